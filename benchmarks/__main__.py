@@ -1,0 +1,87 @@
+"""`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
+
+Without names the standing ones run: start, loop_delay, steps. `outer_rule` needs the MNIST files, and with
+`--network conv` half an hour: it runs by name or with `--all`. A missed aim is said and shown in the table; it is no
+failure of the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import record
+
+#: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
+STANDING = ("start", "loop_delay", "steps")
+BY_NAME = ("outer_rule",)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; `make bench ARGS="…"` passes it on."""
+    line = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    line.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join((*STANDING, *BY_NAME))}")
+    line.add_argument("--all", action="store_true", help="those that run by name alone too")
+    line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
+    line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
+    line.add_argument("--data-dir", type=Path, default=None, help="outer_rule: folder with the MNIST files")
+    line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule: which network")
+    line.add_argument("--device", default="cpu", help="outer_rule: where it trains")
+    line.add_argument(
+        "--rule",
+        action="append",
+        type=lr_and_momentum,
+        default=[],
+        metavar="LR/MOMENTUM",
+        help="outer_rule: another rule beside the default, shown and not recorded",
+    )
+    return line
+
+
+def lr_and_momentum(text: str) -> tuple[float, float]:
+    """`0.7/0.5` as two numbers; `ValueError` for anything else."""
+    outer_lr, momentum = text.split("/")
+    return float(outer_lr), float(momentum)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 where something could not be measured; 2 for an unknown name."""
+    line = parser()
+    arguments = line.parse_args(argv)
+    names = arguments.names or (STANDING + BY_NAME if arguments.all else STANDING)
+    unknown = [name for name in names if name not in STANDING + BY_NAME]
+    if unknown:
+        line.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(STANDING + BY_NAME)}")
+    for name in names:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        try:
+            outcome: record.Outcome = importlib.import_module(f"benchmarks.{name}").measure(arguments)
+        except record.NotMeasured as error:
+            print(f"{name} could not be measured: {error}", file=sys.stderr)
+            return 1
+        figures = record.figures_of(outcome, command_of(name, arguments))
+        for figure, series in zip(figures, outcome.series, strict=True):
+            print(record.json_line(figure, series), flush=True)
+            if figure.met is False:
+                print(f"{figure.name}: {figure.median:g} {figure.unit}, aim {figure.aim}: missed", file=sys.stderr)
+        if not arguments.dry_run:
+            record.write(record.merged(record.load(), figures))
+    return 0
+
+
+def command_of(name: str, arguments: argparse.Namespace) -> str:
+    """The command that measures this again, without paths of this machine."""
+    parts = [name]
+    if name in BY_NAME and arguments.network != "mlp":
+        parts.append(f"--network {arguments.network}")
+    if arguments.repetitions:
+        parts.append(f"--repetitions {arguments.repetitions}")
+    text = " ".join(parts)
+    return f'make bench ARGS="{text}"' if " " in text else f"make bench ARGS={text}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

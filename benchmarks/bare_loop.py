@@ -1,0 +1,87 @@
+"""A task in the plain torch loop, as a process that is told when to run: what a node's speed is held against.
+
+No runner, no vector, no daemon: zero_grad, loss, backward, step. It reads JSON lines and answers each with one:
+`{"calibrate": seconds}` finds how many rounds of `benchmarks.tasks:Load` fill an optimiser step, `{"train": seconds}`
+trains that long and answers with optimiser steps and seconds. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from training.trainer.loading import build_task
+
+TASK = "benchmarks.tasks:Load"
+#: Optimiser steps of one timing while the load is sized.
+TIMED_STEPS = 15
+#: Seconds between two looks at the clock would cost: the clock is read once per optimiser step.
+MOST_ROUNDS = 4096
+
+
+def stepper(options: dict[str, Any]) -> Callable[[], None]:
+    """One optimiser step of the task."""
+    task, spec = build_task(TASK, options, data_dir="", seed=0, node_seed=1, device="cpu")
+    batches = iter(task.batches())
+
+    def step() -> None:
+        spec.optimizer.zero_grad(set_to_none=True)
+        task.loss(spec.model, next(batches)).backward()  # type: ignore[no-untyped-call]
+        spec.optimizer.step()
+
+    return step
+
+
+def step_seconds(options: dict[str, Any]) -> float:
+    """The median duration of one optimiser step."""
+    step = stepper(options)
+    durations_s = []
+    for _ in range(TIMED_STEPS):
+        began_s = time.perf_counter()
+        step()
+        durations_s.append(time.perf_counter() - began_s)
+    return statistics.median(durations_s)
+
+
+def calibrated(target_s: float, timed: Callable[[int], float] = lambda rounds: step_seconds({"rounds": rounds})) -> int:
+    """Rounds that make an optimiser step last about `target_s`; at least 1. `timed` gives a step's seconds."""
+    rounds = 1
+    duration_s = timed(rounds)
+    while duration_s < target_s / 2 and rounds < MOST_ROUNDS:
+        rounds *= 2
+        duration_s = timed(rounds)
+    return max(1, min(MOST_ROUNDS, round(rounds * target_s / duration_s)))
+
+
+def train_for(step: Callable[[], None], seconds: float) -> tuple[int, float]:
+    """Optimiser steps done, and the seconds they took."""
+    began_s = time.perf_counter()
+    count = 0
+    while (elapsed_s := time.perf_counter() - began_s) < seconds:
+        step()
+        count += 1
+    return count, elapsed_s
+
+
+def main() -> int:
+    step: Callable[[], None] | None = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "calibrate" in order:
+            options = {"rounds": calibrated(order["calibrate"])}
+            step = stepper(options)
+            answer: dict[str, Any] = {"options": options}
+        else:
+            assert step is not None, "calibrate comes first"
+            count, seconds = train_for(step, order["train"])
+            answer = {"optimizer_steps": count, "seconds": seconds}
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

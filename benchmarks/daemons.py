@@ -1,0 +1,123 @@
+"""Real daemons for a benchmark: configured, started, asked over HTTP, and ended by their own process numbers.
+
+Ports are free ones (0), state directories temporary; where a node listens is read from its `status.json`. Nothing here
+measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import NotMeasured
+from overlay.settings import NodeSettings, SwarmSettings
+from p2pnode import documentation
+from p2pnode.client import find
+from p2pnode.config import Config, LogSettings, StatusSettings
+from p2pnode.demo_nodes import DemoNode, end_all, wait_for_exit
+from p2pnode.errors import UserError
+from training.settings import TrainingSettings
+
+RUN = "benchmark"
+#: Longest wait for anything a node should come to within seconds.
+DEADLINE_S = 60.0
+#: Between two looks at a node while a moment is timed.
+LOOK_S = 0.01
+
+
+class Daemon(DemoNode):
+    """One daemon, with the number of its own process."""
+
+    @property
+    def pid(self) -> int:
+        """As the daemon says; raises `NotMeasured` where it says nothing."""
+        found = find(self._state_folder)
+        if found is None:
+            raise NotMeasured(f"{self.name} has no status.json")
+        return found.pid
+
+    def terminate(self) -> None:
+        """SIGTERM to the daemon alone, as `kill` and a service manager do; returns when it has left in order."""
+        os.kill(self.pid, signal.SIGTERM)
+        if not wait_for_exit([self], DEADLINE_S, lambda: False) or self.exit_code != 0:
+            raise NotMeasured(f"{self.name} did not leave with exit code 0; its last lines:\n{self.last_lines()}")
+
+
+class Daemons:
+    """The daemons of one benchmark, in one temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._nodes: list[Daemon] = []
+
+    def start(
+        self, training: TrainingSettings, *, bootstrap: str = "", command: tuple[str, ...] = ("p2pnode", "start")
+    ) -> Daemon:
+        """Start a daemon; returns at once. `command` is a module and its arguments before `--config`."""
+        name = f"node-{len(self._nodes)}"
+        place = self._folder / name
+        place.mkdir()
+        config = Config(
+            node=NodeSettings(state_dir=str(place / "state"), port=0),
+            swarm=SwarmSettings(run=RUN, bootstrap=[bootstrap] if bootstrap else []),
+            training=training,
+            status=StatusSettings(port=0),
+            log=LogSettings(format="console"),
+        )
+        file = place / "node.toml"
+        file.write_text(documentation.node_toml(config, explain=False), encoding="utf-8")
+        node = Daemon(
+            name,
+            [sys.executable, "-m", *command, "--config", str(file)],
+            place / "log.txt",
+            config.state_folder,
+        )
+        self._nodes.append(node)
+        return node
+
+    def end(self, *nodes: Daemon) -> None:
+        """End these, or all."""
+        end_all(nodes or self._nodes, lambda: False)
+
+
+@contextlib.contextmanager
+def daemons() -> Iterator[Daemons]:
+    """Daemons that are gone at the end, with their files."""
+    with tempfile.TemporaryDirectory(prefix="p2pnode-bench-", ignore_cleanup_errors=True) as folder:
+        group = Daemons(Path(folder))
+        try:
+            yield group
+        finally:
+            group.end()
+
+
+def status(node: Daemon) -> dict[str, Any] | None:
+    """The node's status, None where it does not answer yet. Raises `NotMeasured` when it has ended."""
+    if node.exit_code is not None:
+        raise NotMeasured(f"{node.name} ended with exit code {node.exit_code}; its last lines:\n{node.last_lines()}")
+    if node.client is None:
+        return None
+    with contextlib.suppress(UserError):
+        node.status = node.client.status()
+        return node.status
+    return None
+
+
+def wait_until(
+    node: Daemon, holds: Callable[[dict[str, Any]], bool], *, what: str, look_s: float = LOOK_S
+) -> dict[str, Any]:
+    """The first status of which `holds` is true. Raises `NotMeasured`."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        found = status(node)
+        if found is not None and holds(found):
+            return found
+        time.sleep(look_s)
+    raise NotMeasured(f"{node.name} was not {what} within {DEADLINE_S:g} s; its last lines:\n{node.last_lines()}")

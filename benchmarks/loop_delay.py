@@ -1,0 +1,86 @@
+"""loop_delay: how late a daemon's event loop is while its trainer has the processor to itself.
+
+A loop that is late answers late: probes look lost, peers look slow. Measured inside the daemon's own loop
+(`benchmarks.probed`), for a small model with many steps a second and for one of some millions of parameters whose
+vectors pass through the exchange, alone and with a second node of the same kind beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.daemons import daemons, wait_until
+from benchmarks.probed import PERIOD_S, window
+from benchmarks.record import Outcome, Series
+from training.settings import TrainingSettings
+
+REPETITIONS = 3
+WINDOW_S = 10.0
+#: Steps of the swarm before the window: the first ones allocate.
+WARM_STEPS = 3
+
+
+class Case(NamedTuple):
+    """One situation. `aim` holds for p99 in milliseconds; with two nodes on one machine there is none to hold it to."""
+
+    name: str
+    training: TrainingSettings
+    nodes: int
+    aim: str
+
+
+_DIGITS = TrainingSettings(task="digits", checkpoint_s=0.0)
+_LARGE = TrainingSettings(
+    task="benchmarks.tasks:Load",
+    options={"width": 1024, "layers": 6, "batch_size": 64, "rounds": 1},
+    eval_steps=0,
+    checkpoint_s=0.0,
+)
+
+CASES = (
+    Case("digits", _DIGITS, 1, "≤ 10"),
+    Case("6.3 M parameters", _LARGE, 1, "≤ 10"),
+    Case("6.3 M parameters, two nodes on the machine", _LARGE, 2, ""),
+)
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    repetitions = arguments.repetitions or REPETITIONS
+    series = []
+    for case in CASES:
+        runs = [_run(case) for _ in range(repetitions)]
+        p50, p99, most = zip(*(np.percentile(late_ms, (50, 99, 100)) for late_ms, _ in runs), strict=True)
+        details = {"max_ms": [round(float(value), 3) for value in most], "steps_per_s": [rate for _, rate in runs]}
+        series.append(Series(f"loop delay p50, {case.name}", "ms", [float(value) for value in p50]))
+        series.append(Series(f"loop delay p99, {case.name}", "ms", [float(value) for value in p99], case.aim, details))
+    conditions = (
+        f"a task in the daemon's own loop sleeps {1000 * PERIOD_S:.0f} ms and notes how late it wakes, for "
+        f"{WINDOW_S:.0f} s; the trainer has PyTorch's default threads and never rests; uvloop where it is installed"
+    )
+    return Outcome("loop_delay", conditions, series)
+
+
+def _run(case: Case) -> tuple[list[float], float]:
+    """Milliseconds late of every wake-up in one window, and steps per second in it."""
+    with TemporaryDirectory(prefix="p2pnode-bench-") as folder, daemons() as group:
+        out = Path(folder) / "wakes.json"
+        node = group.start(case.training, command=("benchmarks.probed", str(out), "start"))
+        wait_until(node, lambda status: status["step"] >= WARM_STEPS, what="training")
+        for _ in range(case.nodes - 1):
+            other = group.start(case.training, bootstrap=node.listens_at)
+            wait_until(other, lambda status: status["training"]["optimizer_steps"] > 0, what="training")
+        before = wait_until(node, lambda _: True, what="there")["step"]
+        start_s = time.monotonic()
+        time.sleep(WINDOW_S)
+        stop_s = time.monotonic()
+        after = wait_until(node, lambda _: True, what="there")["step"]
+        node.terminate()
+        late_ms = window(json.loads(out.read_text(encoding="utf-8")), start_s, stop_s)
+    return late_ms, round((after - before) / (stop_s - start_s), 2)

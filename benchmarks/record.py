@@ -1,0 +1,206 @@
+"""What a benchmark found, as a JSON line, as an entry of `figures.json`, and as a row of the README's table.
+
+Decides nothing about measuring. A figure is the median of some repetitions with their lowest and highest; a figure
+without its command, its conditions and its machine is none. Entries of benchmarks that did not run stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "benchmarks" / "figures.json"
+README = ROOT / "README.md"
+
+#: Packages whose version changes the figures.
+PACKAGES = ("torch", "numpy", "uvloop", "aiohttp", "kademlia")
+
+_AIM = re.compile(r"(≤|≥) (-?[\d.]+)")
+_MARKED = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)
+
+
+class NotMeasured(Exception):
+    """Something did not come to where a benchmark needs it; the text says what, and what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One quantity as measured: a value per repetition. `aim` is "≤ x", "≥ x" or empty; `details` go into the JSON
+    line alone."""
+
+    name: str
+    unit: str
+    values: Sequence[float]
+    aim: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All a benchmark found, and under which conditions, in a sentence."""
+
+    benchmark: str
+    conditions: str
+    series: Sequence[Series]
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `figures.json`. `spread` is the lowest and the highest repetition."""
+
+    benchmark: str
+    name: str
+    unit: str
+    median: float
+    spread: tuple[float, float]
+    repetitions: int
+    aim: str
+    command: str
+    conditions: str
+    machine: str
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reaches the aim; None without one."""
+        match = _AIM.fullmatch(self.aim)
+        if match is None:
+            return None
+        limit = float(match[2])
+        return self.median <= limit if match[1] == "≤" else self.median >= limit
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """`figures.json`."""
+
+    schema: int
+    figures: list[Figure]
+
+
+def machine() -> dict[str, Any]:
+    """Cores this process may use, platform and Python."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of this program and the packages that matter; "none" where one is not installed."""
+    found = {}
+    for package in ("p2pnode", *PACKAGES):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def figures_of(outcome: Outcome, command: str) -> list[Figure]:
+    """The entries of one benchmark. Raises `ValueError` for an aim nobody can judge."""
+    here = machine()
+    packages = ", ".join(f"{name} {number}" for name, number in versions().items() if name != "p2pnode")
+    for series in outcome.series:
+        if series.aim and not _AIM.fullmatch(series.aim):
+            raise ValueError(f'the aim "{series.aim}" of {series.name} is not of the form "≤ 1" or "≥ 1"')
+    return [
+        Figure(
+            benchmark=outcome.benchmark,
+            name=series.name,
+            unit=series.unit,
+            median=_rounded(statistics.median(series.values)),
+            spread=(_rounded(min(series.values)), _rounded(max(series.values))),
+            repetitions=len(series.values),
+            aim=series.aim,
+            command=command,
+            conditions=outcome.conditions,
+            machine=f"{here['cores']} cores, {here['platform']}, Python {here['python']}, {packages}",
+        )
+        for series in outcome.series
+    ]
+
+
+def json_line(figure: Figure, series: Series) -> str:
+    """One figure with all that was measured, on one line."""
+    entry: dict[str, Any] = msgspec.to_builtins(figure)
+    entry |= {
+        "met": figure.met,
+        "values": [_rounded(value) for value in series.values],
+        "machine": machine(),
+        "versions": versions(),
+        "details": series.details,
+    }
+    return msgspec.json.encode(entry).decode()
+
+
+def merged(known: Sequence[Figure], fresh: Sequence[Figure]) -> list[Figure]:
+    """`known` with the entries of the benchmarks in `fresh` replaced, in their old places; new ones come last."""
+    renewed = {figure.benchmark: [new for new in fresh if new.benchmark == figure.benchmark] for figure in fresh}
+    result: list[Figure] = []
+    for figure in known:
+        if figure.benchmark in renewed:
+            result.extend(renewed.pop(figure.benchmark))
+        elif figure.benchmark not in {new.benchmark for new in fresh}:
+            result.append(figure)
+    for figures in renewed.values():
+        result.extend(figures)
+    return result
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """The README's part between the markers, ending in a newline; empty without figures."""
+    if not figures:
+        return ""
+    lines = ["| figure | median | lowest to highest | aim | command |", "|---|---|---|---|---|"]
+    for figure in figures:
+        low, high = (_number(value) for value in figure.spread)
+        median = f"{_number(figure.median)} {figure.unit}".strip()
+        aim = figure.aim + (" **missed**" if figure.met is False else "")
+        lines.append(
+            f"| {figure.name} | {median} | {low} to {high}, {figure.repetitions} times | {aim} | `{figure.command}` |"
+        )
+    conditions = dict.fromkeys(f"* `{figure.benchmark}`: {figure.conditions}" for figure in figures)
+    machines = dict.fromkeys(figure.machine for figure in figures)
+    return "\n".join([*lines, "", *conditions, "", *(f"Machine: {text}." for text in machines), ""])
+
+
+def with_table(readme: str, figures: Sequence[Figure]) -> str:
+    """The README with its table renewed. Raises `ValueError` where the markers are missing."""
+    text, count = _MARKED.subn(lambda match: match[1] + table(figures) + match[2], readme)
+    if count != 1:
+        raise ValueError("README.md has no lines <!-- figures: begin … --> and <!-- figures: end -->")
+    return text
+
+
+def load(path: Path = FIGURES) -> list[Figure]:
+    """The committed figures; none where there is no file."""
+    if not path.exists():
+        return []
+    return msgspec.json.decode(path.read_bytes(), type=Figures).figures
+
+
+def write(figures: Sequence[Figure], path: Path = FIGURES, readme: Path = README) -> None:
+    """Write `figures.json` and the README's table."""
+    text = with_table(readme.read_text(encoding="utf-8"), figures)
+    content = msgspec.json.format(msgspec.json.encode(Figures(schema=1, figures=list(figures))), indent=1)
+    path.write_bytes(content + b"\n")
+    readme.write_text(text, encoding="utf-8")
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits: more would be noise in a committed file."""
+    return float(f"{value:.4g}")
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

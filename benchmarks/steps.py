@@ -1,0 +1,133 @@
+"""steps: how many steps a second one node makes, as a share of the bare torch loop with the same task.
+
+Both stay up for the whole run and take turns of a few seconds, the node paused while the loop runs and the loop idle
+while the node does, so that what else the machine does falls on both alike. The load is sized on this machine so that
+a step of the swarm (`local_steps` optimiser steps) takes about 50 and 200 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.bare_loop import TASK
+from benchmarks.daemons import Daemon, daemons, status, wait_until
+from benchmarks.record import NotMeasured, Outcome, Series
+from training.settings import TrainingSettings
+
+STEP_MS = (50, 200)
+REPETITIONS = 7
+WINDOW_S = 3.0
+WARM_STEPS = 5
+#: Between two looks while the end of a step is awaited.
+EDGE_LOOK_S = 0.002
+
+
+class BareLoop:
+    """`benchmarks.bare_loop` as a process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, order: dict[str, float]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise NotMeasured(f"the bare loop ended with exit code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def rate(self, seconds: float) -> float:
+        """Optimiser steps per second over about `seconds`."""
+        answer = self.ask({"train": seconds})
+        return float(answer["optimizer_steps"] / answer["seconds"])
+
+
+@contextlib.contextmanager
+def bare_loop() -> Iterator[BareLoop]:
+    command = [sys.executable, "-m", "benchmarks.bare_loop"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield BareLoop(process)
+        finally:
+            process.kill()
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    repetitions = arguments.repetitions or REPETITIONS
+    series = [_ratio(step_ms, repetitions) for step_ms in STEP_MS]
+    conditions = (
+        f"one node against the plain loop (zero_grad, loss, backward, step), the same task, taking turns of "
+        f"{WINDOW_S:.0f} s; 1.05 M parameters, AdamW, {TrainingSettings().local_steps} local steps, default exchange, "
+        f"PyTorch's default threads"
+    )
+    return Outcome("steps", conditions, series)
+
+
+def _ratio(step_ms: int, repetitions: int) -> Series:
+    local_steps = TrainingSettings().local_steps
+    with bare_loop() as bare, daemons() as group:
+        options = bare.ask({"calibrate": step_ms / 1000 / local_steps})["options"]
+        training = TrainingSettings(task=TASK, options=options, eval_steps=0, checkpoint_s=0.0)
+        node = group.start(training)
+        wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training")
+        _pause(node)
+        bare.rate(1.0)
+        pairs = []
+        for repetition in range(repetitions):
+            # Alternating which of the two comes first keeps a steady drift out of the ratio.
+            if repetition % 2:
+                theirs, ours = bare.rate(WINDOW_S), _node_rate(node)
+            else:
+                ours, theirs = _node_rate(node), bare.rate(WINDOW_S)
+            pairs.append((ours, theirs))
+    ratios = [ours / theirs for ours, theirs in pairs]
+    details = {
+        "options": options,
+        "node_and_bare_optimizer_steps_per_s": [[round(x, 2) for x in pair] for pair in pairs],
+    }
+    return Series(f"steps/s of a node over the bare loop's, steps of {step_ms} ms", "", ratios, "≥ 0.95", details)
+
+
+def _node_rate(node: Daemon) -> float:
+    """Optimiser steps per second of the node over about one window, from the end of one step to that of another."""
+    assert node.client is not None
+    node.client.post("/resume")
+    _edge(node)  # the first step after a pause begins with a pull of its own
+    began_at, began_s = _edge(node)
+    time.sleep(WINDOW_S)
+    ended_at, ended_s = _edge(node)
+    _pause(node)
+    return (ended_at - began_at) / (ended_s - began_s)
+
+
+def _edge(node: Daemon) -> tuple[int, float]:
+    """Optimiser steps done, and the moment, when the next step ends."""
+    found = status(node)
+    before = -1 if found is None else found["training"]["optimizer_steps"]
+    after = wait_until(
+        node, lambda now: now["training"]["optimizer_steps"] > before, what="making steps", look_s=EDGE_LOOK_S
+    )
+    return after["training"]["optimizer_steps"], time.monotonic()
+
+
+def _pause(node: Daemon) -> None:
+    """Pause the node and wait until the step in hand is over."""
+    assert node.client is not None
+    node.client.post("/pause")
+    quiet_s = 0.5
+    seen, since_s = -1, time.monotonic()
+    while time.monotonic() - since_s < quiet_s:
+        found = status(node)
+        if found is not None and found["training"]["optimizer_steps"] != seen:
+            seen, since_s = found["training"]["optimizer_steps"], time.monotonic()
+        time.sleep(10 * EDGE_LOOK_S)

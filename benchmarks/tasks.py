@@ -1,0 +1,66 @@
+"""Tasks for measuring: `Load`, whose optimiser step can be made as long as wanted, and `Mlp`, a small network on MNIST.
+
+The trainer's process imports them by name (`benchmarks.tasks:Load`); the harness itself needs no torch for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+import torch
+from msgspec import Meta
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.tasks.mnist import Mnist
+from training.tasks.task import TrainSpec, read_options
+
+
+class LoadOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`layers` square layers of `width`, passed through `rounds` times: load grows with rounds, the vector does not."""
+
+    width: Annotated[int, Meta(ge=1)] = 512
+    layers: Annotated[int, Meta(ge=1)] = 4
+    batch_size: Annotated[int, Meta(ge=1)] = 32
+    rounds: Annotated[int, Meta(ge=1)] = 1
+
+
+class Load:
+    """Matrix products on noise, and nothing that sleeps: the processor is busy for the whole of a step."""
+
+    version = "1"
+
+    def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:  # noqa: ARG002
+        self._options = read_options(LoadOptions, options, "load")
+        self._device = torch.device(device)
+
+    def build(self) -> TrainSpec:
+        width = self._options.width
+        layers = [part for _ in range(self._options.layers) for part in (nn.Linear(width, width), nn.Tanh())]
+        model = nn.Sequential(*layers).to(self._device)
+        return TrainSpec(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
+
+    def batches(self) -> Iterator[Tensor]:
+        batch = torch.randn(self._options.batch_size, self._options.width, device=self._device)
+        while True:
+            yield batch
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        values = batch
+        for _ in range(self._options.rounds):
+            values = model(values)
+        return functional.mse_loss(values, batch)
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        batch = next(self.batches())
+        return {"loss": float(self.loss(model, batch))}, len(batch)
+
+
+class Mlp(Mnist):
+    """784-128-10 on the images of the task `mnist`: its network takes minutes where this takes seconds."""
+
+    def build(self) -> TrainSpec:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)).to(self._device)
+        return TrainSpec(model, torch.optim.AdamW(model.parameters(), lr=self._options.learning_rate))

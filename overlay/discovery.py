@@ -1,0 +1,234 @@
+"""What a node knows of the swarm as a whole: how many, a fair sample, everybody, and candidates for a key.
+
+Runs the lookups in the background that keep this knowledge fresh: one random target every few seconds feeds both the
+population estimate and the pool; in a swarm of at most k nodes everybody is known and nothing is looked up but
+ourselves, now and then. The rules stand in `overlay.population`, `overlay.sampling` and `overlay.placement`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+
+from overlay.candidates import Candidates
+from overlay.doors import Clock
+from overlay.ids import ID_BITS, distance, random_id, random_id_with_prefix, relative_distance
+from overlay.lookups import Lookups
+from overlay.membership import BACK, FULL_VIEW, Membership
+from overlay.peers import Activity, Peer, PeerChange
+from overlay.population import Estimator, Population, counted
+from overlay.sampling import BALL_NODES, POOL_AGE_S, POOL_SIZE, Pool, ball_radius, draw_distinct, inside_ball
+
+#: Balls the pool holds: together `POOL_SIZE` peers, renewed one by one within `POOL_AGE_S`.
+POOL_BALLS = round(POOL_SIZE / BALL_NODES)
+#: Seconds between sampling lookups: steadily, and while the pool is still being filled.
+STEADY_S = POOL_AGE_S / POOL_BALLS
+FILL_S = 1.0
+#: Seconds between refreshes of the table; and the pause before looking around when a lost peer came back.
+REFRESH_S = 60.0
+HEAL_PAUSE_S = 0.2
+#: A crawl is repeated this often while somebody asks for everyone; its zones hold about this many nodes.
+CRAWL_S = 30.0
+ZONE_NODES = 8.0
+#: In a swarm of at most k one peer is asked this often whom it knows; more often until nothing is new.
+COMPARE_S = 4.0
+COMPARE_FIRST_S = 0.3
+COMPARE_FIRST = 5
+ESTIMATE_CACHE_S = 1.0
+
+
+class Discovery:
+    """Population, pool and crawl of one node."""
+
+    def __init__(
+        self,
+        own_id: bytes,
+        k: int,
+        membership: Membership,
+        lookups: Lookups,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        training: Callable[[], bool],
+    ) -> None:
+        self.pool = Pool()
+        self.estimator = Estimator(k)
+        self._own_id = own_id
+        self._k = k
+        self._membership = membership
+        self._lookups = lookups
+        self._clock = clock
+        self._rng = rng
+        self._training = training
+        self._heal = asyncio.Event()
+        self._crawl = asyncio.Event()
+        self._crawl_until = 0.0
+        self._estimate: tuple[float, Population | None] = (float("-inf"), None)
+        self.candidates = Candidates(own_id, k, membership, lookups, clock)
+        self.candidates.all_known = self.nearly_all_known
+        membership.on_change(self._on_change)
+
+    def _on_change(self, change: PeerChange) -> None:
+        if change.kind == "up" and change.reason == BACK:
+            self._heal.set()
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def population(self) -> Population:
+        """Counted where everybody is known, estimated elsewhere; ourselves included."""
+        known = len(self._membership.peers) + 1
+        if known <= self._k:
+            return counted(known)
+        now = self._clock.monotonic()
+        if now - self._estimate[0] > ESTIMATE_CACHE_S:
+            self._estimate = (now, self.estimator.estimate(now))
+        estimate = self._estimate[1]
+        if estimate is None or estimate.exact:
+            # No lookup of a random target has come back yet: what we know is a lower bound.
+            return Population(float(known), float(self._k), 4.0 * known, False, 0)
+        return estimate
+
+    def nearly_all_known(self) -> bool:
+        """The table holds as many as there may be: what it lacks, a lookup would hardly find either."""
+        if self._membership.everybody_known():
+            return True
+        known = len(self._membership.peers) + 1
+        return known <= FULL_VIEW and known >= self.population().low
+
+    def workers(self) -> float:
+        """Live nodes that train or are about to, ourselves included if we do; at least 1."""
+        now = self._clock.monotonic()
+
+        def works(peer: Peer) -> bool:
+            return peer.is_worker(now) or peer.activity is Activity.READY
+
+        own = 1.0 if self._training() else 0.0
+        population = self.population()
+        if population.exact:
+            return max(1.0, own + sum(works(peer) for peer in self._membership.peers))
+        peers = [peer for node_id in self.pool.ids() if (peer := self._membership.peer(node_id)) is not None]
+        peers = peers or list(self._membership.peers)
+        share = sum(works(peer) for peer in peers) / max(1, len(peers))
+        return max(1.0, own + share * (population.estimate - 1))
+
+    def draw(self, count: int) -> list[Peer]:
+        """Up to `count` live peers that train, uniform without replacement."""
+        now = self._clock.monotonic()
+
+        def allowed(node_id: bytes) -> bool:
+            peer = self._membership.peer(node_id)
+            return peer is not None and peer.is_worker(now) and not self._membership.detector.is_suspect(node_id)
+
+        everybody = [peer.node_id for peer in self._membership.peers]
+        if self._membership.everybody_known():
+            drawn = draw_distinct(everybody, count, allowed, self._rng)
+        else:
+            drawn = self.pool.draw(count, allowed, self._rng)
+            if len(drawn) < count:  # just joined: the pool is still being filled
+                rest = [node_id for node_id in everybody if node_id not in drawn]
+                drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
+        return [peer for node_id in drawn if (peer := self._membership.peer(node_id)) is not None]
+
+    def everyone(self) -> list[Peer]:
+        """All live peers known that train. In a large swarm asking keeps a crawl going in the background."""
+        now = self._clock.monotonic()
+        if not self._membership.everybody_known():
+            if now > self._crawl_until:
+                self._crawl.set()
+            self._crawl_until = now + 2 * CRAWL_S
+        return [peer for peer in self._membership.peers if peer.is_worker(now)]
+
+    # -- services ------------------------------------------------------------------------------------------------
+
+    async def keep_sampling(self) -> None:
+        """Random targets for ever: the estimate and the pool. In a small swarm contacts are compared instead."""
+        quiet = 0
+        while True:
+            now = self._clock.monotonic()
+            self.pool.expire(now)
+            if self._membership.everybody_known():
+                self.pool.clear()
+                quiet = 0 if await self._compare_contacts(self._own_id) else quiet + 1
+                pause_s = COMPARE_FIRST_S if quiet < COMPARE_FIRST else COMPARE_S
+            else:
+                quiet = 0
+                await self.sample_once()
+                if len(self._membership.peers) < FULL_VIEW:
+                    await self._compare_contacts(random_id(self._rng))
+                pause_s = FILL_S if self.pool.balls < POOL_BALLS else STEADY_S
+            await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
+
+    async def _compare_contacts(self, target: bytes) -> bool:
+        """Ask one peer whom it knows near `target`, and meet those we do not: so nobody of a small swarm stays unknown
+        to anybody (nodes that joined at one moment saw only half of each other). True if there was somebody new."""
+        contacts = [peer.contact for peer in self._membership.peers]
+        if not contacts:
+            return True
+        known = await self._lookups.ask(self._rng.choice(contacts), target)
+        strangers = [contact for contact in known if contact.node_id not in self._membership.peers]
+        for contact in strangers:
+            self._membership.ask_back(contact)
+        return bool(strangers)
+
+    async def sample_once(self) -> None:
+        """One lookup of a uniformly random target, into the estimator and the pool."""
+        target = random_id(self._rng)
+        found = await self._lookups.find(target)
+        now = self._clock.monotonic()
+        if len(found) < self._k and not self._membership.everybody_known():
+            return  # cut off, or in the midst of a mass failure: says nothing about how many there are
+        self.estimator.observe([relative_distance(target, contact.node_id) for contact in found], now)
+        self._estimate = (float("-inf"), None)
+        radius = ball_radius(self.population().estimate)
+        ids = inside_ball(target, (contact.node_id for contact in found), radius)
+        self.pool.add((node_id for node_id in ids if node_id != self._own_id), now)
+
+    async def keep_table_fresh(self) -> None:
+        """Look ourselves up now and then, at once when a lost peer came back; forget strangers."""
+        while True:
+            pause_s = REFRESH_S * (0.75 + 0.5 * self._rng.random())
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._heal.wait()
+                    await asyncio.sleep(HEAL_PAUSE_S)
+            except TimeoutError:
+                pass
+            self._heal.clear()
+            await self._lookups.find(self._own_id)
+            if not self._membership.everybody_known():
+                await self._lookups.find(self._far_target())
+            if not self._crawled_for():
+                self._membership.forget_strangers(frozenset(self.pool.ids()))
+            self.candidates.forget_old()
+
+    def _far_target(self) -> bytes:
+        """A random id that shares a random, short prefix with ours: another bucket each time."""
+        bits = self._rng.randrange(8)
+        number = int.from_bytes(self._own_id, "big") >> (ID_BITS - bits - 1)
+        return random_id_with_prefix(number ^ 1, bits + 1, self._rng)
+
+    def _crawled_for(self) -> bool:
+        return self._clock.monotonic() < self._crawl_until
+
+    async def keep_crawling(self) -> None:
+        """Visit the whole id space while somebody wants to know everyone."""
+        while True:
+            await self._crawl.wait()
+            await self.crawl()
+            await asyncio.sleep(CRAWL_S)
+            if not self._crawled_for():
+                self._crawl.clear()
+
+    async def crawl(self) -> None:
+        """Look up every zone of the id space; who answers is known from then on."""
+        bits = max(0, math.ceil(math.log2(self.population().estimate / ZONE_NODES)))
+        zones = [(prefix, bits) for prefix in range(1 << bits)]
+        while zones:
+            prefix, bits = zones.pop()
+            target = random_id_with_prefix(prefix, bits, self._rng)
+            found = await self._lookups.find(target)
+            if len(found) >= self._k and distance(target, found[-1].node_id) < 1 << (ID_BITS - bits):
+                # All of them lie inside the zone, so it may hold more.
+                zones += [(prefix << 1 | 1, bits + 1), (prefix << 1, bits + 1)]

@@ -1,0 +1,83 @@
+"""Who this node is: an Ed25519 key and a count of its starts, both kept in the state directory.
+
+The key is made on the first start and written readable by its owner only. The incarnation is persisted *before*
+anything is sent, so that no two starts on one directory ever speak under the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from overlay.doors import Disk, Entropy
+from overlay.ids import node_id_of
+
+KEY_FILE = "identity.key"
+INCARNATION_FILE = "incarnation"
+KEY_BYTES = 32
+
+
+class UnreadableIdentity(Exception):
+    """The state directory holds an identity that cannot be used; making another in its place would be another node."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(
+            f"cannot use {name} in the state directory: {detail}; "
+            "restore it from a copy, or remove the file to start as a new node"
+        )
+        self.name = name
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A private key and the id that follows from it."""
+
+    node_id: bytes
+    public_key: bytes
+    _key: Ed25519PrivateKey = field(repr=False)
+
+    def sign(self, data: bytes) -> bytes:
+        """Ed25519 signature, 64 bytes."""
+        return self._key.sign(data)
+
+
+def identity_from_seed(seed: bytes) -> Identity:
+    """The identity whose private key is these 32 bytes."""
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    public_key = key.public_key().public_bytes_raw()
+    return Identity(node_id_of(public_key), public_key, key)
+
+
+def load_identity(disk: Disk, entropy: Entropy) -> Identity:
+    """This directory's identity, made on first use. Raises `UnreadableIdentity`, `OSError` (it cannot be written)."""
+    try:
+        seed = disk.read(KEY_FILE)
+    except OSError as error:
+        raise UnreadableIdentity(KEY_FILE, str(error)) from error
+    if seed is None:
+        seed = entropy.token(KEY_BYTES)
+        disk.write(KEY_FILE, seed, private=True)
+    if len(seed) != KEY_BYTES:
+        raise UnreadableIdentity(KEY_FILE, f"it holds {len(seed)} bytes, a key has {KEY_BYTES}")
+    return identity_from_seed(seed)
+
+
+def next_incarnation(disk: Disk) -> int:
+    """One more than the last start on this directory; on disk before it is returned."""
+    try:
+        stored = disk.read(INCARNATION_FILE)
+    except OSError as error:
+        raise UnreadableIdentity(INCARNATION_FILE, str(error)) from error
+    if stored is None:
+        last = 0
+    else:
+        try:
+            last = int(stored.decode("ascii"))
+        except ValueError as error:
+            raise UnreadableIdentity(INCARNATION_FILE, "it does not hold a number") from error
+        if last < 0:
+            raise UnreadableIdentity(INCARNATION_FILE, f"it holds {last}, a count of starts is not negative")
+    disk.write(INCARNATION_FILE, str(last + 1).encode("ascii"))
+    return last + 1

@@ -1,0 +1,451 @@
+"""The overlay of one node, composed: what training and the daemon speak to.
+
+Wires the rules (table, detector, estimator, sampler, placement) to their services and owns every task. It decides
+nothing that a module below it could decide. Two swarms never mix: everything but `hello` carries the tag of one
+genesis, and before that is known nothing is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from overlay import hello, wire
+from overlay.bootstrap import Dialler, NotThisSwarm, resolve
+from overlay.discovery import Discovery
+from overlay.doors import Clock, Disk, Entropy, Log
+from overlay.identity import Identity
+from overlay.ids import short
+from overlay.joining import Joining
+from overlay.kademlia_server import SwarmServer
+from overlay.liveness import Action, Detector
+from overlay.lookups import Lookups
+from overlay.membership import Membership
+from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
+from overlay.population import Population
+from overlay.probing import Prober
+from overlay.reachability import Reachability
+from overlay.remembered import Remembered
+from overlay.requests import Handler, Node, Streams
+from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+from overlay.transport import Address, Answer, Body, Incoming, Reply, Transport
+from overlay.wire import Call, Ping, Pong, Result, Unreached
+
+__all__ = ["NotThisSwarm", "Overlay", "OverlaySettings", "PeerChange"]
+
+#: A leave is said twice, this far apart: datagrams get lost.
+FAREWELL_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class OverlaySettings:
+    """Kademlia's constants, as in its paper; nobody has a reason to change them per node."""
+
+    k: int = 20
+    alpha: int = 3
+
+
+class Overlay:
+    """One node's place in the swarm."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        incarnation: int,
+        boot: int,
+        node: NodeSettings,
+        swarm: SwarmSettings,
+        liveness: LivenessSettings,
+        transport: Transport,
+        clock: Clock,
+        entropy: Entropy,
+        disk: Disk,
+        log: Log,
+        settings: OverlaySettings | None = None,
+    ) -> None:
+        kademlia = settings or OverlaySettings()
+        self.node_id = identity.node_id
+        self.address = Address(node.host, node.port or 1)
+        self.genesis: bytes | None = None
+        self.beat = Beat(identity.node_id, incarnation, boot, node.port or 1)
+        self._node = node
+        self._swarm = swarm
+        self._transport = transport
+        self._log = log
+        self._clock = clock
+        self._tag: bytes | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
+        self._willing = True
+        self._reached = False
+        rng = entropy.random
+        now = clock.monotonic()
+        detector = Detector(self.node_id, incarnation, liveness, rng, now)
+        self._detector = detector
+        self._membership = Membership(self.node_id, boot, detector, clock, log, kademlia.k)
+        self._server = SwarmServer(
+            ksize=kademlia.k,
+            alpha=kademlia.alpha,
+            node_id=self.node_id,
+            listener=self._membership,
+            clock=clock,
+            entropy=entropy,
+            ceiling_s=liveness.probe_timeout_s,
+            log=log,
+        )
+        self._protocol = self._server.protocol
+        self._prober = Prober(self._protocol, self._membership, detector, liveness, clock, rng)
+        self._membership.connect(self._protocol, self._prober.perform)
+        self._lookups = Lookups(
+            self._protocol,
+            self._membership,
+            clock,
+            own=self._own_contact,
+            k=kademlia.k,
+            alpha=kademlia.alpha,
+        )
+        self._discovery = Discovery(
+            self.node_id, kademlia.k, self._membership, self._lookups, clock, rng, training=self._is_training
+        )
+        self._streams = Streams(
+            self.node_id,
+            transport,
+            clock,
+            node=lambda: Node(self.beat, self._tag),
+            met=self._membership.met,
+            spoke=self._membership.spoke,
+            failed=self.suspect,
+            unreached=self._complain,
+        )
+        self._streams.register_bare(hello.HELLO, self._answer_hello)
+        self._reachability = Reachability(
+            self.node_id,
+            swarm.run,
+            transport,
+            self._streams,
+            clock,
+            rng,
+            log,
+            client_only=node.client_only,
+            contacts=self._live_contacts,
+            changed=self._eligibility_changed,
+        )
+        self._protocol.serve(Unreached, self._unreached)
+        self._discovery.candidates.own = lambda: (self._own_contact(), self._may_own())
+        self._discovery.candidates.reachable = self._streams.is_reachable
+        self._joining = Joining(
+            Dialler(transport, rng, log, run=swarm.run, own_id=self.node_id),
+            Remembered(disk, clock, log),
+            self._membership,
+            self._lookups,
+            log,
+            own=self._own_contact,
+            genesis=lambda: self.genesis,
+            enter=self._enter,
+            observed=self._observed,
+            arrived=self._reachability.check_now,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
+        self._joining.load()
+        advertised = await _advertised(self._node.advertise)
+        bound = await self._transport.open(self._protocol.datagram_received, self._streams.serve)
+        host = advertised[0] if advertised is not None else bound.host
+        port = advertised[1] if advertised is not None and advertised[1] else bound.port
+        self.address = Address(host, port)
+        self._speak(port=port, host=advertised[0] if advertised is not None else "")
+        self._lookups.ipv6 = ":" in bound.host
+        self._server.attach(self._transport)
+        self._prober.start()
+        self._run("sampling", self._discovery.keep_sampling())
+        self._run("refresh", self._discovery.keep_table_fresh())
+        self._run("crawl", self._discovery.keep_crawling())
+        self._run("reachability", self._reachability.run())
+        self._run("remember", self._joining.keep_remembering())
+        self._run("redial", self._joining.keep_connected())
+
+    def found(self, genesis: bytes) -> None:
+        """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
+        self._enter(genesis)
+        self._reachability.founded()
+
+    async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
+        """Enter through any bootstrap or remembered peer; for ever. Raises `NotThisSwarm`."""
+        await self._joining.join(bootstraps, genesis or self.genesis)
+
+    async def leave(self) -> None:
+        """Say good-bye to everybody known, twice; the transport stays open."""
+        self.announce(activity=Activity.LEAVING)
+        self._joining.remember()
+        news = self._detector.farewell()
+        for _ in range(2):
+            for contact in self._live_contacts():
+                self._protocol.tell(contact, [news])
+            await asyncio.sleep(FAREWELL_PAUSE_S)
+
+    async def stop(self) -> None:
+        """End the services and close the transport."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._prober.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._joining.remember()
+        self._server.stop()
+        await self._transport.close()
+
+    def _run(self, name: str, service: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(self._supervised(name, service), name=f"overlay {name}"))
+
+    async def _supervised(self, name: str, service: Coroutine[Any, Any, None]) -> None:
+        """A service that fails is a fault of ours: it is said, and shown in `report`, and the others go on."""
+        try:
+            await service
+        except Exception as error:
+            self._protocol.counters["faults"] += 1
+            self._log.error("overlay_service_failed", service=name, error=repr(error))
+            if self._protocol.fragile:
+                raise
+
+    def _enter(self, genesis: bytes) -> None:
+        if len(genesis) != wire.GENESIS_BYTES:
+            raise ValueError(f"a genesis has {wire.GENESIS_BYTES} bytes, not {len(genesis)}")
+        self.genesis = genesis
+        self._tag = wire.swarm_tag(self._swarm.run, genesis)
+        self._protocol.speak_as(self.beat, self._tag)
+
+    # -- ourselves -----------------------------------------------------------------------------------------------
+
+    def announce(
+        self,
+        *,
+        activity: Activity | None = None,
+        step: int | None = None,
+        step_seconds: float | None = None,
+        samples: int | None = None,
+    ) -> None:
+        """Change what our beat says; it rides on every message from now on."""
+        changes: dict[str, Any] = {
+            "activity": None if activity is None else int(activity),
+            "step": step,
+            "step_seconds": step_seconds,
+            "samples": samples,
+        }
+        self._speak(**{name: value for name, value in changes.items() if value is not None})
+
+    def _speak(self, **changes: Any) -> None:
+        before = self.beat
+        self.beat = msgspec.structs.replace(self.beat, **changes)
+        self._protocol.speak_as(self.beat, self._tag)
+        if (before.activity, before.eligible) != (self.beat.activity, self.beat.eligible):
+            # Samples and placement hang on these two: they do not wait for the next message.
+            self._prober.tell_some([])
+
+    def _observed(self, host: str) -> None:
+        """Bound to every interface, we learn from others what our address is."""
+        if _is_any(self.address.host) and wire.literal(host) is not None:
+            self.address = Address(host, self.address.port)
+
+    def _own_contact(self) -> Contact:
+        return Contact(self.node_id, self.address)
+
+    def _is_training(self) -> bool:
+        return self.beat.activity == Activity.TRAINING
+
+    def _may_own(self) -> bool:
+        return self.beat.eligible and self.beat.activity != Activity.LEAVING
+
+    def _eligibility_changed(self, eligible: bool) -> None:
+        self._reached = eligible
+        self._speak(eligible=eligible and self._willing)
+
+    def set_willing(self, willing: bool) -> None:
+        """Whether the room above is ready to own. Only a node that is willing *and* reachable is eligible."""
+        self._willing = willing
+        self._speak(eligible=self._reached and willing)
+
+    # -- peers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> PeerTable:
+        return self._membership.peers
+
+    @property
+    def attempts(self) -> dict[str, str]:
+        """Last failure by bootstrap address."""
+        return self._joining.attempts
+
+    def remembered(self) -> list[str]:
+        """Addresses of peers kept on disk, most recently met first."""
+        return [str(address) for address in self._joining.others()]
+
+    def _live_contacts(self) -> list[Contact]:
+        return [peer.contact for peer in self.peers]
+
+    def members(self) -> list[Peer]:
+        """All live peers known."""
+        return list(self.peers)
+
+    def contact(self, node_id: bytes) -> Contact | None:
+        return self._membership.contact(node_id)
+
+    def is_alive(self, node_id: bytes) -> bool:
+        """Known, and neither dead nor left; a suspected peer counts as alive."""
+        return node_id in self.peers
+
+    def is_gone(self, node_id: bytes) -> bool:
+        """Known to have died or left. A node that was never met is neither gone nor alive."""
+        return self._detector.is_gone(node_id)
+
+    def is_suspect(self, node_id: bytes) -> bool:
+        return self._detector.is_suspect(node_id)
+
+    def suspect(self, node_id: bytes, reason: str) -> None:
+        """A hint: probe it now."""
+        actions: list[Action] = self._detector.hint(node_id, self._clock.monotonic())
+        if actions:
+            self._log.debug("peer_doubted", peer=short(node_id), reason=reason)
+            self._prober.perform(actions)
+
+    def watch(self, node_ids: Iterable[bytes]) -> None:
+        """Partners, probed in every round; replaces the former ones."""
+        self._detector.watch(node_ids)
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        """Called synchronously with every change in the standing of a peer."""
+        self._membership.on_change(callback)
+
+    async def ping(self, contact: Contact) -> Beat | None:
+        """Ask one node for its beat; None when it stays silent."""
+        answered = await self._ask(contact, Ping())
+        peer = self.peers.get(contact.node_id)
+        if not isinstance(answered, Pong) or peer is None:
+            return None
+        return Beat(
+            peer.node_id,
+            peer.incarnation,
+            peer.boot,
+            peer.address.port,
+            peer.address.host,
+            int(peer.activity),
+            peer.step,
+            peer.step_seconds,
+            peer.samples,
+            peer.eligible,
+        )
+
+    async def _ask(self, contact: Contact, body: Call) -> Result | None:
+        waiting: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+
+        def on_result(result: Result | None) -> None:
+            if not waiting.done():  # the caller may have been cancelled
+                waiting.set_result(result)
+
+        self._protocol.call(contact, body, on_result)
+        return await waiting
+
+    async def query_steps(self, node_ids: Sequence[bytes]) -> None:
+        """Ask these for their beats, all at once; what they say lands in `peers`."""
+        contacts = [contact for node_id in node_ids if (contact := self.contact(node_id)) is not None]
+        await asyncio.gather(*(self._ask(contact, Ping()) for contact in contacts))
+
+    # -- the swarm -----------------------------------------------------------------------------------------------
+
+    async def lookup(self, target: bytes) -> list[Contact]:
+        """The k nodes closest to `target` that answered, ourselves where we belong, closest first."""
+        return await self._lookups.find(target)
+
+    def population(self) -> Population:
+        return self._discovery.population()
+
+    def workers(self) -> float:
+        """Live nodes that train, ourselves included if we do; at least 1."""
+        return self._discovery.workers()
+
+    def draw(self, count: int) -> list[Peer]:
+        """Up to `count` live training peers, uniform without replacement."""
+        return self._discovery.draw(count)
+
+    def everyone(self) -> list[Peer]:
+        """All live training peers known; in large swarms asking keeps a crawl going."""
+        return self._discovery.everyone()
+
+    async def candidates(self, key: bytes) -> list[Contact]:
+        """Who should own `key`, best first."""
+        return await self._discovery.candidates.of(key)
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, handler: Handler) -> None:
+        """Serve requests of this name: `handler(contact, payload, body)`; its `Reply.head` is the payload back."""
+        self._streams.register(name, handler)
+
+    def request(
+        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Ask a node over a stream. Raises `TransportError`; a failure to connect makes liveness look at once."""
+        return self._streams.request(to, name, payload, body, timeout_s=timeout_s)
+
+    async def _answer_hello(self, incoming: Incoming) -> Reply:
+        return hello.answer_hello(
+            incoming,
+            run=self._swarm.run,
+            genesis=self.genesis,
+            own_id=self.node_id,
+            closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
+        )
+
+    def _complain(self, contact: Contact) -> None:
+        if contact.node_id in self.peers:
+            self._protocol.tell(contact, [], Unreached())
+
+    def _unreached(self, _body: Unreached, beat: Beat, _source: Address, _message_id: bytes) -> None:
+        self._reachability.complaint(beat.node_id)
+
+    # -- report --------------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Counters and sizes, for `/status` and `/metrics`."""
+        protocol = self._protocol
+        return {
+            **protocol.counters,
+            **self._streams.counters,
+            "peers": len(self.peers),
+            "contacts": len(protocol.router),
+            "suspects": self._detector.suspects,
+            "lost": len(self._membership.lost),
+            "pool": len(self._discovery.pool.ids()),
+            "local_health": self._detector.health,
+            "round_trip_ms": None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,
+            "reachable": {
+                "reached": self._reached,
+                "reason": self._reachability.reason,
+                "confirmed_by": [short(node_id) for node_id in self._reachability.confirmed_by],
+            },
+        }
+
+
+def _is_any(host: str) -> bool:
+    return wire.literal(host) is None
+
+
+async def _advertised(text: str) -> tuple[str, int] | None:
+    """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
+    if not text:
+        return None
+    if wire.literal(text) is not None:
+        return str(wire.literal(text)), 0
+    has_port = text.rpartition(":")[2].isdigit()
+    address = (await resolve(text if has_port else f"{text}:1"))[0]
+    return address.host, address.port if has_port else 0

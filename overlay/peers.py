@@ -1,0 +1,255 @@
+"""What a node knows of its peers: addresses, life signs, and steps that ride on every message.
+
+A `Beat` is the small record that every message carries, both ways; `PeerTable` folds beats into knowledge. Steps only
+rise within an incarnation, so old news can never undo new. Pure: `now` (monotonic seconds) is passed in.
+Who counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barriers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from overlay.ids import ID_BYTES
+from overlay.transport import Address
+
+Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+Counter = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Activity(IntEnum):
+    """What a node says it is doing. Only `TRAINING` peers are sampled and counted as workers."""
+
+    JOINING = 0
+    READY = 1  # has the manifest and the vector; waits for `min_nodes`
+    TRAINING = 2  # working on a step or waiting at its barrier
+    PAUSED = 3
+    STALLED = 4  # its trainer is hung or keeps crashing; the daemon is well and goes on owning
+    FINISHED = 5
+    LEAVING = 6
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The life sign of a node, carried by every datagram, request and answer it sends.
+
+    `incarnation` counts the starts on one state directory; `boot` is a random number per start, which tells clones of
+    one directory apart. `port` is where the node listens (its address is the source of the datagram, or `host` when
+    it advertises one). `step` counts completed steps. `step_seconds` is its median step time, 0 when unknown.
+    `samples` is the number of samples in its last step. The ranges are checked when a beat is decoded.
+    """
+
+    node_id: Id
+    incarnation: Counter
+    boot: Annotated[int, Meta(ge=0)]
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    host: Annotated[str, Meta(max_length=45)] = ""
+    activity: Annotated[int, Meta(ge=0, le=6)] = 0
+    step: Counter = 0
+    step_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    samples: Counter = 0
+    eligible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """Enough to reach a node: its id and its address."""
+
+    node_id: bytes
+    address: Address
+
+
+#: A peer without progress for this long, or four of its own step times, is skipped until it moves.
+STALL_FLOOR_S = 10.0
+STALL_STEPS = 4.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """One peer as last heard of. Times are monotonic seconds of the local clock."""
+
+    contact: Contact
+    incarnation: int
+    boot: int
+    activity: Activity
+    step: int
+    step_seconds: float
+    samples: int
+    eligible: bool
+    first_heard: float
+    last_heard: float
+    last_progress: float
+    round_trip_s: float | None = None
+    round_trip_deviation_s: float = 0.0
+
+    @property
+    def node_id(self) -> bytes:
+        return self.contact.node_id
+
+    @property
+    def address(self) -> Address:
+        return self.contact.address
+
+    def is_worker(self, now: float) -> bool:
+        """Training, and moved within max(10 s, four of its own step times) *as far as we have heard*.
+
+        A peer we have not asked lately may have moved since: silence is no proof of a stall (a dead peer is found by
+        liveness, a stalled one shows itself in its next answer). So progress is judged at the last life sign.
+        """
+        if self.activity is not Activity.TRAINING:
+            return False
+        silent_since = min(now, self.last_heard)
+        return silent_since - self.last_progress <= max(STALL_FLOOR_S, STALL_STEPS * self.step_seconds)
+
+
+ChangeKind = Literal["up", "suspect", "refuted", "dead", "left", "restarted", "moved", "eligible", "clone"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerChange:
+    """Something about a peer changed. `clone`: two processes speak as one incarnation of this node; where `node_id`
+    is our own id, it is our identity that somebody else uses."""
+
+    node_id: bytes
+    kind: ChangeKind
+    reason: str = ""
+
+
+#: `Activity(n)` by table: this stands on the path of every datagram.
+_ACTIVITIES = tuple(Activity)
+#: Weights of a new round trip in the running mean and deviation (RFC 6298).
+MEAN_WEIGHT = 1 / 8
+DEVIATION_WEIGHT = 1 / 4
+
+
+class PeerTable:
+    """The peers that answered us, by id. Who is dead is decided by liveness; who is inserted, by membership."""
+
+    def __init__(self) -> None:
+        self._peers: dict[bytes, Peer] = {}
+        self._at: dict[Address, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
+
+    def __contains__(self, node_id: bytes) -> bool:
+        return node_id in self._peers
+
+    def get(self, node_id: bytes) -> Peer | None:
+        return self._peers.get(node_id)
+
+    def at(self, address: Address) -> bytes | None:
+        """The id known at an address."""
+        return self._at.get(address)
+
+    def remove(self, node_id: bytes) -> Peer | None:
+        """Forget a peer; the one that was known is returned."""
+        peer = self._peers.pop(node_id, None)
+        if peer is not None and self._at.get(peer.address) == node_id:
+            del self._at[peer.address]
+        return peer
+
+    def observe(
+        self,
+        beat: Beat,
+        source_host: str,
+        now: float,
+        rtt: float | None = None,
+        *,
+        address: Address | None = None,
+    ) -> PeerChange | None:
+        """Fold a beat that its sender itself gave us into what we know; what changed, if anything did.
+
+        `address` overrules the one the beat claims (`beat.host` or `source_host`, with `beat.port`): membership
+        passes the known one while it has not made sure of another.
+        """
+        peer = self._peers.get(beat.node_id)
+        if peer is None:
+            place = address or Address(beat.host or source_host, beat.port)
+            peer = _new_peer(beat, place, now)
+            self._peers[beat.node_id] = peer
+            self._at[place] = beat.node_id
+            if rtt is not None:
+                _fold_round_trip(peer, rtt)
+            return PeerChange(beat.node_id, "up")
+        if beat.incarnation < peer.incarnation:
+            return None
+        if beat.incarnation == peer.incarnation:
+            if beat.boot != peer.boot:
+                return PeerChange(beat.node_id, "clone", f"incarnation {beat.incarnation} was started twice")
+            kind = _fold_same_start(peer, beat, now)
+        else:
+            _fold_restart(peer, beat, now)
+            kind = "restarted"
+        if rtt is not None:
+            _fold_round_trip(peer, rtt)
+        place = address or Address(beat.host or source_host, beat.port)
+        if place != peer.contact.address:
+            self._move(peer, place)
+            kind = kind if kind == "restarted" else "moved"
+        return None if kind is None else PeerChange(beat.node_id, kind)
+
+    def _move(self, peer: Peer, place: Address) -> None:
+        if self._at.get(peer.address) == peer.node_id:
+            del self._at[peer.address]
+        peer.contact = Contact(peer.node_id, place)
+        self._at[place] = peer.node_id
+
+
+def _new_peer(beat: Beat, address: Address, now: float) -> Peer:
+    return Peer(
+        contact=Contact(beat.node_id, address),
+        incarnation=beat.incarnation,
+        boot=beat.boot,
+        activity=_ACTIVITIES[beat.activity],
+        step=beat.step,
+        step_seconds=beat.step_seconds,
+        samples=beat.samples,
+        eligible=beat.eligible,
+        first_heard=now,
+        last_heard=now,
+        last_progress=now,
+    )
+
+
+def _fold_restart(peer: Peer, beat: Beat, now: float) -> None:
+    peer.incarnation, peer.boot = beat.incarnation, beat.boot
+    peer.activity = _ACTIVITIES[beat.activity]
+    peer.step, peer.step_seconds, peer.samples = beat.step, beat.step_seconds, beat.samples
+    peer.eligible = beat.eligible
+    peer.last_heard = peer.last_progress = now
+
+
+def _fold_same_start(peer: Peer, beat: Beat, now: float) -> ChangeKind | None:
+    peer.last_heard = now
+    if beat.step < peer.step or peer.activity is Activity.LEAVING:
+        return None  # overtaken on the way; and nobody comes back from leaving without a new incarnation
+    if beat.step > peer.step:
+        peer.step = beat.step
+        peer.last_progress = now
+    activity = _ACTIVITIES[beat.activity]
+    if activity is not peer.activity:
+        if activity is Activity.TRAINING:
+            peer.last_progress = now
+        peer.activity = activity
+    peer.step_seconds, peer.samples = beat.step_seconds, beat.samples
+    if beat.eligible != peer.eligible:
+        peer.eligible = beat.eligible
+        return "eligible"
+    return None
+
+
+def _fold_round_trip(peer: Peer, rtt_s: float) -> None:
+    if peer.round_trip_s is None:
+        peer.round_trip_s, peer.round_trip_deviation_s = rtt_s, rtt_s / 2
+        return
+    error = rtt_s - peer.round_trip_s
+    peer.round_trip_s += MEAN_WEIGHT * error
+    peer.round_trip_deviation_s += DEVIATION_WEIGHT * (abs(error) - peer.round_trip_deviation_s)

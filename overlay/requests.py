@@ -1,0 +1,172 @@
+"""Requests between nodes of one swarm, over streams: an envelope both ways around what the rooms above say.
+
+The envelope carries the swarm's tag, the sender's beat and the id that is expected to answer: a request that reaches
+another swarm or another node is refused before its handler sees it, and steps ride on every request and answer.
+Failures to connect are hints for liveness; a peer whose streams fail twice while it answers probes is told so, and is
+no candidate for a while (DESIGN section 4, "Liveness").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from overlay.doors import Clock
+from overlay.ids import ID_BYTES, short
+from overlay.peers import Beat, Contact
+from overlay.transport import Address, Answer, Body, Buffer, Incoming, Rejection, Reply, Transport, TransportError
+from overlay.wire import TAG_BYTES, literal
+
+Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
+#: A handler of a request that carries no envelope (`hello`).
+BareHandler = Callable[[Incoming], Awaitable[Reply]]
+
+#: This many failed streams within the time make a peer unreachable for as long.
+STREAM_FAILURES = 2
+STREAM_FAILURE_S = 30.0
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """Head of every request and answer but `hello`. `to` is the expected id; empty in answers."""
+
+    tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
+    beat: Beat
+    to: Annotated[bytes, Meta(max_length=ID_BYTES)]
+    payload: bytes
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Envelope)
+
+
+class Node(msgspec.Struct):
+    """What the streams need of their node, at this moment."""
+
+    beat: Beat
+    tag: bytes | None
+
+
+class Streams:
+    """The stream side of a node: handlers by name, and requests to others."""
+
+    def __init__(
+        self,
+        own_id: bytes,
+        transport: Transport,
+        clock: Clock,
+        *,
+        node: Callable[[], Node],
+        met: Callable[[Beat, Address], None],
+        spoke: Callable[[Beat, Address], None],
+        failed: Callable[[bytes, str], None],
+        unreached: Callable[[Contact], None],
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._own_id = own_id
+        self._transport = transport
+        self._clock = clock
+        self._node = node
+        self._met = met
+        self._spoke = spoke
+        self._failed = failed
+        self._unreached = unreached
+        self._handlers: dict[str, Handler] = {}
+        self._bare: dict[str, BareHandler] = {}
+        self._failures: dict[bytes, tuple[int, float]] = {}
+
+    def register(self, name: str, handler: Handler) -> None:
+        """Serve requests of this name; a second registration replaces the first."""
+        self._handlers[name] = handler
+
+    def register_bare(self, name: str, handler: BareHandler) -> None:
+        """Serve requests of this name without an envelope, from anybody."""
+        self._bare[name] = handler
+
+    def is_reachable(self, node_id: bytes) -> bool:
+        """False for a while after its streams failed again and again."""
+        count, last = self._failures.get(node_id, (0, 0.0))
+        return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
+
+    async def serve(self, incoming: Incoming) -> Reply:
+        """Answer one request. Raises `Rejection` with the reason."""
+        self.counters["requests_in"] += 1
+        bare = self._bare.get(incoming.name)
+        if bare is not None:
+            return await bare(incoming)
+        node = self._node()
+        if node.tag is None:
+            raise Rejection("this node has not joined a swarm yet")
+        envelope = _open(incoming.head)
+        if envelope is None:
+            raise Rejection("the head of this request is no envelope of ours; is it another version of p2pnode?")
+        if envelope.tag != node.tag:
+            raise Rejection("this node belongs to another swarm")
+        if envelope.to != self._own_id:
+            raise Rejection(f"{short(envelope.to)} does not live here, this is {short(self._own_id)}")
+        handler = self._handlers.get(incoming.name)
+        if handler is None:
+            raise Rejection(f"this node does not serve {incoming.name!r}")
+        beat = envelope.beat
+        address = Address(literal(beat.host) or incoming.source.host, beat.port)
+        self._spoke(beat, Address(incoming.source.host, beat.port))
+        reply = await handler(Contact(beat.node_id, address), envelope.payload, incoming.body)
+        node = self._node()
+        assert node.tag is not None
+        return Reply(_ENCODER.encode(Envelope(node.tag, node.beat, b"", reply.head)), reply.body)
+
+    def request(
+        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Ask a node; see `Transport.request`. An answer from another node is a `TransportError` (rejected)."""
+        return self._request(to, name, payload, body, timeout_s)
+
+    @asynccontextmanager
+    async def _request(
+        self, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
+    ) -> AsyncIterator[Answer]:
+        node = self._node()
+        if node.tag is None:
+            raise TransportError("closed", to.address, "we have not joined a swarm yet")
+        head = _ENCODER.encode(Envelope(node.tag, node.beat, to.node_id, payload))
+        self.counters["requests_out"] += 1
+        try:
+            async with self._transport.request(to.address, name, head, body, timeout_s=timeout_s) as answer:
+                envelope = _open(answer.head)
+                if envelope is None or envelope.tag != node.tag:
+                    raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")
+                if envelope.beat.node_id != to.node_id:
+                    detail = f"answered as {short(envelope.beat.node_id)}, we asked {short(to.node_id)}"
+                    raise TransportError("rejected", to.address, detail)
+                self._failures.pop(to.node_id, None)
+                self._met(envelope.beat, to.address)
+                yield Answer(envelope.payload, answer.body)
+        except TransportError as error:
+            if error.address == to.address:
+                self._note_failure(to, error)
+            raise
+
+    def _note_failure(self, to: Contact, error: TransportError) -> None:
+        self.counters[f"requests_{error.kind}"] += 1
+        if error.kind not in ("refused", "timeout", "reset"):
+            return
+        now = self._clock.monotonic()
+        count, last = self._failures.pop(to.node_id, (0, now))
+        count = count + 1 if now - last <= STREAM_FAILURE_S else 1
+        self._failures[to.node_id] = (count, now)
+        if len(self._failures) > 1024:
+            del self._failures[next(iter(self._failures))]
+        if count == STREAM_FAILURES:
+            self._unreached(to)
+        self._failed(to.node_id, str(error))
+
+
+def _open(head: bytes) -> Envelope | None:
+    try:
+        return _DECODER.decode(head)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None

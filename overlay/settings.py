@@ -1,0 +1,83 @@
+"""The settings of the overlay: sections `[node]` and `[swarm]` of `node.toml`.
+
+Defaults, ranges and the one-line explanations live here and nowhere else; `node.toml` and `docs/config.md` are
+generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+
+
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """This machine's place in the network."""
+
+    state_dir: Annotated[
+        str,
+        Meta(description="Folder for the identity key, remembered peers and checkpoints; made on first start."),
+    ] = "~/.local/state/p2pnode"
+    host: Annotated[
+        str,
+        Meta(description='Address to listen on, UDP and TCP; "0.0.0.0" or "::" for every interface.'),
+    ] = "127.0.0.1"
+    port: Annotated[
+        Port,
+        Meta(description="Port for the overlay (UDP) and the exchange (TCP); 0 takes a free one."),
+    ] = 8468
+    advertise: Annotated[
+        str,
+        Meta(description="Address other nodes should dial, when it is not the one they see; empty: the one they see."),
+    ] = ""
+    client_only: Annotated[
+        bool,
+        Meta(description="True where nobody can connect to this node: it trains, but never owns a shard."),
+    ] = False
+
+
+class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which swarm, and how to find it."""
+
+    run: Annotated[
+        str,
+        Meta(min_length=1, max_length=64, description="Name of the run; all nodes of a swarm share it."),
+    ] = "default"
+    bootstrap: Annotated[
+        list[str],
+        Meta(
+            max_length=64,
+            description='Peers to join through, as ["host:port"]; empty on a node that founds the swarm.',
+        ),
+    ] = []
+    allow_open: Annotated[
+        bool,
+        Meta(
+            description="There is no swarm key yet: anyone who reaches the port can join. True listens beyond the loopback."
+        ),
+    ] = False
+
+
+class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How fast a silent peer is found out (SWIM with Lifeguard's local health)."""
+
+    probe_interval_s: Annotated[
+        PositiveFloat,
+        Meta(description="Seconds between liveness probes; partners of owned shards are probed in every round."),
+    ] = 1.0
+    probe_timeout_s: Annotated[
+        PositiveFloat,
+        Meta(description="Longest wait for a direct probe; the measured round trip makes it shorter."),
+    ] = 0.5
+    indirect_probes: Annotated[
+        int,
+        Meta(ge=0, le=10, description="Peers asked to probe a silent one before it is suspected."),
+    ] = 3
+    suspicion_s: Annotated[
+        PositiveFloat,
+        Meta(description="Seconds a suspected peer has to refute before it counts as dead."),
+    ] = 3.0

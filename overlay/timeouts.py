@@ -1,0 +1,79 @@
+"""How long to wait for an answer, and whom not to ask again: adaptive time-outs and the negative cache.
+
+A wait is the mean of the measured round trips plus four deviations (RFC 6298), within a floor and the ceiling the
+settings give; one retry follows, and the whole call never exceeds the ceiling. An address that stayed silent is not
+tried again on hearsay until its entry expires or it speaks itself (reference/kademlia.md section 4 d).
+
+Pure: `now` in seconds is an argument.
+"""
+
+from __future__ import annotations
+
+from overlay.peers import DEVIATION_WEIGHT, MEAN_WEIGHT, Contact, Peer
+
+#: Below this a busy loop, not the network, decides who is late.
+FLOOR_S = 0.1
+#: First wait before anything has been measured.
+UNMEASURED_S = 0.25
+DEVIATIONS = 4.0
+#: A silent address is left alone this long, and twice as long each time it stays silent, up to the last.
+SILENT_FIRST_S = 5.0
+SILENT_LAST_S = 60.0
+SILENT_ENTRIES = 4096
+
+
+class RoundTrips:
+    """Running mean and deviation over all peers; the waits for one peer prefer its own figures."""
+
+    def __init__(self, ceiling_s: float) -> None:
+        self.ceiling_s = ceiling_s
+        self.mean_s: float | None = None
+        self.deviation_s = 0.0
+
+    def observe(self, rtt_s: float) -> None:
+        """A measured round trip (never one that was retried: Karn's rule)."""
+        if self.mean_s is None:
+            self.mean_s, self.deviation_s = rtt_s, rtt_s / 2
+            return
+        error = rtt_s - self.mean_s
+        self.mean_s += MEAN_WEIGHT * error
+        self.deviation_s += DEVIATION_WEIGHT * (abs(error) - self.deviation_s)
+
+    def waits(self, peer: Peer | None, stretch: float = 1.0) -> tuple[float, float]:
+        """Seconds until the retry, and from the retry until giving up."""
+        if peer is not None and peer.round_trip_s is not None:
+            wait = peer.round_trip_s + DEVIATIONS * peer.round_trip_deviation_s
+        elif self.mean_s is not None:
+            wait = self.mean_s + DEVIATIONS * self.deviation_s
+        else:
+            wait = UNMEASURED_S
+        first = min(max(wait, FLOOR_S), self.ceiling_s / 2)
+        second = max(first, min(wait, self.ceiling_s - first))
+        return first * stretch, second * stretch
+
+
+class NegativeCache:
+    """Contacts that stayed silent, keyed by id and address: a changed address is another chance at once."""
+
+    def __init__(self) -> None:
+        self._until: dict[Contact, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def silent(self, contact: Contact, now: float) -> None:
+        """It did not answer, with a retry."""
+        _, last = self._until.pop(contact, (0.0, SILENT_FIRST_S / 2))
+        pause = min(2 * last, SILENT_LAST_S)
+        self._until[contact] = (now + pause, pause)
+        if len(self._until) > SILENT_ENTRIES:
+            del self._until[next(iter(self._until))]
+
+    def answered(self, contact: Contact) -> None:
+        """It spoke to us itself."""
+        if self._until:
+            self._until.pop(contact, None)
+
+    def is_silent(self, contact: Contact, now: float) -> bool:
+        entry = self._until.get(contact)
+        return entry is not None and now < entry[0]

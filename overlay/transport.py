@@ -1,0 +1,131 @@
+"""The one door to the world: everything one node says to another passes through `Transport`.
+
+Two ways out: a *datagram* (small, lossy, cheap) and a *request* with a body that is an iterator of buffers both ways
+(large, ordered). `overlay.sockets` is the real door (UDP, and HTTP on the same port number over TCP); the tests have
+an in-memory network behind the same interface. Nothing above this line knows which one it has.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+#: Longest head of a request or an answer, in bytes; a longer one is refused before it is read.
+MAX_HEAD_BYTES = 16 * 1024 * 1024
+#: Longest datagram we send or accept, in bytes: it fits one Ethernet frame after IPv6 and UDP headers.
+MAX_DATAGRAM_BYTES = 1400
+#: A handler whose peer neither sends the awaited bytes nor takes its answer for this long gets `TransportError`:
+#: longer than any wait inside the exchange (its detection bound is 10 s), short enough not to collect dead streams.
+HANDLER_SILENCE_S = 30.0
+
+
+class Address(NamedTuple):
+    """A literal IP address and a port: never a host name, so that sending can never block on a resolver."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def checked(cls, host: object, port: object) -> Address:
+        """An address from untrusted parts, IPv4-mapped IPv6 normalised to IPv4; `ValueError` says what is wrong."""
+        if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool):
+            raise ValueError(f"an address needs a text and a number, not {host!r} and {port!r}")
+        if not 0 < port < 65536:
+            raise ValueError(f"port {port} is outside 1…65535")
+        literal = ipaddress.ip_address(host)
+        if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
+            literal = literal.ipv4_mapped
+        return cls(str(literal), port)
+
+
+FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejected"]
+
+
+class TransportError(Exception):
+    """A request that did not succeed.
+
+    `kind`: `refused` (nobody listens), `timeout` (silence for `timeout_s`), `reset` (the stream broke),
+    `closed` (our own door is shut), `foreign` (it answered, but not as a p2pnode), `rejected` (the peer's handler
+    refused; `detail` is its reason).
+    """
+
+    def __init__(self, kind: FailureKind, address: Address, detail: str) -> None:
+        super().__init__(f"{address} {detail}")
+        self.kind: FailureKind = kind
+        self.address = address
+        self.detail = detail
+
+
+class Rejection(Exception):
+    """Raised by a request handler: its text reaches the caller as `TransportError(kind="rejected")`."""
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A request as its handler sees it. `source.port` is the stream's port, not the peer's listening port."""
+
+    name: str
+    source: Address
+    head: bytes
+    body: AsyncIterator[Buffer]
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a handler gives back: a head and, optionally, a body that is produced while it is sent."""
+
+    head: bytes
+    body: AsyncIterator[Buffer] | Iterable[Buffer] = ()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a caller gets back: the head at once, the body as it arrives."""
+
+    head: bytes
+    body: AsyncIterator[Buffer]
+
+
+DatagramHandler = Callable[[bytes, Address], None]
+RequestHandler = Callable[[Incoming], Awaitable[Reply]]
+Body = AsyncIterator[Buffer] | Iterable[Buffer]
+
+
+class Transport(Protocol):
+    """What a node needs of a network. One instance per node; `open` once, `close` once."""
+
+    async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
+        """Bind and begin to serve; returns the bound address (a port of 0 was replaced by a free one, the same
+        for datagrams and streams). Raises `PortInUse` or `OSError`."""
+        ...
+
+    def send(self, to: Address, datagram: bytes) -> None:
+        """Send one datagram. Lossy by contract: never raises for anything the network or the address does."""
+        ...
+
+    def request(
+        self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Send a request and read its answer inside the `async with`. `timeout_s` bounds *silence*: connecting, and
+        every wait for the next byte. Raises `TransportError`. Leaving the block early closes the stream."""
+        ...
+
+    async def close(self) -> None:
+        """Stop serving and end every stream; idempotent."""
+        ...
+
+
+class PortInUse(Exception):
+    """Another process holds the address we were told to use."""
+
+    def __init__(self, address: Address, detail: str) -> None:
+        super().__init__(f"cannot listen on {address}: {detail}")
+        self.address = address

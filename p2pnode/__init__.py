@@ -1,0 +1,38 @@
+"""The daemon: configuration, composition, life cycle, command line, status over HTTP.
+
+A training script needs one name of it: `p2pnode.attach`. It is imported when it is asked for, because it brings torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "attach":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _refuse_hidden_packages()
+    from training.trainer.attach import attach
+
+    return attach
+
+
+def _refuse_hidden_packages() -> None:
+    """A folder of the user's own beside his script may have the name of one of our packages."""
+    import importlib.util
+
+    root = Path(__file__).resolve().parent.parent
+    for package in ("training", "overlay"):
+        found = importlib.util.find_spec(package)
+        places = [Path(place).resolve() for place in (found.submodule_search_locations or [])] if found else []
+        if places and root / package not in places and (root / package).is_dir():
+            raise ImportError(
+                f"the folder {places[0]} hides p2pnode's own package {package}: rename the folder, "
+                "or start the script from another place"
+            )
+        if found and not places:
+            raise ImportError(f"the file {found.origin} hides p2pnode's own package {package}: rename the file")

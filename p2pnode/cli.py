@@ -1,0 +1,89 @@
+"""The command line: puts the commands together, and turns what goes wrong into one sentence, a hint, and an exit code.
+
+`main` is the console script. The commands live in `p2pnode.commands`; heavy imports (aiohttp, rich, the daemon) happen
+inside them, so that `p2pnode --help` and `p2pnode status` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from p2pnode import __version__
+from p2pnode.commands import ask, demo, files, start
+from p2pnode.commands.output import complain, say
+from p2pnode.errors import ExitCode, UserError
+
+app = typer.Typer(
+    name="p2pnode",
+    help="Train one model on machines that nobody coordinates.",
+    epilog="Example: p2pnode demo   (a swarm of four on this machine)",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _register() -> None:
+    app.command("demo")(demo.demo)
+    app.command("start")(start.start)
+    # What follows the program's name is the program's, not ours: `run python train.py --port 1`.
+    app.command("run", context_settings={"allow_interspersed_args": False})(start.run)
+    for command in (ask.status, ask.peers, ask.watch, ask.leave, ask.pause, ask.resume):
+        app.command(command.__name__)(command)
+    app.command("init")(files.init)
+    app.command("export")(files.export)
+    app.add_typer(files.config_app, name="config")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> int:
+    if version:
+        say(f"p2pnode {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+        raise typer.Exit(ExitCode.USAGE)
+    return 0
+
+
+_register()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (`p2pnode.errors`)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments[: arguments.index("--")] if "--" in arguments else "--debug" in arguments
+    try:
+        return int(app(arguments, prog_name="p2pnode", standalone_mode=False) or 0)
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        complain(error.message, error.hint)
+        return error.exit_code
+    except typer.TyperException as error:
+        complain(error.format_message(), "p2pnode --help lists the commands, p2pnode COMMAND --help its options")
+        return error.exit_code
+    except typer.Abort:
+        return 130  # what a shell reports of a program ended by Ctrl-C
+    except BrokenPipeError:
+        # The reader of our output is gone (`p2pnode peers | head`): nothing is wrong, and nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        complain(f"unexpected {type(error).__name__}: {error}", "run it again with --debug and report what it prints")
+        return ExitCode.UNEXPECTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""A thin client of a node's HTTP API, and the small file through which a node on this machine is found.
+
+A running node keeps `status.json` in its state directory: where its API listens and which process it is. Blocking and
+made of the standard library only, so that `p2pnode status` starts at once; `http.client` rather than `urllib`, because
+a proxy from the environment must never stand between the user and the loopback.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from p2pnode.config_rules import split_address
+from p2pnode.errors import ExitCode, UserError
+
+#: Name of the file in the state directory; the daemon writes it when its API listens and removes it on exit.
+STATUS_FILE = "status.json"
+#: Longest wait for an answer that is made from memory, in seconds.
+TIMEOUT_S = 5.0
+#: Most bytes of an answer that are read.
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+
+
+class Found(NamedTuple):
+    """What a state directory says of the node running on it."""
+
+    address: str
+    pid: int
+    node_id: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process exists."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+def status_file(address: str, pid: int, node_id: str) -> bytes:
+    """The content of `status.json`."""
+    return json.dumps({"address": address, "pid": pid, "id": node_id}).encode() + b"\n"
+
+
+def find(state_folder: Path) -> Found | None:
+    """The node said to run on a state directory, or None. A half-written or foreign file counts as none."""
+    try:
+        entry = json.loads((state_folder / STATUS_FILE).read_bytes())
+        return Found(str(entry["address"]), int(entry["pid"]), str(entry["id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class NotReachable(UserError):
+    """Nobody, or no p2pnode, answered at the address asked."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message, hint, ExitCode.NOT_REACHABLE)
+
+
+class NodeClient:
+    """Asks one node. Every method raises `NotReachable`, or `UserError` with the node's own words where it refuses."""
+
+    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
+        self._host, self._port = split_address(address)
+        self._timeout_s = timeout_s
+
+    def status(self) -> dict[str, Any]:
+        answer = self._ask("GET", "/status")
+        if not isinstance(answer, dict) or "schema" not in answer:
+            raise self._foreign()
+        return answer
+
+    def peers(self) -> list[dict[str, Any]]:
+        return self._listed("/peers")
+
+    def steps(self, limit: int = 100) -> list[dict[str, Any]]:
+        return self._listed(f"/steps?{urlencode({'limit': limit})}")
+
+    def events(self, since: int = 0, *, wait_s: float = 0.0, limit: int = 2000) -> dict[str, Any]:
+        """`{"events": […], "dropped": n, "last": n}`; waits up to `wait_s` for something newer than `since`."""
+        query = urlencode({"since": since, "timeout": wait_s, "limit": limit})
+        answer = self._ask("GET", f"/events?{query}", timeout_s=self._timeout_s + wait_s)
+        if not isinstance(answer, dict):
+            raise self._foreign()
+        return answer
+
+    def post(self, path: str) -> None:
+        """One of `/leave`, `/pause`, `/resume`."""
+        self._ask("POST", path)
+
+    def _listed(self, path: str) -> list[dict[str, Any]]:
+        answer = self._ask("GET", path)
+        if not isinstance(answer, list):
+            raise self._foreign()
+        return answer
+
+    def _ask(self, method: str, path: str, *, timeout_s: float | None = None) -> Any:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s or self._timeout_s)
+        try:
+            connection.request(method, path, headers={"X-P2PNode": "1", "Accept": "application/json"})
+            response = connection.getresponse()
+            body = response.read(MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+        if response.getheader("X-P2PNode-Schema") is None:
+            raise self._foreign()
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise self._foreign() from None
+        if response.status >= 400:
+            raise UserError(f"{self.address} refused {path}: {answer.get('error', body)}", str(answer.get("hint", "")))
+        return answer
+
+    def _unreachable(self, error: Exception) -> NotReachable:
+        if isinstance(error, TimeoutError):
+            why = f"no answer within {self._timeout_s:g} s"
+        else:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return NotReachable(
+            f"no node reachable at {self.address}: {why}",
+            "start one with `p2pnode start`, or say where it is with --address HOST:PORT or --state-dir DIR",
+        )
+
+    def _foreign(self) -> NotReachable:
+        return NotReachable(
+            f"what answers at {self.address} is no p2pnode",
+            "another program holds that port: give the node's own with --address HOST:PORT or --state-dir DIR",
+        )

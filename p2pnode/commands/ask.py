@@ -1,0 +1,110 @@
+"""Commands that ask a running node, or ask something of it: thin clients of its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import NoReturn
+
+from p2pnode import tables
+from p2pnode.client import NodeClient, NotReachable
+from p2pnode.commands.options import AddressOption, ConfigOption, JsonOption, StateDirOption, node_client
+from p2pnode.commands.output import say
+
+#: Seconds between two looks of `watch`.
+WATCH_S = 1.0
+#: Most peers `watch` shows: a screenful.
+WATCH_PEERS = 20
+
+
+def status(
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Say whether this node is connected, whether it learns, whom it waits for, and what to do.
+
+    Example: p2pnode status --address 127.0.0.1:8080
+    """
+    answer = node_client(address, state_dir, config).status()
+    say(json.dumps(answer, indent=2) if as_json else tables.status_text(answer))
+    return 0
+
+
+def peers(
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """List the peers this node knows, one line each."""
+    answer = node_client(address, state_dir, config).peers()
+    if as_json:
+        say(json.dumps({"schema": 1, "peers": answer}, indent=2))
+    elif answer:
+        say(tables.columns(tables.PEER_COLUMNS, [tables.peer_row(peer) for peer in answer]))
+    else:
+        say("this node knows no peers")
+    return 0
+
+
+def watch(
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Follow a node until Ctrl-C: a table on a terminal, otherwise one line per second."""
+    client = node_client(address, state_dir, config)
+    try:
+        if sys.stdout.isatty() and not as_json:
+            _watch_table(client)
+        else:
+            _watch_lines(client, as_json)
+    except KeyboardInterrupt:
+        return 0
+
+
+def leave(address: AddressOption = None, state_dir: StateDirOption = None, config: ConfigOption = None) -> int:
+    """Ask a node to leave: it hands over what it owns and ends with exit code 0."""
+    return _request(
+        node_client(address, state_dir, config), "/leave", "is leaving; `p2pnode status` shows when it is gone"
+    )
+
+
+def pause(address: AddressOption = None, state_dir: StateDirOption = None, config: ConfigOption = None) -> int:
+    """Ask a node to pause training after its current step; it goes on owning its shards."""
+    return _request(node_client(address, state_dir, config), "/pause", "pauses after its current step")
+
+
+def resume(address: AddressOption = None, state_dir: StateDirOption = None, config: ConfigOption = None) -> int:
+    """Ask a paused node to train again."""
+    return _request(node_client(address, state_dir, config), "/resume", "trains again")
+
+
+def _request(client: NodeClient, path: str, outcome: str) -> int:
+    client.post(path)
+    say(f"the node at {client.address} {outcome}")
+    return 0
+
+
+def _watch_lines(client: NodeClient, as_json: bool) -> NoReturn:
+    while True:
+        answer = client.status()
+        say(json.dumps(answer) if as_json else f"{time.strftime('%H:%M:%S')} {tables.status_line(answer)}")
+        time.sleep(WATCH_S)
+
+
+def _watch_table(client: NodeClient) -> NoReturn:
+    from rich.live import Live
+
+    first = client.status()  # an unreachable node is an error before the screen is taken
+    with Live(tables.watch_table(first, client.peers(), WATCH_PEERS), refresh_per_second=4) as live:
+        while True:
+            time.sleep(WATCH_S)
+            try:
+                live.update(tables.watch_table(client.status(), client.peers(), WATCH_PEERS))
+            except NotReachable as error:
+                live.update(f"{error.message}\nlast seen {time.strftime('%H:%M:%S')}; still looking, Ctrl-C ends")

@@ -1,0 +1,67 @@
+"""`p2pnode demo`: its options, checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from p2pnode.commands.options import JsonOption
+from p2pnode.config import KEYS, Complaint
+from p2pnode.config_rules import check
+from p2pnode.config_values import choices
+from p2pnode.errors import ExitCode, UserError
+from training.settings import BarrierMethod
+
+_BARRIERS = [method for method in choices(KEYS["barrier.method"].type) if method != "custom"]
+
+
+def demo(
+    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=64, help="Daemons to start.")] = 4,
+    task: Annotated[str, typer.Option("--task", help="digits, mnist, or your own package.module:Class.")] = "digits",
+    data_dir: Annotated[str, typer.Option("--data-dir", help="The task's data; empty: its own.")] = "",
+    until: Annotated[float, typer.Option("--until", min=0.0, max=1.0, help="Accuracy that ends it.")] = 0.95,
+    barrier: Annotated[str, typer.Option("--barrier", help=f"One of {', '.join(_BARRIERS)}.")] = "pssp",
+    time_limit: Annotated[float, typer.Option("--time-limit", min=1.0, help="Seconds after which it fails.")] = 180.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the training.")] = 0,
+    no_exchange: Annotated[bool, typer.Option("--no-exchange", help="Exchange nothing; then it must fail.")] = False,
+    as_json: JsonOption = False,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Keep the nodes' files and logs under this folder.")
+    ] = None,
+) -> int:
+    """Train one model on several daemons on this machine, each with a part of the data that is not enough.
+
+    Exit code 0 when the goal was reached, 10 otherwise. With --json the last line is one JSON object.
+
+    Example: p2pnode demo --nodes 4 --task digits --until 0.95
+    """
+    from p2pnode.demo import DemoPlan, node_config, run
+
+    if barrier not in _BARRIERS:
+        raise UserError(f'--barrier "{barrier}" is no barrier', f"one of {', '.join(_BARRIERS)}", ExitCode.USAGE)
+    if task == "text":
+        hint = "use digits or mnist, or a task of your own that does"
+        raise UserError("the task text measures no accuracy, so the demo could not tell success", hint, ExitCode.USAGE)
+    if data_dir:
+        data_dir = str(Path(data_dir).expanduser().resolve())
+        if not os.access(data_dir, os.R_OK):
+            raise UserError(
+                f"cannot read --data-dir {data_dir}", "check the path and its permissions", ExitCode.TRAINER
+            )
+    plan = DemoPlan(
+        nodes=nodes,
+        task=task,
+        data_dir=data_dir,
+        until=until,
+        barrier=cast(BarrierMethod, barrier),
+        time_limit_s=time_limit,
+        seed=seed,
+        exchange=not no_exchange,
+        keep=keep,
+    )
+    for problem in check(node_config(plan, 0, Path("demo"), [])):
+        raise UserError(str(Complaint("", *problem)), problem.do, ExitCode.CONFIGURATION)
+    return run(plan, as_json=as_json)

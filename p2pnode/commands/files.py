@@ -1,0 +1,164 @@
+"""Commands that read and write files: `init`, `config show|default|check`, `export`. None of them needs a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2pnode import documentation
+from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
+from p2pnode.commands.output import say
+from p2pnode.config_rules import advise
+from p2pnode.errors import ExitCode, UserError
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+config_app = typer.Typer(help="Show, explain and check the configuration.", rich_markup_mode=None)
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write, or the folder to write node.toml in.")] = Path(
+        "node.toml"
+    ),
+    force: ForceOption = False,
+) -> int:
+    """Write a node.toml with every setting, its default and a line of explanation.
+
+    Example: p2pnode init && p2pnode start
+    """
+    if path.is_dir():
+        path = path / "node.toml"
+    with new_file(path, force) as draft:
+        draft.write_text(documentation.node_toml(), encoding="utf-8")
+    say(f"wrote {path}; look at it, then: p2pnode start --config {path}")
+    return 0
+
+
+@config_app.command("show")
+def config_show(
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value came from.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Print the configuration a node would start with here."""
+    found = loaded(config, settings, {})
+    if as_json:
+        answer = {"schema": 1, "config": documentation.as_json(found.config)}
+        say(json.dumps(answer | ({"origin": found.origins} if origin else {}), indent=2))
+    else:
+        say(documentation.node_toml(found.config, found.origins if origin else None, explain=False).rstrip())
+    return 0
+
+
+@config_app.command("default")
+def config_default(as_json: JsonOption = False) -> int:
+    """Print every setting with its default and its explanation."""
+    from p2pnode.config import Config
+
+    if as_json:
+        say(json.dumps({"schema": 1, "config": documentation.as_json(Config())}, indent=2))
+    else:
+        say(documentation.node_toml().rstrip())
+    return 0
+
+
+@config_app.command("check")
+def config_check(config: ConfigOption = None, settings: SetOption = None) -> int:
+    """Check the configuration without starting anything; exit code 4 where it cannot work."""
+    found = loaded(config, settings, {})
+    for problem in advise(found.config):
+        sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
+    say("the configuration is sound")
+    return 0
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="File to write: .safetensors, or .pt for a plain state_dict.")],
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    force: ForceOption = False,
+) -> int:
+    """Write the model of the newest checkpoint of a state directory to a file.
+
+    Example: p2pnode export model.safetensors --state-dir ~/.local/state/p2pnode
+    """
+    if path.suffix not in (".safetensors", ".pt", ".pth"):
+        hint = "end it in .safetensors or .pt"
+        raise UserError(f"the ending of {path} names no format", hint, ExitCode.USAGE)
+    folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config.state_folder
+    step, vector = newest_checkpoint(folder)
+    with new_file(path, force) as draft:
+        if path.suffix == ".safetensors":
+            draft.write_bytes(vector.read_bytes())
+        else:
+            _convert(vector, draft)
+    say(f"wrote {path}: the model of step {step}, from {vector.parent}")
+    return 0
+
+
+def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
+    """Step and vector file of the newest whole checkpoint. Raises `UserError` where there is none."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in sorted((state_folder / "checkpoints").iterdir()):
+            step = entry.name.removeprefix("step-")
+            vector = entry / "vector.safetensors"
+            if (
+                entry.name.startswith("step-")
+                and step.isdigit()
+                and vector.is_file()
+                and (entry / "state.json").is_file()
+            ):
+                found.append((int(step), vector))
+    if not found:
+        raise UserError(
+            f"there is no checkpoint in {state_folder}",
+            "name the node's state directory with --state-dir; a node writes one now and then, and on leaving",
+            ExitCode.STATE_DIRECTORY,
+        )
+    return max(found)
+
+
+def _convert(vector: Path, draft: Path) -> None:
+    """safetensors to a plain state_dict, in a process of its own: this one never imports torch."""
+    command = [sys.executable, "-m", "training.trainer.convert", str(vector), str(draft)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        hint = "is torch installed? .safetensors needs none"
+        raise UserError(f"the model could not be converted: {last[0]}", hint, ExitCode.TRAINER)
+
+
+@contextlib.contextmanager
+def new_file(path: Path, force: bool) -> Iterator[Path]:
+    """A draft beside `path` that takes its place when the block ends well, and is gone otherwise.
+
+    Raises `UserError` where the file exists and `force` is false, or where it cannot be written.
+    """
+    if path.exists() and not force:
+        hint = "name another file, or replace it with --force"
+        raise UserError(f"{path} exists already", hint, ExitCode.STATE_DIRECTORY)
+    draft = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+        os.close(handle)
+        draft = Path(name)
+        yield draft
+        draft.chmod(0o644)
+        draft.replace(path)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise UserError(message, "check the folder and its permissions", ExitCode.STATE_DIRECTORY) from None
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)

@@ -1,0 +1,72 @@
+"""Options that several commands share, and how they become a configuration or a node's address."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2pnode.client import NodeClient, NotReachable, find
+from p2pnode.config import Loaded, Override, load
+from p2pnode.config_rules import split_address
+from p2pnode.errors import ExitCode, UserError
+
+#: Read when no --config is given and it exists in the working directory.
+DEFAULT_FILE = Path("node.toml")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="Configuration file; default: node.toml here, if there is one."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting; may be given several times."),
+]
+StateDirOption = Annotated[str | None, typer.Option("--state-dir", help="State directory (node.state_dir).")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="Where the node's HTTP API listens."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show stack traces and debug events.")]
+
+
+def loaded(config: Path | None, settings: list[str] | None, flags: dict[str, tuple[str, str | None]]) -> Loaded:
+    """The configuration from file, environment, flags (key → flag and its value) and --set, in this order."""
+    overrides = [Override(key, text, flag) for key, (flag, text) in flags.items() if text is not None]
+    overrides += [_assignment(text) for text in settings or []]
+    if config is None and DEFAULT_FILE.is_file():
+        config = DEFAULT_FILE
+    return load(config, os.environ, overrides)
+
+
+def _assignment(text: str) -> Override:
+    key, equals, value = text.partition("=")
+    if not equals or "." not in key:
+        hint = "write --set section.key=value, such as --set node.port=8469"
+        raise UserError(f'--set "{text}" is no assignment', hint, ExitCode.CONFIGURATION)
+    return Override(key.strip(), value.strip(), f"--set {key.strip()}")
+
+
+def node_client(address: str | None, state_dir: str | None, config: Path | None) -> NodeClient:
+    """The node meant: the address given, or else the one that runs on the state directory, or [status]."""
+    if address is not None:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise UserError(f"--address: {error}", "write --address 127.0.0.1:8080", ExitCode.USAGE) from None
+        return NodeClient(address)
+    settings = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config
+    found = find(settings.state_folder)
+    if found is not None and found.alive:
+        return NodeClient(found.address)
+    if state_dir is None and found is None and settings.status.port:
+        host = f"[{settings.status.host}]" if ":" in settings.status.host else settings.status.host
+        return NodeClient(f"{host}:{settings.status.port}")
+    gone = f"; process {found.pid}, which did, is gone" if found else ""
+    raise NotReachable(
+        f"no node runs on the state directory {settings.state_folder}{gone}",
+        "start one with `p2pnode start`, or say where it is with --address HOST:PORT or --state-dir DIR",
+    )

@@ -1,0 +1,104 @@
+"""`p2pnode start` and `p2pnode run`: a configuration, and then the daemon in this very process.
+
+Imports stay light: what this module imports stays in the daemon's memory for weeks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2pnode.commands.options import ConfigOption, DebugOption, SetOption, StateDirOption, loaded
+from p2pnode.config import Config
+from p2pnode.documentation import toml
+from p2pnode.errors import ExitCode, UserError
+
+BootstrapOption = Annotated[
+    list[str] | None,
+    typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="A peer to join through; may be given several times."),
+]
+PortOption = Annotated[str | None, typer.Option("--port", "-p", help="Port of the overlay and exchange (node.port).")]
+StatusPortOption = Annotated[str | None, typer.Option("--status-port", help="Port of the HTTP API (status.port).")]
+RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run (swarm.run).")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="Task to train (training.task).")]
+DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The task's data (training.data_dir).")]
+
+
+def start(
+    config: ConfigOption = None,
+    bootstrap: BootstrapOption = None,
+    port: PortOption = None,
+    status_port: StatusPortOption = None,
+    state_dir: StateDirOption = None,
+    run: RunOption = None,
+    task: TaskOption = None,
+    data_dir: DataDirOption = None,
+    settings: SetOption = None,
+    debug: DebugOption = False,
+) -> int:
+    """Start a node in the foreground; it founds a swarm, or joins one with --bootstrap.
+
+    Logs go to stderr. Ctrl-C or SIGTERM leaves gracefully, a second one at once.
+
+    Example: p2pnode start --task digits --bootstrap 10.0.0.5:8468
+    """
+    flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
+    return _daemon(loaded(config, settings, flags).config, None)
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="Your training program.")],
+    config: ConfigOption = None,
+    bootstrap: BootstrapOption = None,
+    port: PortOption = None,
+    status_port: StatusPortOption = None,
+    state_dir: StateDirOption = None,
+    run: RunOption = None,
+    settings: SetOption = None,
+    debug: DebugOption = False,
+) -> int:
+    """Start a node around your own training program, which calls p2pnode.attach.
+
+    Example: p2pnode run --bootstrap 10.0.0.5:8468 -- python train.py --lr 0.1
+    """
+    if shutil.which(command[0]) is None:
+        hint = "give a program that can be started, such as: p2pnode run -- python train.py"
+        raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
+    flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
+    return _daemon(loaded(config, settings, flags).config, command)
+
+
+def _daemon(config: Config, command: list[str] | None) -> int:
+    from p2pnode import daemon
+
+    return daemon.run(config, command=command)
+
+
+def _flags(
+    bootstrap: list[str] | None,
+    port: str | None,
+    status_port: str | None,
+    state_dir: str | None,
+    run: str | None,
+    task: str | None,
+    data_dir: str | None,
+    debug: bool,
+) -> dict[str, tuple[str, str | None]]:
+    return {
+        "swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None),
+        "node.port": ("--port", port),
+        "status.port": ("--status-port", status_port),
+        "node.state_dir": ("--state-dir", _text(state_dir)),
+        "swarm.run": ("--run", _text(run)),
+        "training.task": ("--task", _text(task)),
+        "training.data_dir": ("--data-dir", _text(data_dir)),
+        "log.level": ("--debug", "debug" if debug else None),
+    }
+
+
+def _text(value: str | Path | None) -> str | None:
+    """A flag that is always text, quoted so that it is never read as another TOML value."""
+    return None if value is None else toml(str(value))

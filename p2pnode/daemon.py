@@ -1,0 +1,140 @@
+"""The daemon: a node with real doors, signals, a lock on its state directory, and its HTTP face.
+
+`run` is what `p2pnode start` and `p2pnode run` call. SIGTERM and SIGINT leave gracefully; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from overlay.doors import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.sockets import SocketTransport
+from overlay.transport import PortInUse
+from p2pnode import logs
+from p2pnode.config import Config
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.events import EventLog, EventRing
+from p2pnode.node import Doors, Node
+from p2pnode.report import Report
+from p2pnode.status_server import StatusServer
+from training.supervisor import ProcessTrainer
+from training.trainer_door import Trainer
+
+STATUS_FILE = "status.json"
+LOCK_FILE = "lock"
+
+
+def run(config: Config, *, command: list[str] | None = None) -> int:
+    """Run a node until it has left; returns the exit code. `command` is the user's own training program.
+
+    Raises `UserError` for everything the user can mend.
+    """
+    folder = config.state_folder
+    with _state_folder(folder):
+        main = _main(config, folder, command)
+        try:
+            import uvloop  # absent on Windows
+        except ImportError:
+            return asyncio.run(main)
+        return uvloop.run(main)
+
+
+async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
+    clock = SystemClock()
+    events = EventRing()
+    log = EventLog(events, logs.configure(config.log), clock)
+    workers = ThreadWorkers()
+
+    def make_trainer(node_id: bytes, on_state: Callable[[str], None]) -> Trainer:
+        return ProcessTrainer(
+            config.training,
+            command=command,
+            node_id=node_id,
+            state_dir=folder,
+            log=log,
+            clock=clock,
+            on_state=on_state,
+        )
+
+    doors = Doors(
+        transport=SocketTransport(config.node.host, config.node.port, log=log, clock=clock),
+        clock=clock,
+        entropy=SystemEntropy(),
+        disk=FolderDisk(folder),
+        workers=workers,
+        log=log,
+        make_trainer=make_trainer,
+        state_path=folder,
+    )
+    node = Node(config, doors)
+    _leave_on_signals(node)
+    server = StatusServer(Report(node, events), config.status)
+    address = await server.start()
+    status_file = folder / STATUS_FILE
+    try:
+        doors.disk.write(
+            STATUS_FILE,
+            json.dumps({"address": str(address), "pid": os.getpid(), "id": node.overlay.node_id.hex()}).encode(),
+        )
+        log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
+        await node.run()
+    except PortInUse as error:
+        raise UserError(
+            str(error),
+            hint="another node may run here: choose another port with --port or node.port, 0 takes a free one",
+            exit_code=ExitCode.CANNOT_BIND,
+        ) from error
+    finally:
+        status_file.unlink(missing_ok=True)
+        await server.stop()
+        workers.close()
+    return ExitCode.OK
+
+
+def _leave_on_signals(node: Node) -> None:
+    loop = asyncio.get_running_loop()
+    seen = 0
+
+    def handle(number: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            # The second request is meant: nothing more is handed over or saved.
+            os._exit(128 + number)
+        node.leave()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle, number)
+
+
+@contextlib.contextmanager
+def _state_folder(folder: Path) -> Iterator[None]:
+    """The state directory, made where it is missing and held against a second node."""
+    hint = "check its permissions, or name another one with --state-dir or node.state_dir"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock: IO[str] = (folder / LOCK_FILE).open("w")
+    except OSError as error:
+        raise UserError(
+            f"the state directory {folder} cannot be used: {error.strerror or error}",
+            hint=hint,
+            exit_code=ExitCode.STATE_DIRECTORY,
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"another node runs on the state directory {folder}",
+                hint="stop it, or give this one its own with --state-dir",
+                exit_code=ExitCode.STATE_DIRECTORY,
+            ) from error
+        yield

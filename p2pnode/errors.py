@@ -1,0 +1,55 @@
+"""Errors meant for the person at the terminal, and the exit codes that go with them.
+
+A `UserError` says in one sentence what was tried and what happened, and in a hint what to do next. The command line
+prints both and leaves with `exit_code`; a stack trace is shown only with `--debug`. Anything else that reaches the top
+is a fault of ours and leaves with 1. The codes are documented in docs/config.md and never change their meaning.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Why a `p2pnode` process ended. 3 follows Syncthing's habit, so that a unit file can tell it from a failure."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    RESTART = 3
+    CONFIGURATION = 4
+    MISMATCH = 5
+    CANNOT_BIND = 6
+    STATE_DIRECTORY = 7
+    TRAINER = 8
+    NOT_REACHABLE = 9
+    DEMO_FAILED = 10
+
+
+#: What each code means, in the words of the documentation.
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "clean end",
+    ExitCode.UNEXPECTED: "unexpected error: a fault of p2pnode; run again with --debug and report it",
+    ExitCode.USAGE: "the command line was not understood",
+    ExitCode.RESTART: "a restart is wanted (reserved for supervisors)",
+    ExitCode.CONFIGURATION: "the configuration is invalid",
+    ExitCode.MISMATCH: "identity or swarm mismatch: another run, model or layout, or the bootstraps are no p2pnode",
+    ExitCode.CANNOT_BIND: "an address is in use or cannot be listened on",
+    ExitCode.STATE_DIRECTORY: "the state directory, or a file to be written, is unusable",
+    ExitCode.TRAINER: "the trainer cannot start: the task does not import or fails, or its data is missing",
+    ExitCode.NOT_REACHABLE: "no node answered at the address asked",
+    ExitCode.DEMO_FAILED: "the demo did not reach its goal",
+}
+
+
+class UserError(Exception):
+    """Something the user can mend. `message` is one sentence, `hint` the next step (may be empty)."""
+
+    def __init__(self, message: str, hint: str = "", exit_code: int = ExitCode.UNEXPECTED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.exit_code = int(exit_code)
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message

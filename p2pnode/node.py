@@ -1,0 +1,446 @@
+"""A node: the composition of overlay, exchange, trainer and step loop, and its way through life.
+
+joining → waiting_for_nodes → training ⇄ waiting → finished → leaving. Everything that touches the world comes in as a
+door, so the same class runs as a daemon (`p2pnode.daemon`) and, hundreds of times, in the simulated network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from overlay.doors import Clock, Disk, Entropy, Log, Workers
+from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
+from overlay.node import NotThisSwarm, Overlay
+from overlay.peers import Activity, Contact
+from overlay.transport import Transport, TransportError
+from p2pnode.config import Config
+from p2pnode.errors import ExitCode, UserError
+from training import agreement, checkpoint
+from training.agreement import ManifestRefused
+from training.barriers import BarrierNotFound, make_barrier
+from training.checkpoint import CheckpointState
+from training.exchange.service import Exchange
+from training.manifest import Manifest, propose
+from training.step_loop import End, Progress, StepLoop
+from training.trainer_door import Trainer, TrainerFailed, TrainerHello
+from training.waiting import Gate
+
+State = Literal[
+    "joining", "waiting_for_nodes", "training", "waiting", "paused", "stalled", "finished", "leaving", "failed"
+]
+
+#: A founder that restarts looks for its swarm among remembered peers this long before it opens the swarm again.
+SETTLE_S = 5.0
+#: Leaving: everything together stays under the five seconds that people wait.
+HAND_OVER_S = 2.0
+LAST_SAVE_S = 1.0
+POLL_S = 0.05
+MANIFEST_RETRY_S = 0.2
+GENESIS_FILE = "genesis"
+
+
+@dataclass(slots=True)
+class Doors:
+    """Everything a node touches the world through. `state_path` is where the trainer may write its own state."""
+
+    transport: Transport
+    clock: Clock
+    entropy: Entropy
+    disk: Disk
+    workers: Workers
+    log: Log
+    #: (node id, callback for the trainer's state) → trainer
+    make_trainer: Callable[[bytes, Callable[[str], None]], Trainer]
+    state_path: Path | None = None
+
+
+class Node:
+    """One node of a swarm. `run` lives its whole life; the other calls may come at any time from the same loop."""
+
+    def __init__(self, config: Config, doors: Doors) -> None:
+        self.config = config
+        self.doors = doors
+        self.log = doors.log
+        try:
+            self.identity = load_identity(doors.disk, doors.entropy)
+            self.incarnation = next_incarnation(doors.disk)
+            self._stored_genesis = doors.disk.read(GENESIS_FILE)
+        except (UnreadableIdentity, OSError) as error:
+            raise UserError(
+                f"the state directory {config.node.state_dir} cannot be used: {error}",
+                hint="check its permissions and free space, or name another one with node.state_dir",
+                exit_code=ExitCode.STATE_DIRECTORY,
+            ) from error
+        self.overlay = Overlay(
+            identity=self.identity,
+            incarnation=self.incarnation,
+            boot=int.from_bytes(doors.entropy.token(4), "big"),
+            node=config.node,
+            swarm=config.swarm,
+            liveness=config.liveness,
+            transport=doors.transport,
+            clock=doors.clock,
+            entropy=doors.entropy,
+            disk=doors.disk,
+            log=doors.log,
+        )
+        try:
+            self.barrier = make_barrier(config.barrier)
+        except BarrierNotFound as error:
+            raise UserError(
+                str(error), hint="it needs the form package.module:function", exit_code=ExitCode.CONFIGURATION
+            ) from error
+        self.gate = Gate(self.overlay, self.barrier, config.barrier, doors.clock)
+        self.progress = Progress()
+        self.trainer = doors.make_trainer(self.identity.node_id, self.trainer_state_changed)
+        self.exchange: Exchange | None = None
+        self.loop: StepLoop | None = None
+        self.manifest: Manifest | None = None
+        self.phase: State = "joining"
+        self.founder = False
+        self._leave = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._checkpointed_at = doors.clock.monotonic()
+        self._restored: CheckpointState | None = None
+
+    # -- what can be asked of a node ----------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Ask the node to leave the swarm and end."""
+        self._leave.set()
+
+    def pause(self) -> None:
+        if self.loop is not None:
+            self.loop.pause()
+        self.progress.paused = True
+
+    def resume(self) -> None:
+        if self.loop is not None:
+            self.loop.resume()
+        self.progress.paused = False
+
+    def trainer_state_changed(self, state: str) -> None:
+        """Told by the trainer's supervision."""
+        if self.loop is not None and state in ("hung", "running"):
+            self.loop.set_stalled(state == "hung")
+
+    @property
+    def state(self) -> State:
+        """The word shown in `/status`."""
+        if self.phase != "training":
+            return self.phase
+        if self.progress.stalled:
+            return "stalled"
+        if self.progress.paused:
+            return "paused"
+        return "waiting" if self.gate.waiting is not None else "training"
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> End:
+        """Join or found, train, leave. Raises `UserError` for what the user must mend."""
+        self.overlay.set_willing(False)  # until the exchange stands
+        await self.overlay.start()
+        living = asyncio.create_task(self._live(), name="life")
+        leaving = asyncio.create_task(self._leave.wait(), name="leave-request")
+        try:
+            await asyncio.wait([living, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if living.done():
+                end = living.result()
+            else:
+                end = "leave"
+                living.cancel()
+                await asyncio.gather(living, return_exceptions=True)
+            await self._depart()
+            return end
+        except BaseException:
+            self.phase = "failed"
+            raise
+        finally:
+            for task in (living, leaving):
+                task.cancel()
+            await asyncio.gather(living, leaving, return_exceptions=True)
+            await self._close()
+
+    async def _live(self) -> End:
+        connecting = asyncio.create_task(self._connect(), name="connect")
+        try:
+            hello = await self._start_trainer()
+            await connecting
+        finally:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+        await self._enter(hello)
+        await self._wait_for_nodes()
+        self.phase = "training"
+        assert self.loop is not None
+        end = await self.loop.run(self.progress.step, self._maybe_checkpoint)
+        await self._finish(end)
+        return end
+
+    async def _start_trainer(self) -> TrainerHello:
+        restore = ""
+        try:
+            found = checkpoint.newest(self.doors.disk, self.log)
+            if found is not None and self.doors.state_path is not None:
+                file = self.doors.state_path / checkpoint.folder_of(found.step) / "trainer.state"
+                restore = str(file) if file.exists() else ""
+            hello = await self.trainer.start(restore)
+        except TrainerFailed as error:
+            raise UserError(
+                f"the trainer cannot start: {error.reason}", hint=error.hint, exit_code=ExitCode.TRAINER
+            ) from error
+        if found is not None:
+            self._restore(found, hello)
+        return hello
+
+    def _restore(self, found: CheckpointState, hello: TrainerHello) -> None:
+        if found.layout_digest != hello.layout.digest() or found.genesis != (self._stored_genesis or b"").hex():
+            self.log.warning("checkpoint_passed_over", step=found.step, reason="another model or another swarm")
+            return
+        try:
+            checkpoint.read_vector(self.doors.disk, found, hello.layout, self.trainer.vector)
+        except (ValueError, OSError) as error:
+            self.log.warning("checkpoint_unreadable", step=found.step, reason=str(error))
+            return
+        self._restored = found
+        self.progress.step, self.progress.samples = found.step, found.samples
+        self.progress.optimizer_steps = found.optimizer_steps
+        self.log.info("checkpoint_loaded", step=found.step)
+
+    async def _connect(self) -> None:
+        """Join through any peer, or found: a node without bootstrap and without memory founds, nobody else does."""
+        bootstraps = self.config.swarm.bootstrap
+        try:
+            if bootstraps or self._stored_genesis is None:
+                if not bootstraps and not self.overlay.remembered():
+                    self._found(self.doors.entropy.token(16))
+                    return
+                await self.overlay.join(bootstraps, genesis=self._stored_genesis)
+            else:
+                await self._find_again(self._stored_genesis)
+                return
+        except NotThisSwarm as error:
+            raise UserError(
+                str(error),
+                hint="check swarm.bootstrap and swarm.run; a state directory belongs to one swarm for good",
+                exit_code=ExitCode.MISMATCH,
+            ) from error
+        if self.overlay.genesis is not None and self._stored_genesis is None:
+            self._store_genesis(self.overlay.genesis)
+
+    async def _find_again(self, genesis: bytes) -> None:
+        """A founder that comes back: its swarm may live on without it."""
+        if self.overlay.remembered():
+            try:
+                async with asyncio.timeout(SETTLE_S):
+                    await self.overlay.join([], genesis=genesis)
+                return
+            except (TimeoutError, NotThisSwarm):
+                self.log.warning("swarm_not_found_again", waited_s=SETTLE_S, peers=self.overlay.remembered())
+        self._found(genesis)
+
+    def _found(self, genesis: bytes) -> None:
+        self.founder = True
+        self.overlay.found(genesis)
+        self._store_genesis(genesis)
+
+    def _store_genesis(self, genesis: bytes) -> None:
+        self._stored_genesis = genesis
+        self.doors.disk.write(GENESIS_FILE, genesis)
+
+    async def _enter(self, hello: TrainerHello) -> None:
+        """Agree on the manifest, then come to the vector."""
+        assert self.overlay.genesis is not None
+        config = self.config
+        self.manifest = propose(
+            run=config.swarm.run,
+            genesis=self.overlay.genesis,
+            hello=hello,
+            training=config.training,
+            barrier=config.barrier,
+            exchange=config.exchange,
+        )
+        peer = None if self.founder else await self._agree(self.manifest)
+        self.exchange = Exchange(
+            overlay=self.overlay,
+            manifest=self.manifest,
+            settings=config.exchange,
+            staleness=self.barrier.staleness,
+            replica=self.trainer.vector,
+            incarnation=self.incarnation,
+            clock=self.doors.clock,
+            random_source=self.doors.entropy.random,
+            workers=self.doors.workers,
+            disk=self.doors.disk,
+            log=self.log,
+        )
+        if self._restored is not None:
+            self.exchange.offer(self._restored.terms())
+            self.exchange.core.step = self._restored.step
+        self.loop = StepLoop(
+            overlay=self.overlay,
+            exchange=self.exchange,
+            trainer=self.trainer,
+            gate=self.gate,
+            training=config.training,
+            settings=config.exchange,
+            clock=self.doors.clock,
+            log=self.log,
+            progress=self.progress,
+        )
+        if self.progress.paused:
+            self.loop.pause()
+        await self.exchange.start()
+        agreement.serve(self.overlay, self.manifest)
+        self.overlay.set_willing(not config.node.client_only)
+        if peer is None:
+            self.exchange.found()
+        elif config.exchange.enabled:
+            await self._fetch_vector(peer)
+            self.progress.step = max(self.progress.step, self.exchange.core.median_step())
+
+    async def _agree(self, proposal: Manifest) -> Contact:
+        """Ask peers until one has a manifest to compare with."""
+        while True:
+            for peer in self.overlay.members():
+                try:
+                    await agreement.agree(self.overlay, peer.contact, proposal)
+                except ManifestRefused as error:
+                    raise UserError(
+                        str(error),
+                        hint="take over the swarm's settings and model, or join another run",
+                        exit_code=ExitCode.MISMATCH,
+                    ) from error
+                except TransportError as error:
+                    self.log.debug("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
+                    continue
+                return peer.contact
+            await asyncio.sleep(MANIFEST_RETRY_S)
+
+    async def _fetch_vector(self, peer: Contact) -> None:
+        assert self.exchange is not None
+        began = self.doors.clock.monotonic()
+        while True:
+            try:
+                report = await self.exchange.join(peer)
+                break
+            except TransportError as error:
+                self.log.warning("vector_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
+                await asyncio.sleep(MANIFEST_RETRY_S)
+                assert self.manifest is not None
+                peer = await self._agree(self.manifest)
+        seconds = self.doors.clock.monotonic() - began
+        self.log.info("vector_fetched", shards=report.changed, seconds=round(seconds, 3))
+
+    async def _wait_for_nodes(self) -> None:
+        self.overlay.announce(activity=Activity.READY, step=self.progress.step)
+        needed = self.config.training.min_nodes
+        if self.nodes_ready() < needed:
+            self.phase = "waiting_for_nodes"
+            self.log.info("waiting_for_nodes", have=self.nodes_ready(), need=needed)
+        while True:
+            if self.nodes_ready() >= needed:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def nodes_ready(self) -> int:
+        """Nodes that are ready or train, this one included."""
+        ready = (Activity.READY, Activity.TRAINING)
+        return 1 + sum(peer.activity in ready for peer in self.overlay.members())
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    async def _maybe_checkpoint(self) -> None:
+        period_s = self.config.training.checkpoint_s
+        if period_s and self.doors.clock.monotonic() - self._checkpointed_at >= period_s:
+            await self._checkpoint(trainer_save_s=None)
+
+    async def _checkpoint(self, *, trainer_save_s: float | None) -> None:
+        """Write a checkpoint; a full disk is an event, never the end."""
+        if self.exchange is None or self.manifest is None:
+            return
+        self._checkpointed_at = self.doors.clock.monotonic()
+        layout = self.manifest.layout
+        state = CheckpointState(
+            run=self.config.swarm.run,
+            genesis=self.manifest.genesis,
+            layout_digest=layout.digest(),
+            step=self.progress.step,
+            samples=self.progress.samples,
+            optimizer_steps=self.progress.optimizer_steps,
+            marks=[(term.number, term.node.hex(), version) for term, version in self.exchange.core.marks],
+        )
+        keep = self.config.training.keep_checkpoints
+        try:
+            await self._save_trainer(state.step, trainer_save_s)
+            await self.doors.workers.run(checkpoint.write, self.doors.disk, state, layout, self.trainer.vector, keep)
+        except OSError as error:
+            self.log.error("checkpoint_not_written", step=state.step, reason=str(error))
+            return
+        self.log.info("checkpoint_written", step=state.step)
+
+    async def _save_trainer(self, step: int, timeout_s: float | None) -> None:
+        if self.doors.state_path is None:
+            return
+        file = self.doors.state_path / checkpoint.folder_of(step) / "trainer.state"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.trainer.save(str(file))
+        except (TimeoutError, TrainerFailed) as error:
+            self.log.warning("trainer_state_not_saved", step=step, reason=str(error) or "the trainer is busy")
+            return
+        if self.loop is not None:
+            self.loop.restore_file = str(file)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def _finish(self, end: End) -> None:
+        """Go on owning until the others have finished too, or `linger_s` has passed."""
+        self.phase = "finished"
+        self.overlay.announce(activity=Activity.FINISHED)
+        if self.config.training.export and end != "leave":
+            await self._export(self.config.training.export)
+        try:
+            async with asyncio.timeout(self.config.training.linger_s):
+                while True:
+                    if not self._others_train():
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            self.log.info("linger_over", seconds=self.config.training.linger_s)
+
+    def _others_train(self) -> bool:
+        now = self.doors.clock.monotonic()
+        return any(peer.is_worker(now) for peer in self.overlay.members())
+
+    async def _export(self, path: str) -> None:
+        try:
+            await self.trainer.export(path)
+        except (TrainerFailed, OSError) as error:
+            self.log.error("export_failed", path=path, reason=str(error))
+        else:
+            self.log.info("exported", path=path, step=self.progress.step)
+
+    async def _depart(self) -> None:
+        """Save, hand over, say goodbye."""
+        self.phase = "leaving"
+        self.log.info("leaving", step=self.progress.step)
+        if self.exchange is not None:
+            if self.config.training.checkpoint_s:
+                await self._checkpoint(trainer_save_s=LAST_SAVE_S)
+            steps_left, shards_left = await self.exchange.leave(HAND_OVER_S)
+            if steps_left or (shards_left and len(self.overlay.members())):
+                self.log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
+        await self.overlay.leave()
+
+    async def _close(self) -> None:
+        if self.exchange is not None:
+            await self.exchange.stop()
+        await self.trainer.stop()
+        await self.overlay.stop()

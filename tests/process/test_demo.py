@@ -1,0 +1,186 @@
+"""The demo: its verdict, its figures, and that it leaves nothing behind, with stand-ins for the daemons."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pnode.config import load
+from p2pnode.config_rules import check
+from p2pnode.demo import DemoPlan, Reached, goal_held, node_config, run, summary
+from p2pnode.documentation import node_toml
+
+ROOT = Path(__file__).parent.parent.parent
+FAKE = ROOT / "tests" / "process" / "fake_node.py"
+ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
+PLAN = DemoPlan(nodes=2, start_command=(sys.executable, "-m", "tests.process.fake_node"), alone_command=ALONE)
+
+
+@pytest.fixture(autouse=True)
+def _watch_for_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Every test ends with no process of the demo alive and an empty temporary folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.chdir(ROOT)
+    yield
+    monkeypatch.undo()
+    assert children(str(tmp_path)) == []
+    assert list(tmp_path.glob("p2pnode-demo-*")) == []
+
+
+def children(mark: str) -> list[str]:
+    """Command lines of processes that mention a text of this test."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if mark in command and entry.name != str(os.getpid()):
+            found.append(command)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "held"),
+    [
+        ([[0.95, 0.95, 0.95], [0.96, 0.97, 0.98]], True),
+        ([[0.1, 0.95, 0.99, 0.95], [0.96, 0.97, 0.98]], True),
+        ([[0.95, 0.95, 0.95], [0.96, 0.97]], False),
+        ([[0.95, 0.95, 0.95], []], False),
+        ([[0.99, 0.99, 0.94, 0.99, 0.99], [0.96, 0.97, 0.98]], False),
+        ([[0.99, 0.99, 0.99, 0.94], [0.96, 0.97, 0.98]], False),
+    ],
+)
+def test_the_goal_must_hold_three_times_in_a_row_at_every_node(accuracies: list[list[float]], held: bool) -> None:
+    """A relapse starts the count again, and the last node decides."""
+    assert goal_held(accuracies, 0.95) is held
+
+
+def test_each_node_gets_a_part_of_its_own_and_a_configuration_that_loads(tmp_path: Path) -> None:
+    """The parts are disjoint and lack classes, ports are free ones, and no node begins before all are there."""
+    plan = dataclasses.replace(PLAN, nodes=4, barrier="bsp", exchange=False, seed=7)
+    for part in range(4):
+        config = node_config(plan, part, tmp_path / str(part), ["127.0.0.1:5"])
+        path = tmp_path / f"{part}.toml"
+        path.write_text(node_toml(config, explain=False))
+
+        assert check(config) == []
+        assert load(path).config == config
+        assert config.training.options == {"part": part, "parts": 4, "lacking": 3}
+        assert (config.training.min_nodes, config.training.seed, config.training.threads) == (4, 7, 1)
+        assert (config.node.port, config.status.port) == (0, 0)
+        assert (config.barrier.method, config.exchange.enabled) == ("bsp", False)
+
+
+def test_the_summary_has_the_figures() -> None:
+    """Accuracy is the worst node's; bytes are per node and step; what is unknown is null."""
+    statuses = tuple(
+        {
+            "step": step,
+            "population": {"estimate": 2.0},
+            "exchange": {"bytes_sent": sent},
+        }
+        for step, sent in [(10, 1000), (30, 3000)]
+    )
+
+    answer = summary(PLAN, Reached(True, "", 12.345, statuses, (0.97, 0.96)), [0.7, 0.72])
+
+    assert answer["nodes"] == 2
+    assert answer["seconds"] == pytest.approx(12.345, abs=0.01)
+    assert answer["steps_per_node"] == [10, 30]
+    assert answer["accuracy"] == 0.96
+    assert answer["alone"] == 0.71
+    assert answer["population_estimate"] == 2.0
+    assert answer["bytes_sent_per_node_and_step"] == 100
+    nothing = summary(PLAN, Reached(False, "why", 1.0, ({}, {}), (0.9, None)), [])
+    assert (nothing["accuracy"], nothing["alone"], nothing["bytes_sent_per_node_and_step"]) == (None, None, None)
+
+
+def test_a_swarm_that_learns_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+    """The goal is reached: exit code 0, alone and together are printed, and JSON is the last line."""
+    assert run(PLAN, as_json=True) == 0
+
+    output = capsys.readouterr()
+    answer = json.loads(output.out.splitlines()[-1])
+    assert (answer["success"], answer["nodes"], answer["alone"]) == (True, 2, 0.7)
+    assert answer["accuracy"] >= 0.95
+    assert len(answer["steps_per_node"]) == 2
+    assert "alone 0.70, together 0.9" in output.err
+
+
+def test_without_the_exchange_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """The goal is out of reach: exit code 10 at the time limit, with what was reached."""
+    assert run(dataclasses.replace(PLAN, exchange=False, time_limit_s=2.5)) == 10
+
+    printed = capsys.readouterr().out
+    assert "the goal was not reached within 2.5 s" in printed
+    assert "together 0.60" in printed
+
+
+def test_a_daemon_that_dies_early_is_named_with_its_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The demo stops at once, says which node, its exit code and what it wrote last."""
+    assert run(dataclasses.replace(PLAN, task="fake:Die")) == 10
+
+    printed = capsys.readouterr().out
+    assert "node-0 ended early with exit code 8" in printed
+    assert "the data is missing" in printed
+
+
+def test_a_daemon_that_does_not_leave_is_killed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests and SIGTERM are ignored: the process is killed all the same, with the child it has started."""
+    monkeypatch.setattr("p2pnode.demo.end_all", impatient)
+    assert run(dataclasses.replace(PLAN, nodes=1, task="fake:Ignore")) == 0
+
+    assert "had to be killed: node-0" in capsys.readouterr().out
+
+
+def impatient(processes: Any, hurry: Any) -> list[str]:
+    from p2pnode.demo_nodes import end_all
+
+    return end_all(processes, hurry, leave_s=0.3, term_s=0.3)
+
+
+def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--keep leaves configurations and logs where it says."""
+    assert run(dataclasses.replace(PLAN, nodes=1, keep=tmp_path / "kept")) == 0
+
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert str(folder) in capsys.readouterr().out
+    assert (folder / "node-0" / "log.txt").exists()
+    assert not (folder / "node-0" / "state" / "status.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C or SIGTERM in the middle: exit code 10, what was reached, no process and no file."""
+    code = (
+        "import dataclasses, sys; from tests.process.test_demo import PLAN; from p2pnode.demo import run;"
+        "sys.exit(run(dataclasses.replace(PLAN, until=1.0, task='fake:Fork')))"
+    )
+    demo = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("p2pnode-demo-*/node-*/state/status.json"))) < 2:
+        assert time.monotonic() < deadline
+        assert demo.poll() is None
+        time.sleep(0.05)
+    sleepers = children("sleep 600")
+
+    demo.send_signal(number)
+    printed, _ = demo.communicate(timeout=30)
+
+    assert demo.returncode == 10
+    assert "it was interrupted" in printed
+    assert len(sleepers) == 2
+    assert children("sleep 600") == []

@@ -1,0 +1,327 @@
+"""The HTTP API over a real socket: its answers, its refusals, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from p2pnode.client import NodeClient, NotReachable
+from p2pnode.config import Config, StatusSettings
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.status_server import StatusServer
+from tests.process.fake_node import FakeSource
+
+POST = {"X-P2PNode": "1"}
+
+
+class Response(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Asked(NamedTuple):
+    """A server under test and a way to ask it from another thread."""
+
+    source: FakeSource
+    address: str
+    server: StatusServer
+
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> Response:
+        return await asyncio.to_thread(ask, self.address, method, path, headers or {}, body)
+
+
+async def someone_waits(asked: Asked) -> None:
+    """Return when a long-poll has reached the ring; the scenario's own deadline bounds the wait."""
+    while not asked.source.events._waiters:  # noqa: ASYNC110 -- the ring does not announce its readers
+        await asyncio.sleep(0.01)
+
+
+def ask(address: str, method: str, path: str, headers: dict[str, str], body: bytes) -> Response:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request(method, path, body=body or None, headers=headers)
+        response = connection.getresponse()
+        return Response(response.status, {key.lower(): value for key, value in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def served(scenario: Callable[[Asked], Awaitable[None]], misbehave: str = "") -> None:
+    """Run a scenario against a server on a free port of the loopback."""
+
+    async def run() -> None:
+        source = FakeSource(Config(), misbehave)
+        server = StatusServer(source, StatusSettings(port=0))
+        address = await server.start()
+        try:
+            await scenario(Asked(source, str(address), server))
+        finally:
+            await server.stop()
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_status_carries_the_schema_and_plain_json() -> None:
+    """/status has the documented keys and a schema number; a loss that is not a number is null, not invalid JSON."""
+
+    async def scenario(asked: Asked) -> None:
+        response = await asked("GET", "/status")
+        assert response.status == 200
+        assert response.headers["content-type"].startswith("application/json")
+        assert response.headers["x-p2pnode-schema"] == "1"
+        assert response.json["schema"] == 1
+        assert response.json["training"]["loss"] is None
+        assert response.json["node"]["address"] == "127.0.0.1:1"
+
+    served(scenario)
+
+
+def test_peers_and_steps_are_lists() -> None:
+    """/peers and /steps are bare lists; limit cuts the steps to the newest."""
+
+    async def scenario(asked: Asked) -> None:
+        assert (await asked("GET", "/peers")).json[0]["lag"] == 1
+        assert len((await asked("GET", "/steps")).json) == 5
+        assert (await asked("GET", "/steps?limit=2")).json == [{"step": 4}, {"step": 5}]
+
+    served(scenario)
+
+
+def test_health_is_about_the_process_and_readiness_about_the_work() -> None:
+    """/healthz answers while the process lives; /readyz is 503 with the reason until the node trains."""
+
+    async def scenario(asked: Asked) -> None:
+        assert (await asked("GET", "/healthz")).status == 200
+        ready = await asked("GET", "/readyz")
+        assert (ready.status, ready.json["reason"]) == (503, "it waits for nodes: have 1, need 3")
+
+    served(scenario, "unready")
+
+
+def test_events_come_by_number_and_by_waiting() -> None:
+    """A long-poll returns when something happens, an expired one is empty, and the loss of the ring is counted."""
+
+    async def scenario(asked: Asked) -> None:
+        ring = asked.source.events
+        ring.add("info", "one", {"peer": b"\x01"}, wall=1.0)
+        first = (await asked("GET", "/events?since=0")).json
+        assert first["events"] == [{"id": 1, "time": 1.0, "level": "info", "event": "one", "fields": {"peer": "01"}}]
+        assert (first["last"], first["dropped"], first["schema"]) == (1, 0, 1)
+        assert (await asked("GET", "/events?since=1&timeout=0.01")).json["events"] == []
+
+        waiting = asyncio.ensure_future(asked("GET", "/events?since=1&timeout=20"))
+        await someone_waits(asked)
+        ring.add("warning", "two", {}, wall=2.0)
+        assert [event["event"] for event in (await waiting).json["events"]] == ["two"]
+
+    served(scenario)
+
+
+def test_closing_releases_those_who_wait() -> None:
+    """A long-poll of a minute does not keep the daemon from ending."""
+
+    async def scenario(asked: Asked) -> None:
+        waiting = asyncio.ensure_future(asked("GET", "/events?timeout=60"))
+        await someone_waits(asked)
+        began = time.monotonic()
+        await asked.server.stop()
+        assert (await waiting).json["events"] == []
+        assert time.monotonic() - began < 3
+
+    served(scenario)
+
+
+def test_requests_reach_the_node_only_with_the_header() -> None:
+    """POST asks the node and is accepted; without the header that no form can send it is refused."""
+
+    async def scenario(asked: Asked) -> None:
+        for path in ("/pause", "/resume", "/leave"):
+            refused = await asked("POST", path)
+            assert refused.status == 403
+            assert "X-P2PNode" in refused.json["error"]
+        assert asked.source.requests == []
+        for path in ("/pause", "/resume", "/leave", "/leave"):
+            assert (await asked("POST", path, POST)).status == 202
+        assert asked.source.requests == ["pause", "resume", "leave", "leave"]
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.5", ""])
+def test_a_foreign_host_header_is_refused(host: str) -> None:
+    """A name that was made to point at the loopback (DNS rebinding) gets nothing, not even to read."""
+
+    async def scenario(asked: Asked) -> None:
+        response = await asked("GET", "/status", {"Host": host})
+        assert response.status in (400, 403)
+        assert b"training" not in response.body
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "LOCALHOST", "127.0.0.1:99", "[::1]", "[::1]:80"])
+def test_names_of_the_loopback_are_accepted(host: str) -> None:
+    """A tunnel or a container may change the port; the name stays this machine's."""
+
+    async def scenario(asked: Asked) -> None:
+        assert (await asked("GET", "/status", {"Host": host})).status == 200
+
+    served(scenario)
+
+
+def test_a_foreign_page_cannot_steer_the_node() -> None:
+    """A POST with another site's Origin is refused even with the header; the node's own page may."""
+
+    async def scenario(asked: Asked) -> None:
+        for origin in ("http://evil.example", "null", "https://" + asked.address):
+            assert (await asked("POST", "/leave", POST | {"Origin": origin})).status == 403
+        assert asked.source.requests == []
+        assert (await asked("POST", "/leave", POST | {"Origin": f"http://{asked.address}"})).status == 202
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "word"),
+    [
+        ("GET", "/nothing", 404, "there is no /nothing"),
+        ("GET", "/leave", 405, "/leave does not take GET"),
+        ("POST", "/status", 405, "/status does not take POST"),
+        ("DELETE", "/status", 405, "does not take DELETE"),
+        ("GET", "/steps?limit=0", 400, "limit"),
+        ("GET", "/steps?limit=-1", 400, "limit"),
+        ("GET", "/steps?limit=many", 400, "limit"),
+        ("GET", "/steps?limit=" + "9" * 5000, 400, "limit"),
+        ("GET", "/events?since=x", 400, "since"),
+        ("GET", "/events?timeout=nan", 400, "timeout"),
+        ("GET", "/events?timeout=-1", 400, "timeout"),
+        ("GET", "/events?limit=1.5", 400, "limit"),
+    ],
+)
+def test_wrong_requests_get_json_errors(method: str, path: str, status: int, word: str) -> None:
+    """Every refusal is JSON with the schema and a sentence."""
+
+    async def scenario(asked: Asked) -> None:
+        response = await asked(method, path, POST)
+        assert response.status == status
+        assert word in response.json["error"]
+        assert response.json["schema"] == 1
+
+    served(scenario)
+
+
+def test_large_bodies_are_refused() -> None:
+    """Nobody can make the daemon hold a body it does not need."""
+
+    async def scenario(asked: Asked) -> None:
+        assert (await asked("POST", "/pause", POST, b"x" * 5000)).status == 413
+        assert (await asked("POST", "/pause", POST, b"x" * 100)).status == 202
+
+    served(scenario)
+
+
+def test_a_fault_of_the_source_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A source that raises gives 500 with the kind of the error, and the server goes on."""
+
+    async def scenario(asked: Asked) -> None:
+        def broken() -> Any:
+            raise ZeroDivisionError("secret")
+
+        asked.source.peers = broken  # type: ignore[method-assign]
+        response = await asked("GET", "/peers")
+        assert (response.status, response.json["error"]) == (500, "ZeroDivisionError while answering /peers")
+        assert (await asked("GET", "/status")).status == 200
+
+    served(scenario)
+    assert "secret" in caplog.text
+
+
+def test_the_page_lists_what_there_is_and_escapes_what_it_shows() -> None:
+    """/ is a page for people with the summary, in which nothing that a peer sent can become markup."""
+
+    async def scenario(asked: Asked) -> None:
+        response = await asked("GET", "/")
+        assert response.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert b"&lt;b&gt;&amp; more" in response.body
+        assert b"<b>" not in response.body
+        for path in (b"/status", b"/peers", b"/steps", b"/events", b"/healthz", b"/readyz", b"/leave"):
+            assert path in response.body
+
+    served(scenario)
+
+
+def test_a_port_in_use_is_one_sentence_and_a_hint() -> None:
+    """The second server on a port is told so, with exit code 6 and how to choose another."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        server = StatusServer(None, StatusSettings(port=port))  # type: ignore[arg-type]
+
+        with pytest.raises(UserError) as caught:
+            asyncio.run(server.start())
+
+    assert caught.value.exit_code == ExitCode.CANNOT_BIND
+    assert f"127.0.0.1:{port}: the port is in use" in caught.value.message
+    assert "--status-port" in caught.value.hint
+
+
+def test_the_client_reads_what_the_server_says() -> None:
+    """The thin client gets the same answers, and the node's own words where it refuses."""
+
+    async def scenario(asked: Asked) -> None:
+        client = NodeClient(asked.address)
+        assert (await asyncio.to_thread(client.status))["state"] == "training"
+        assert len(await asyncio.to_thread(client.peers)) == 1
+        assert len(await asyncio.to_thread(client.steps, 2)) == 2
+        assert (await asyncio.to_thread(client.events))["last"] == 0
+        await asyncio.to_thread(client.post, "/pause")
+        assert asked.source.requests == ["pause"]
+        with pytest.raises(UserError, match="there is no /dance"):
+            await asyncio.to_thread(client.post, "/dance")
+
+    served(scenario)
+
+
+def test_the_client_ignores_proxies_and_tells_foreigners_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in the environment is not asked; something that is no p2pnode is called so; silence is exit code 9."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    async def scenario(asked: Asked) -> None:
+        assert (await asyncio.to_thread(NodeClient(asked.address).status))["schema"] == 1
+
+    served(scenario)
+
+    async def foreigner() -> None:
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(NotReachable, match="is no p2pnode"):
+                await asyncio.to_thread(NodeClient(f"127.0.0.1:{port}").status)
+        with pytest.raises(NotReachable, match="Connection refused") as caught:
+            await asyncio.to_thread(NodeClient(f"127.0.0.1:{port}").status)
+        assert caught.value.exit_code == ExitCode.NOT_REACHABLE
+        assert "p2pnode start" in caught.value.hint
+
+    asyncio.run(foreigner())

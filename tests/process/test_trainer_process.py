@@ -1,0 +1,426 @@
+"""The trainer as a real process: start, orders, crash, hang, stop, and a daemon that dies or is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.process.trainer_world import ROOT, World, descriptors, lives, until, wait_until
+from training import shared_memory
+from training.layout import Layout
+from training.trainer_door import StepOrder, TrainerFailed
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.chdir(ROOT)  # Where `tests.world_tasks` is found.
+    yield World(tmp_path / "state")
+
+
+def order(step: int, local_steps: int = 2) -> StepOrder:
+    return StepOrder(step, local_steps, 1.0, True)
+
+
+@pytest.mark.parametrize("uvloop", [False, True])
+def test_a_trainer_trains_evaluates_saves_exports_and_stops(world: World, uvloop: bool) -> None:
+    """The whole way on both loops; stopping takes less than four seconds and leaves no process and no socket."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Line")
+        hello = await trainer.start()
+        assert isinstance(hello.layout, Layout)
+        assert (hello.task, hello.task_version, hello.evaluates) == ("tests.world_tasks:Line", "1", True)
+        assert trainer.vector.shape == trainer.delta.shape == (hello.layout.total,)
+        assert trainer.vector.any()
+        before = await trainer.evaluate(0)
+        for step in range(1, 31):
+            report = await trainer.train(order(step, 5))
+            trainer.vector += trainer.delta
+        after = await trainer.evaluate(30)
+        assert before is not None
+        assert after is not None
+        assert after.metrics["error"] < 0.5 * before.metrics["error"]
+        assert (report.step, report.optimizer_steps, report.samples) == (30, 5, 40)
+        await trainer.save(str(world.state_dir / "checkpoint" / "trainer"))
+        await trainer.export(str(world.state_dir / "model.safetensors"))
+        assert np.array_equal(load_file(world.state_dir / "model.safetensors")["0.bias"], trainer.vector[:8])
+        began = time.monotonic()
+        await trainer.stop()
+        await trainer.stop()
+        assert time.monotonic() - began < 4
+        assert not lives(hello.pid)
+
+    world.run(scenario, uvloop=uvloop)
+    assert world.states == ["starting", "running", "stopped"]
+    assert not (world.state_dir / "trainer").exists()
+
+
+def test_one_node_equals_the_bare_loop(world: World) -> None:
+    """200 optimiser steps through the process, plain sum, agree to 1e-6 with the bare torch loop."""
+    import torch
+
+    from tests import world_tasks
+    from training.link import derive_node_seed
+    from training.trainer.snapshot import seed_all
+
+    async def scenario(world: World) -> Any:
+        trainer = world.trainer("Adaptive", seed=3)
+        await trainer.start()
+        for step in range(1, 41):
+            await trainer.train(order(step, 5))
+            trainer.vector += trainer.delta
+        return trainer.vector.copy()
+
+    got = world.run(scenario)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    node_seed = derive_node_seed(3, b"n" * 20)
+    seed_all(3)
+    task = world_tasks.Adaptive({}, data_dir="", seed=3, node_seed=node_seed, device="cpu")
+    spec = task.build()
+    seed_all(node_seed)
+    batches = iter(task.batches())
+    for _ in range(200):
+        spec.optimizer.zero_grad()
+        task.loss(spec.model, next(batches)).backward()  # type: ignore[no-untyped-call]
+        spec.optimizer.step()
+        assert spec.scheduler is not None
+        spec.scheduler.step()
+    torch.set_num_threads(threads)
+    bare = np.concatenate([value.detach().numpy().ravel() for _, value in sorted(spec.model.named_parameters())])
+    np.testing.assert_allclose(got, bare, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raise", r"loss\(\) of the task .* raised RuntimeError: out of memory"),
+        ("exit", "exit code 17: the driver has gone"),
+        ("signal", "signal SIGSEGV"),
+    ],
+)
+def test_a_crash_is_told_and_the_vector_survives_it(world: World, how: str, reason: str) -> None:
+    """However the process ends, the order fails with a sentence, another start takes the same buffers, and training
+    goes on from the vector and the saved state."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Dying", options={"dies_at": 7, "how": how})
+        first = await trainer.start()
+        vector, delta = trainer.vector, trainer.delta
+        await trainer.train(order(1))
+        vector += delta
+        await trainer.save(str(world.state_dir / "saved"))
+        await trainer.train(order(2))
+        vector += delta
+        kept = vector.copy()
+        with pytest.raises(TrainerFailed, match=reason) as failure:
+            await trainer.train(order(3, 10))
+        assert not failure.value.fatal
+        assert trainer.state == "crashed"
+        with pytest.raises(TrainerFailed, match=reason):
+            await trainer.evaluate(3)
+        second = await trainer.start(str(world.state_dir / "saved"))
+        assert second.pid != first.pid
+        assert second.layout == first.layout
+        assert trainer.vector is vector
+        assert np.array_equal(vector, kept)
+        report = await trainer.train(order(3))
+        assert report.step == 3
+        assert delta.any()
+
+    world.run(scenario)
+    assert world.states == ["starting", "running", "crashed", "starting", "running", "stopped"]
+    if how == "raise":
+        assert "RuntimeError: out of memory" in (world.state_dir / "trainer.log").read_text()
+
+
+def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World) -> None:
+    """Silence makes it hung, a word makes it running; nothing is lost."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Slow", options={"seconds": 0.05}, hang_s=0.5)
+        hello = await trainer.start()
+        training = asyncio.create_task(trainer.train(order(1, 20)))
+        await until(lambda: bool(trainer.state == "running") and not training.done())
+        await asyncio.sleep(0.2)  # Into the order, so that it has spoken.
+        os.kill(hello.pid, signal.SIGSTOP)
+        await until(lambda: trainer.state == "hung", 3)
+        os.kill(hello.pid, signal.SIGCONT)
+        await until(lambda: trainer.state == "running", 3)
+        assert (await training).optimizer_steps == 20
+
+    world.run(scenario)
+    assert world.states == ["starting", "running", "hung", "running", "stopped"]
+    assert world.log.fields("trainer_hung")[0]["silent_s"] >= 0.5
+
+
+def test_a_trainer_silent_ten_times_as_long_is_killed(world: World) -> None:
+    """It fails in a way that another start may mend."""
+
+    async def scenario(world: World) -> float:
+        trainer = world.trainer("Slow", options={"seconds": 0.02}, hang_s=0.2)
+        hello = await trainer.start()
+        await trainer.train(order(1))
+        os.kill(hello.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(TrainerFailed, match="was silent for 2 s and was killed") as failure:
+            await trainer.train(order(2))
+        assert not failure.value.fatal
+        assert not lives(hello.pid)
+        assert trainer.state == "crashed"
+        return time.monotonic() - began
+
+    assert 1.9 < world.run(scenario) < 4
+
+
+def test_a_long_evaluation_is_not_taken_for_a_hang(world: World) -> None:
+    """Each pass through the model is a sign of life."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Slow", options={"seconds": 0.25}, hang_s=0.6)
+        await trainer.start()
+        evaluation = await trainer.evaluate(1)
+        assert evaluation is not None
+
+    world.run(scenario)
+    assert "hung" not in world.states
+
+
+def test_a_hung_trainer_is_stopped_in_time(world: World) -> None:
+    """A process that hears nothing is killed within four seconds."""
+
+    async def scenario(world: World) -> float:
+        trainer = world.trainer("Plain")
+        hello = await trainer.start()
+        os.kill(hello.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        await trainer.stop()
+        assert not lives(hello.pid)
+        return time.monotonic() - began
+
+    assert world.run(scenario) < 4
+
+
+def test_a_cancelled_order_is_left_and_the_next_one_has_its_own_answer(world: World) -> None:
+    """A node that leaves saves at once, though the order under way was a long one."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Slow", options={"seconds": 0.02})
+        await trainer.start()
+        training = asyncio.create_task(trainer.train(order(1, 10_000)))
+        await asyncio.sleep(0.3)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+        async with asyncio.timeout(5):
+            await trainer.save(str(world.state_dir / "saved"))
+            report = await trainer.train(order(2))
+        assert (report.step, report.optimizer_steps) == (2, 2)
+
+    world.run(scenario)
+    assert (world.state_dir / "saved").exists()
+
+
+def test_a_stop_ends_an_order_under_way(world: World) -> None:
+    """Whoever waits for the order is told, and nothing waits for ever."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Slow", options={"seconds": 0.02})
+        await trainer.start()
+        training = asyncio.create_task(trainer.train(order(1, 10_000)))
+        await asyncio.sleep(0.1)
+        await trainer.stop()
+        with pytest.raises(TrainerFailed, match="was stopped"):
+            await training
+        with pytest.raises(TrainerFailed, match="not running"):
+            await trainer.train(order(1))
+
+    world.run(scenario)
+
+
+def test_a_file_that_cannot_be_written_fails_the_order_and_not_the_trainer(world: World) -> None:
+    """The sentence names the file, and the trainer goes on."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Plain")
+        await trainer.start()
+        (world.state_dir / "file").write_text("in the way")
+        for write in (trainer.save, trainer.export):
+            with pytest.raises(TrainerFailed, match=r"file/model\.pt could not be written"):
+                await write(str(world.state_dir / "file" / "model.pt"))
+        assert trainer.state == "running"
+        assert (await trainer.train(order(1))).step == 1
+
+    world.run(scenario)
+
+
+def test_a_warning_of_the_trainer_reaches_the_log(world: World) -> None:
+    """A loss that is not finite is an event of the daemon's log."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Infinite")
+        await trainer.start()
+        await trainer.train(order(1))
+
+    world.run(scenario)
+    assert world.log.fields("trainer_warned")[0]["about"] == "loss_not_finite"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"task": "no_such_module:Task"}, "does not import"),
+        ({"task": "tests.world_tasks:RaisesInBuild"}, r"build\(\) of the task .* raised ValueError"),
+        ({"task": "tests.world_tasks:NoTask"}, "is not a task"),
+        ({"task": "tests.world_tasks:Frozen"}, "no trainable parameter"),
+        ({"task": "tests.world_tasks:DiesAtStart"}, "exit code 5: library version mismatch"),
+        ({"task": "text", "data_dir": "/nowhere/book.txt"}, "finds no file /nowhere/book.txt"),
+        ({"task": "digits", "device": "cuda:99"}, "not available"),
+    ],
+)
+def test_a_start_that_must_fail_again_is_fatal(world: World, settings: dict[str, Any], reason: str) -> None:
+    """One sentence and a hint; no process and no socket stays behind."""
+    before = descriptors()
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(TrainerFailed, match=reason) as failure:
+            await world.trainer(**settings).start()
+        assert failure.value.fatal
+        assert failure.value.hint
+        assert "\n" not in failure.value.reason
+
+    world.run(scenario)
+    assert world.states == ["starting", "crashed", "stopped"]
+    assert not (world.state_dir / "trainer").exists()
+    assert descriptors() == before
+
+
+def test_a_start_can_be_cancelled(world: World) -> None:
+    """A node that is told to leave while its trainer starts leaves no process."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Plain")
+        starting = asyncio.create_task(trainer.start())
+        await until(lambda: (world.state_dir / "trainer" / "link").exists())
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert trainer.state == "stopped"
+        assert not (world.state_dir / "trainer").exists()
+
+    world.run(scenario)
+
+
+def test_too_little_memory_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is trained."""
+    monkeypatch.setattr(shared_memory, "available_memory_bytes", lambda: 100)
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(TrainerFailed, match=r"takes 2 × .* of memory, and .* are free") as failure:
+            await world.trainer("Plain").start()
+        assert failure.value.fatal
+
+    world.run(scenario)
+
+
+def test_a_long_state_directory_has_its_socket_elsewhere(world: World) -> None:
+    """The path of a Unix socket is bounded; a private temporary folder takes its place and is removed."""
+    world.state_dir = world.state_dir / ("deep" * 10) / ("deeper" * 10)
+
+    async def scenario(world: World) -> None:
+        await world.trainer("Plain").start()
+
+    world.run(scenario)
+    assert list(world.state_dir.iterdir()) == []
+
+
+def test_a_folder_on_the_path_that_hides_ours_is_named(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an installed program, where the user's PYTHONPATH comes first."""
+    import training.supervisor
+
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").touch()
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(training.supervisor, "__file__", str(tmp_path / "site-packages" / "training" / "supervisor.py"))
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(TrainerFailed, match="hides p2pnode's own package") as failure:
+            await world.trainer("Plain").start()
+        assert str(tmp_path / "training") in failure.value.reason
+        assert failure.value.fatal
+
+    world.run(scenario)
+
+
+def test_what_a_trainer_prints_is_kept_and_bounded(world: World) -> None:
+    """Two files of a megabyte at most; the last lines are in the failure."""
+    text = "for n in range(60000): print('line', n, 'x' * 40)\nraise SystemExit(9)"
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(TrainerFailed, match="exit code 9: line 59999") as failure:
+            await world.script(text).start()
+        assert "line 59990" in failure.value.hint
+
+    world.run(scenario)
+    sizes = [path.stat().st_size for path in sorted(world.state_dir.glob("trainer.log*"))]
+    assert len(sizes) == 2
+    assert all(size <= 1 << 20 for size in sizes)
+
+
+def start_daemon(folder: Path, seconds: float) -> tuple[subprocess.Popen[str], int]:
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "tests.process.trainer_daemon", str(folder), str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert daemon.stdout is not None
+    return daemon, int(daemon.stdout.readline().split()[1])
+
+
+@pytest.mark.parametrize("seconds", [0.01, 30.0])
+def test_a_trainer_ends_with_its_daemon(tmp_path: Path, seconds: float) -> None:
+    """Killed without a word: the trainer is gone within seconds, in the middle of a long optimiser step too."""
+    daemon, pid = start_daemon(tmp_path, seconds)
+    try:
+        daemon.kill()
+        daemon.wait()
+
+        assert wait_until(lambda: not lives(pid), 5)
+    finally:
+        daemon.kill()
+        daemon.communicate()
+
+
+def test_a_stopped_daemon_keeps_its_trainer(tmp_path: Path) -> None:
+    """SIGSTOP of the daemon is no death: after SIGCONT the same trainer goes on and is not taken for hung."""
+    daemon, pid = start_daemon(tmp_path, 0.01)
+    try:
+        assert daemon.stdout is not None
+        daemon.stdout.readline()
+        daemon.send_signal(signal.SIGSTOP)
+        assert not wait_until(lambda: not lives(pid), 1.5)
+        daemon.send_signal(signal.SIGCONT)
+        rows = [daemon.stdout.readline().split() for _ in range(30)]
+
+        assert lives(pid)
+        assert {row[2] for row in rows} == {"running"}
+    finally:
+        daemon.kill()
+        daemon.communicate()
+    assert wait_until(lambda: not lives(pid), 5)

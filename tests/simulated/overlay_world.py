@@ -1,0 +1,116 @@
+"""Overlays without a daemon around them, on one simulated network: what the simulated tests of the overlay share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from overlay.identity import load_identity, next_incarnation
+from overlay.node import Overlay
+from overlay.peers import Activity, PeerChange
+from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+from overlay.transport import Address
+from tests.world.doors import ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
+from tests.world.network import Network
+
+GENESIS = b"genesis of tests"
+PORT = 8468
+
+
+class OverlayWorld:
+    """Nodes by number; node 0 founds. Any exception in a datagram handler fails the test."""
+
+    def __init__(
+        self, seed: int, *, delay: tuple[float, float] = (0.001, 0.01), loss: float = 0.0, run: str = "tests"
+    ) -> None:
+        print(f"seed {seed}")
+        self.seed = seed
+        self.run = run
+        self.clock = VirtualClock()
+        self.network = Network(asyncio.get_running_loop(), seed, delay=delay, loss=loss)
+        self.records: list[Record] = []
+        self.disks: dict[int, MemoryDisk] = {}
+        self.nodes: dict[int, Overlay] = {}
+        self.changes: dict[int, list[tuple[float, PeerChange]]] = {}
+        self._starts: dict[int, int] = {}
+
+    def make(self, number: int, *, host: str | None = None, run: str | None = None, **node: object) -> Overlay:
+        """A node that is not started yet, on its own disk (the old one, if it ran before)."""
+        disk = self.disks.setdefault(number, MemoryDisk())
+        self._starts[number] = self._starts.get(number, 0) + 1
+        entropy = SeededEntropy(f"{self.seed}/{number}/{self._starts[number]}")
+        host = host or address_of(number)
+        settings = NodeSettings(host=host, port=PORT, **node)  # type: ignore[arg-type]
+        overlay = Overlay(
+            identity=load_identity(disk, entropy),
+            incarnation=next_incarnation(disk),
+            boot=int.from_bytes(entropy.token(8), "big"),
+            node=settings,
+            swarm=SwarmSettings(run=run or self.run),
+            liveness=LivenessSettings(),
+            transport=self.network.transport(host, PORT),
+            clock=self.clock,
+            entropy=entropy,
+            disk=disk,
+            log=ListLog(self.records, f"n{number}", self.clock),
+        )
+        overlay._protocol.fragile = True
+        self.nodes[number] = overlay
+        seen = self.changes[number] = []
+        overlay.on_change(lambda change: seen.append((self.clock.monotonic(), change)))
+        return overlay
+
+    async def found(self, number: int = 0, **node: object) -> Overlay:
+        overlay = self.make(number, **node)
+        await overlay.start()
+        overlay.found(GENESIS)
+        overlay.announce(activity=Activity.TRAINING, step_seconds=60.0)
+        return overlay
+
+    async def join(self, number: int, *, through: Iterable[int] = (0,), **node: object) -> Overlay:
+        overlay = self.make(number, **node)
+        await overlay.start()
+        await overlay.join([f"{address_of(other)}:{PORT}" for other in through], genesis=None)
+        overlay.announce(activity=Activity.TRAINING, step_seconds=60.0)
+        return overlay
+
+    async def raise_swarm(self, count: int, *, at_once: bool = True) -> list[Overlay]:
+        """Nodes 0 … count-1, all joined through node 0."""
+        await self.found(0)
+        if at_once:
+            await asyncio.gather(*(self.join(number) for number in range(1, count)))
+        else:
+            for number in range(1, count):
+                await self.join(number)
+        return [self.nodes[number] for number in range(count)]
+
+    async def crash(self, number: int, *, refused: bool = False) -> None:
+        """SIGKILL: nothing is said any more, and the node's tasks are gone."""
+        overlay = self.nodes.pop(number)
+        self.network.crash(overlay.address, refused=refused)
+        disk = self.disks[number]
+        files = dict(disk.files)
+        await overlay.stop()
+        disk.files.clear()
+        disk.files.update(files)
+
+    async def until(self, condition: Callable[[], bool], within_s: float, what: str) -> float:
+        """Virtual seconds until the condition held; late is an error."""
+        started = self.clock.monotonic()
+        while not condition():
+            waited = self.clock.monotonic() - started
+            assert waited <= within_s, f"not within {within_s} s: {what} (seed {self.seed})"
+            await asyncio.sleep(0.02)
+        return self.clock.monotonic() - started
+
+    async def stop(self) -> None:
+        for overlay in self.nodes.values():
+            await overlay.stop()
+
+
+def address_of(number: int) -> str:
+    return f"10.0.{number // 200}.{number % 200 + 1}"
+
+
+def endpoint(number: int) -> Address:
+    return Address(address_of(number), PORT)

@@ -1,0 +1,308 @@
+"""Whole nodes on the simulated network: training together, joining, leaving, dying, coming back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.world.loop import VirtualLoop
+from tests.world.swarm import Host, Swarm
+from tests.world.trainer import StubTrainer, exponential, initial_vector
+
+SIZE = 256
+#: Every delta added once with weight 1: the model must equal the initial vector plus the sum of all deltas, exactly.
+EXACT: dict[str, Any] = {
+    "exchange.weight": "sum",
+    "exchange.outer_lr": 1.0,
+    "exchange.outer_momentum": 0.0,
+    "exchange.codec": "float32",
+    "exchange.shards": 8,
+    "training.linger_s": 30.0,
+}
+
+
+def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, step_s: float = 1.0, **settings: Any) -> Swarm:
+    """Run a scenario on a fresh world; returns the swarm for a look at its records."""
+    print(f"seed {seed}")
+    worlds = []
+
+    async def main() -> None:
+        swarm = Swarm(
+            seed=seed,
+            settings={**EXACT, **{key.replace("__", "."): value for key, value in settings.items()}},
+            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(step_s), start_s=0.3),
+        )
+        worlds.append(swarm)
+        try:
+            await scenario(swarm)
+        finally:
+            await swarm.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+    return worlds[0]
+
+
+def steps(swarm: Swarm) -> list[int]:
+    return [host.living.progress.step for host in swarm.running()]
+
+
+def expected(swarm: Swarm, *, without: tuple[str, ...] = ()) -> np.ndarray:
+    """Initial vector plus every delta of every trainer (killed ones left out where told)."""
+    total = initial_vector(0, SIZE).astype(np.float64)
+    for name, host in swarm.hosts.items():
+        if name not in without:
+            assert host.trainer is not None
+            total += host.trainer.expected()
+    return total.astype(np.float32)
+
+
+def finished(host: Host) -> bool:
+    return host.node is not None and host.node.state in ("finished", "leaving")
+
+
+@pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp"])
+def test_every_delta_is_in_the_model_once(method: str) -> None:
+    """Under every barrier the model equals the initial vector plus all deltas, each once."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(5)
+        await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=300, what="12 steps everywhere")
+        # Under bsp the last deltas show when somebody pulls the last step: leaving the barrier does.
+        await swarm.until(lambda: all(map(finished, swarm.hosts.values())), within_s=60, what="all finished")
+
+        np.testing.assert_array_equal(swarm.value(), expected(swarm))
+
+    simulate(scenario, seed=11, barrier__method=method, training__max_steps=12, training__min_nodes=5)
+
+
+def test_the_shards_spread_over_the_nodes() -> None:
+    """Shortly after a swarm has gathered, no node owns more than half of the shards and each has a backup."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(4)
+        await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+
+        owned = [len(host.living.exchange.store.owned) for host in swarm.running()]
+        backups = [one.backup for host in swarm.running() for one in host.living.exchange.store.owned.values()]
+        assert sum(owned) == 32
+        assert max(owned) <= 16
+        assert all(backup is not None for backup in backups)
+
+    simulate(scenario, seed=12, exchange__shards=32)
+
+
+def test_bsp_keeps_everybody_on_one_step() -> None:
+    """Under bsp no node is ever more than one completed step ahead of another."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(5)
+        await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="the first step")
+        gaps = []
+
+        def look() -> bool:
+            gaps.append(max(steps(swarm)) - min(steps(swarm)))
+            return min(steps(swarm)) >= 15
+
+        await swarm.until(look, within_s=300, what="15 steps")
+
+        assert max(gaps) <= 1
+
+    simulate(scenario, seed=13, barrier__method="bsp", training__min_nodes=5)
+
+
+def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
+    """Killing a node mid-run: the others go on within the detection bound, and the model holds every delta once."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(5)
+        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
+        victim = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
+        before = victim.trainer.trained[-1]
+        unpushed = victim.living.progress.step < before
+        await swarm.kill(victim.name)
+        stood = {host.name: swarm.clock.monotonic() for host in swarm.running()}
+        last = {host.name: host.living.progress.step for host in swarm.running()}
+        longest = 0.0
+
+        def look() -> bool:
+            nonlocal longest
+            now = swarm.clock.monotonic()
+            for host in swarm.running():
+                if host.living.progress.step != last[host.name]:
+                    last[host.name], stood[host.name] = host.living.progress.step, now
+                if not finished(host):
+                    longest = max(longest, now - stood[host.name])
+            return all(map(finished, swarm.running()))
+
+        await swarm.until(look, within_s=200, what="the survivors finish")
+
+        assert longest <= 10.0 + 4.0  # the detection bound and a slow step of the stub
+        ours = swarm.value() - expected(swarm, without=(victim.name,))
+        theirs = victim.trainer.expected()
+        if unpushed:
+            # Its last step was on its way when it died: each of its shards is in or out, whole.
+            last_delta = theirs - victim.trainer.expected(victim.trainer.trained[:-1])
+            assert np.all((ours == theirs) | (ours == theirs - last_delta))
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+    simulate(scenario, seed=14, training__max_steps=30, training__min_nodes=5)
+
+
+def test_a_leave_is_known_at_once_and_moves_everything() -> None:
+    """A node that leaves has handed over its shards when it is gone, and its neighbours know within a second."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(4)
+        await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
+        leaver = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
+        node_id = leaver.living.overlay.node_id
+        node = leaver.living
+        node.leave()
+        await swarm.until(lambda: leaver.task.done(), within_s=5, what="the leaver has gone")
+        await swarm.until(
+            lambda: not any(host.living.overlay.is_alive(node_id) for host in swarm.running()),
+            within_s=1,
+            what="all know that it left",
+        )
+
+        assert leaver.task.result() == "leave"
+        assert not node.exchange.store.owned
+        assert not swarm.of("shards_taken_over")
+        await swarm.until(lambda: all(map(finished, swarm.running())), within_s=200, what="the others finish")
+        swarm.value()
+
+    simulate(scenario, seed=15, training__max_steps=15)
+
+
+def test_a_late_joiner_starts_where_the_others_are() -> None:
+    """A node that joins a running swarm has the vector and starts at the median step, within five seconds."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
+        joiner = swarm.start("late", bootstrap="n2")
+        await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=5, what="it trains")
+
+        assert joiner.living.progress.step >= 15
+
+    simulate(scenario, seed=16)
+
+
+def test_a_killed_node_comes_back_under_a_new_incarnation() -> None:
+    """Restarted on its state directory, a killed node keeps its id, raises its incarnation, and catches up."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 6, within_s=60, what="6 steps everywhere")
+        before = swarm.hosts["n1"].living
+        node_id, incarnation = before.overlay.node_id, before.incarnation
+        await swarm.kill("n1")
+        await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=120, what="the others go on")
+        again = swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: again.living.state in ("training", "waiting"), within_s=15, what="it trains again")
+
+        assert again.living.overlay.node_id == node_id
+        assert again.living.incarnation == incarnation + 1
+        assert again.living.progress.step >= 10
+
+    simulate(scenario, seed=17)
+
+
+def test_a_hung_trainer_is_announced_and_holds_nobody() -> None:
+    """A node whose trainer hangs leaves samples and counts, the others go on, and it comes back when it moves."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(4)
+        await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
+        hung = swarm.hosts["n2"]
+        hung.trainer.hang()
+        await swarm.until(lambda: hung.living.state == "stalled", within_s=40, what="it says so")
+        others = [host for host in swarm.running() if host is not hung]
+        at = min(host.living.progress.step for host in others)
+        await swarm.until(
+            lambda: min(host.living.progress.step for host in others) >= at + 10, within_s=60, what="the others go on"
+        )
+
+        assert all(host.living.overlay.workers() == 3 for host in others)
+        hung.trainer.resume()
+        await swarm.until(lambda: hung.living.state in ("training", "waiting"), within_s=20, what="it moves again")
+
+    simulate(scenario, seed=18, barrier__method="bsp", training__min_nodes=4)
+
+
+def test_a_crashing_trainer_is_restarted() -> None:
+    """A trainer that crashes is started again from the last base, and no step is lost or doubled."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+        swarm.hosts["n1"].trainer.crash_next(2)
+        await swarm.until(lambda: all(map(finished, swarm.hosts.values())), within_s=200, what="all finished")
+
+        assert swarm.hosts["n1"].trainer.starts == 3
+        np.testing.assert_array_equal(swarm.value(), expected(swarm))
+
+    simulate(scenario, seed=19, training__max_steps=12, training__min_nodes=3)
+
+
+def test_a_paused_node_holds_nobody_and_catches_up() -> None:
+    """A paused node leaves samples, goes on owning, and resumes at the step of the others."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+        paused = swarm.hosts["n2"].living
+        paused.pause()
+        others = [swarm.hosts["n0"], swarm.hosts["n1"]]
+        at = min(host.living.progress.step for host in others)
+        await swarm.until(
+            lambda: min(host.living.progress.step for host in others) >= at + 12, within_s=90, what="the others go on"
+        )
+        assert paused.state == "paused"
+        paused.resume()
+        await swarm.until(lambda: paused.progress.step >= at + 11, within_s=20, what="it caught up")
+
+    simulate(scenario, seed=20, barrier__method="bsp", training__min_nodes=3)
+
+
+def test_another_model_is_refused_with_both_values() -> None:
+    """A joiner whose layout differs is refused, and the message names both sides' values."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(2)
+        await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
+        swarm._make_trainer = lambda name: StubTrainer(name, SIZE + 1, start_s=0.3)
+        odd = swarm.start("odd", bootstrap="n0")
+        await swarm.until(lambda: odd.task.done(), within_s=20, what="it ends")
+
+        error = odd.task.exception()
+        assert error is not None
+        assert "[257]" in str(error)
+        assert "[256]" in str(error)
+
+    simulate(scenario, seed=21)
+
+
+def test_the_whole_swarm_comes_back_after_being_switched_off() -> None:
+    """All nodes killed and started again on their disks: the swarm goes on from a checkpoint, not from zero."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
+        for name in list(swarm.hosts):
+            await swarm.kill(name)
+        swarm.start_many(3)
+        await swarm.until(
+            lambda: all(host.living.state in ("training", "waiting") for host in swarm.running()),
+            within_s=60,
+            what="all train again",
+        )
+        await swarm.until(lambda: min(steps(swarm)) >= 25, within_s=60, what="they go on")
+
+        assert len({host.living.overlay.genesis for host in swarm.running()}) == 1
+
+    simulate(scenario, seed=22, training__checkpoint_s=5.0)

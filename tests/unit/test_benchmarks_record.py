@@ -1,0 +1,134 @@
+"""The record of the benchmarks: figures, their file, and the README's table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import record
+from benchmarks.__main__ import BY_NAME, STANDING, command_of, main, parser
+from benchmarks.record import Figure, Outcome, Series
+
+README = "before\n<!-- figures: begin (written by `make bench`) -->\nold\n<!-- figures: end -->\nafter\n"
+
+
+def figure(benchmark: str = "start", name: str = "joined", *, median: float = 2.0, aim: str = "≤ 5") -> Figure:
+    return Figure(
+        benchmark=benchmark,
+        name=name,
+        unit="s",
+        median=median,
+        spread=(1.0, 3.0),
+        repetitions=3,
+        aim=aim,
+        command=f"make bench ARGS={benchmark}",
+        conditions="on the loopback",
+        machine="2 cores",
+    )
+
+
+def test_readme_shows_the_committed_figures() -> None:
+    """The README's table is what figures.json renders, to the letter."""
+    readme = record.README.read_text(encoding="utf-8")
+
+    assert record.with_table(readme, record.load()) == readme
+
+
+def test_the_standing_benchmarks_all_have_figures() -> None:
+    """Once figures are committed, none of the benchmarks is missing among them."""
+    figures = record.load()
+    if not figures:
+        pytest.skip("no figures.json yet: make bench")
+
+    assert {entry.benchmark for entry in figures} >= {*STANDING, *BY_NAME}
+
+
+def test_a_series_becomes_median_and_spread() -> None:
+    """A figure is the median with the lowest and highest repetition, at four digits."""
+    outcome = Outcome("start", "on the loopback", [Series("joined", "s", [3.0, 1.00004, 2.0], "≤ 5")])
+
+    (entry,) = record.figures_of(outcome, "make bench ARGS=start")
+
+    assert (entry.median, entry.spread, entry.repetitions) == (2.0, (1.0, 3.0), 3)
+    assert "Python" in entry.machine
+
+
+def test_an_aim_nobody_can_judge_is_refused() -> None:
+    """An aim is "≤ x", "≥ x" or empty."""
+    outcome = Outcome("start", "", [Series("joined", "s", [1.0], "fast")])
+
+    with pytest.raises(ValueError, match="fast"):
+        record.figures_of(outcome, "")
+
+
+@pytest.mark.parametrize(
+    ("median", "aim", "met"), [(5.0, "≤ 5", True), (5.1, "≤ 5", False), (-0.9, "≥ -1", True), (9.0, "", None)]
+)
+def test_an_aim_is_met_by_the_median(median: float, aim: str, met: bool | None) -> None:
+    """The limit itself is met; without an aim there is nothing to meet."""
+    assert figure(median=median, aim=aim).met is met
+
+
+def test_the_json_line_is_one_line_with_all_that_was_measured() -> None:
+    """Versions, machine, every value and the details are on the line."""
+    line = record.json_line(figure(), Series("joined", "s", [1.0, 2.0, 3.0], details={"peers": 2}))
+
+    entry = json.loads(line)
+    assert "\n" not in line
+    assert (entry["values"], entry["details"], entry["met"]) == ([1.0, 2.0, 3.0], {"peers": 2}, True)
+    assert entry["machine"]["cores"] >= 1
+    assert {"p2pnode", "torch", "uvloop"} <= set(entry["versions"])
+
+
+def test_a_run_renews_its_own_figures_only() -> None:
+    """Figures of benchmarks that did not run stay, in order; those of one that ran are all replaced."""
+    known = [figure("start", "a"), figure("start", "b"), figure("steps", "c")]
+    fresh = [figure("start", "d"), figure("loop_delay", "e")]
+
+    assert [entry.name for entry in record.merged(known, fresh)] == ["d", "c", "e"]
+
+
+def test_the_table_stands_between_its_markers() -> None:
+    """Only what is between the markers changes, and writing twice changes nothing more."""
+    once = record.with_table(README, [figure(median=7.0)])
+
+    assert once.startswith("before\n<!-- figures: begin")
+    assert once.endswith("<!-- figures: end -->\nafter\n")
+    assert "old" not in once
+    assert "| joined | 7 s | 1 to 3, 3 times | ≤ 5 **missed** | `make bench ARGS=start` |" in once
+    assert record.with_table(once, [figure(median=7.0)]) == once
+
+
+def test_a_readme_without_markers_is_refused() -> None:
+    """The table is never put where nobody asked for it."""
+    with pytest.raises(ValueError, match="figures: begin"):
+        record.with_table("nothing here\n", [figure()])
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    """figures.json holds the figures whole, and the README shows them."""
+    file, readme = tmp_path / "figures.json", tmp_path / "README.md"
+    readme.write_text(README, encoding="utf-8")
+
+    record.write([figure()], file, readme)
+
+    assert record.load(file) == [figure()]
+    assert record.table([figure()]) in readme.read_text(encoding="utf-8")
+
+
+def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that does not exist ends with exit code 2 and the names that do."""
+    with pytest.raises(SystemExit) as ended:
+        main(["speed"])
+
+    assert ended.value.code == 2
+    assert "there is no benchmark speed; there are start" in capsys.readouterr().err
+
+
+def test_the_command_has_no_path_of_this_machine() -> None:
+    """The command shown is what another person types; where his files lie is his own."""
+    arguments = parser().parse_args(["outer_rule", "--network", "conv", "--repetitions", "2", "--data-dir", "/data"])
+
+    assert command_of("outer_rule", arguments) == 'make bench ARGS="outer_rule --network conv --repetitions 2"'

@@ -1,0 +1,204 @@
+"""An event loop whose time is virtual: it jumps to the next timer whenever nothing is ready to run.
+
+What it gives the simulated tier: a second costs nothing, the same program gives the same order of callbacks under any
+`PYTHONHASHSEED`, a program that can never go on is a `Deadlock` that names its tasks, and an exception that nobody
+handled ends the run. What it never does: wait, read a socket, or start a thread.
+
+How: only the selector is replaced. asyncio asks it to wait until the next timer; it sets the clock there instead.
+(Design: overlay-practice section 5, "virtual-time loop".)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: Virtual seconds at the start. Not zero, as no machine's monotonic clock is: `last = 0.0` must look long ago.
+START_S = 1000.0
+#: Loop turns without progress of the clock after which the run counts as spinning. 200 nodes do thousands.
+SPIN_TURNS = 2_000_000
+#: Loop turns between two collections of garbage. Fixed, because finalisers schedule callbacks: collections at the
+#: interpreter's own moments would make the history depend on how many objects happen to be allocated.
+COLLECT_TURNS = 20_000
+
+
+class Deadlock(Exception):
+    """The program waits, and nothing is scheduled that could wake it. The message names the tasks."""
+
+
+class TimeLimit(Exception):
+    """The program had not ended after `limit_s` virtual seconds. The message names the tasks."""
+
+
+class Unhandled(Exception):
+    """Exceptions that no code handled: in tasks nobody awaited, callbacks, or handlers of the simulated world."""
+
+    def __init__(self, contexts: list[dict[str, Any]]) -> None:
+        lines = [f"{context.get('message', '')}: {context.get('exception')!r}" for context in contexts]
+        super().__init__("; ".join(lines))
+        self.contexts = contexts
+
+
+class _VirtualTask(asyncio.Task[Any]):
+    """A task whose hash is its number: sets of tasks (TaskGroup, `asyncio.wait`, `self._tasks`) iterate in an order
+    that depends on the program only, not on addresses in memory."""
+
+    def __init__(self, coro: Any, number: int, **kwargs: Any) -> None:
+        self.number = number
+        super().__init__(coro, **kwargs)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Never blocks: where a real selector would wait for `timeout`, the loop's clock moves there."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        self.loop._turn(timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop of the simulated tier. `run` once, then it is closed."""
+
+    def __init__(self) -> None:
+        self._now = START_S
+        self._limit = float("inf")
+        self._turns = 0
+        self._turns_at_jump = 0
+        self._tasks_made = 0
+        self._failures: list[dict[str, Any]] = []
+        selector = _JumpingSelector()
+        selector.loop = self
+        super().__init__(selector)
+        self._clock_resolution = 1e-9
+        self.set_exception_handler(VirtualLoop._record)
+        self.set_task_factory(VirtualLoop._make_task)
+
+    def time(self) -> float:
+        return self._now
+
+    @property
+    def elapsed_s(self) -> float:
+        """Virtual seconds since the start of the loop."""
+        return self._now - START_S
+
+    @property
+    def turns(self) -> int:
+        """Turns of the loop so far: equal for equal histories."""
+        return self._turns
+
+    def _write_to_self(self) -> None:
+        """There is no thread to be woken from: spare the system call."""
+
+    def _turn(self, timeout: float | None) -> None:
+        self._turns += 1
+        if self._turns % COLLECT_TURNS == 0:
+            gc.collect(1)
+        if timeout is None:
+            raise Deadlock(f"nothing is ready and nothing is scheduled; {self._pending()}")
+        if timeout > 0:
+            # The exact moment of the timer, not now + timeout: sums of floats would drift apart from it.
+            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+            self._turns_at_jump = self._turns
+            if self._now > self._limit:
+                raise TimeLimit(f"not finished after {self.elapsed_s:.0f} virtual seconds; {self._pending()}")
+        elif self._turns - self._turns_at_jump > SPIN_TURNS:
+            raise TimeLimit(f"{SPIN_TURNS} turns of the loop in no time at all; {self._pending()}")
+
+    def _pending(self) -> str:
+        tasks = self._living()
+        lines = [_describe(task) for task in tasks[:20]]
+        return f"{len(tasks)} pending tasks: " + "; ".join(lines)
+
+    def _living(self) -> list[asyncio.Task[Any]]:
+        return sorted(asyncio.all_tasks(self), key=hash)
+
+    @staticmethod
+    def _make_task(loop: Any, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        loop._tasks_made += 1
+        return _VirtualTask(coro, loop._tasks_made, loop=loop, **kwargs)
+
+    @staticmethod
+    def _record(loop: Any, context: dict[str, Any]) -> None:
+        loop._failures.append(context)
+        loop.stop()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, limit_s: float = 3600.0, strict: bool = False) -> T:
+        """Run to the end and close the loop.
+
+        Raises what the coroutine raises; `Unhandled` at the first exception nobody handled; `Deadlock`; `TimeLimit`
+        after `limit_s` virtual seconds. With `strict`, tasks that are left over at the end are `Unhandled` too.
+        """
+        self._limit = self._now + limit_s
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        task = self.create_task(coroutine, name="main")
+        try:
+            try:
+                result = self.run_until_complete(task)
+            except RuntimeError as error:
+                if not self._failures:
+                    raise
+                raise self._unhandled() from error
+            finally:
+                # `strict` blames only a run that otherwise went well.
+                left = self._living()
+                self._end(left)
+            if strict and left:
+                self._failures.append({"message": "left over", "exception": [_describe(task) for task in left]})
+            if self._failures:
+                raise self._unhandled()
+            return result
+        finally:
+            gc.unfreeze()
+            if collecting:
+                gc.enable()
+            self.close()
+
+    def _unhandled(self) -> Unhandled:
+        error = Unhandled(self._failures)
+        cause = self._failures[0].get("exception")
+        error.__cause__ = cause if isinstance(cause, BaseException) else None
+        return error
+
+    def _end(self, left: list[asyncio.Task[Any]]) -> None:
+        """Cancel what is left over and let it clean up, so that nothing complains when it is collected."""
+        self._limit = self._now + 60.0
+        for task in left:
+            task.cancel()
+        while any(not task.done() for task in left):
+            try:
+                self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            except RuntimeError:  # stopped by `_record`: the rest goes on
+                continue
+            except (Deadlock, TimeLimit) as error:
+                self._failures.append({"message": "a cancelled task does not end", "exception": error})
+                break
+        gc.collect()
+        # Now that it is collected: "exception was never retrieved" arrives through the exception handler.
+        self.stop()
+        self.run_forever()
+        self.run_until_complete(self.shutdown_asyncgens())
+
+
+def _describe(task: asyncio.Task[Any]) -> str:
+    frames = task.get_stack(limit=1)
+    where = f" at {frames[0].f_code.co_qualname}:{frames[0].f_lineno}" if frames else ""
+    coroutine = task.get_coro()
+    return f"{task.get_name()} {getattr(coroutine, '__qualname__', coroutine)}{where}"
+
+
+def run(coroutine: Coroutine[Any, Any, T], *, limit_s: float = 3600.0, strict: bool = False) -> T:
+    """Run a coroutine on a fresh `VirtualLoop`."""
+    return VirtualLoop().run(coroutine, limit_s=limit_s, strict=strict)

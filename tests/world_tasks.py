@@ -1,0 +1,228 @@
+"""Tiny tasks for the tests of the trainer: each shows one thing a model or a loop may do. Importable in any process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.tasks.batches import ShuffledBatches
+from training.tasks.task import TaskError, TrainSpec
+
+
+class Line:
+    """A small network with dropout that learns a fixed map from 4 numbers to 2; plain SGD."""
+
+    version = "1"
+
+    def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:
+        self.options = options
+        self.data_dir = data_dir
+        self.node_seed = node_seed
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(64, 4, generator=generator)
+        self.outputs = self.inputs @ torch.randn(4, 2, generator=generator)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        return TrainSpec(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return ShuffledBatches(self.inputs, self.outputs, int(self.options.get("batch_size", 8)), self.node_seed)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, outputs = batch
+        return functional.mse_loss(model(inputs).float(), outputs)
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        return {"error": float(functional.mse_loss(model(self.inputs).float(), self.outputs))}, len(self.inputs)
+
+
+class Adaptive(Line):
+    """AdamW with a cosine schedule: everything a snapshot has to hold."""
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return TrainSpec(model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100))
+
+
+class OneCycle(Line):
+    """A schedule that ends after six optimiser steps."""
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return TrainSpec(model, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=6))
+
+
+class Plateau(Line):
+    """A schedule that no swarm can share."""
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return TrainSpec(model, optimizer, scheduler)
+
+
+class Plain(Line):
+    """No dropout, plain SGD; `accumulate` from the options."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        return TrainSpec(model, optimizer, accumulate=int(self.options.get("accumulate", 1)))
+
+
+class Normed(Plain):
+    """Batch normalisation: floating-point buffers that training changes, and an integer one."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Scaled(Plain):
+    """A gradient scaler whose first scale is far too high, so that it skips steps."""
+
+    def build(self) -> TrainSpec:
+        spec = super().build()
+        spec.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        spec.optimizer.param_groups[0]["lr"] = 0.0005
+        return spec
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return super().loss(model, batch) * 100
+
+
+class Infinite(Plain):
+    """Every loss is infinite."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return super().loss(model, batch) * float("inf")
+
+
+class Finite(Plain):
+    """`batches` ends after three."""
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([(self.inputs[:8], self.outputs[:8])] * 3)
+
+
+class Empty(Plain):
+    """`batches` yields nothing."""
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([])
+
+
+class Noisy(Line):
+    """Its evaluation draws random numbers and leaves the model in another mode."""
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        torch.rand(7)
+        model.train()
+        return super().evaluate(model)
+
+
+class Vectorial(Plain):
+    """Its loss is no scalar."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return model(batch[0])
+
+
+class Frozen(Plain):
+    """Nothing to train."""
+
+    def build(self) -> TrainSpec:
+        spec = super().build()
+        spec.model.requires_grad_(False)
+        return spec
+
+
+class RaisesInInit(Plain):
+    def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:
+        raise KeyError("no such column")
+
+
+class RaisesInBuild(Plain):
+    def build(self) -> TrainSpec:
+        raise ValueError("width must be even\nand so on")
+
+
+class BuildsNothing(Plain):
+    def build(self) -> TrainSpec:
+        return None  # type: ignore[return-value]
+
+
+class MissesData(Plain):
+    def build(self) -> TrainSpec:
+        Path(self.data_dir, "images.bin").read_bytes()
+        return super().build()
+
+
+class SaysWhatToDo(Plain):
+    def build(self) -> TrainSpec:
+        raise TaskError("the corpus is empty", "download it first")
+
+
+class NoTask:
+    """Lacks everything."""
+
+
+not_a_class = 7
+
+
+class Dying(Plain):
+    """Ends its process at the optimiser step `dies_at` of the process, in the way `how` says."""
+
+    def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:
+        super().__init__(options, data_dir=data_dir, seed=seed, node_seed=node_seed, device=device)
+        self.calls = 0
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.calls += 1
+        if self.calls == self.options["dies_at"]:
+            match self.options["how"]:
+                case "raise":
+                    raise RuntimeError("out of memory")
+                case "exit":
+                    os.write(2, b"the driver has gone\n")
+                    os._exit(17)
+                case "signal":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+        return super().loss(model, batch)
+
+
+class DiesAtStart(Plain):
+    def build(self) -> TrainSpec:
+        os.write(2, b"library version mismatch\n")
+        os._exit(5)
+
+
+class Slow(Plain):
+    """Each optimiser step, and each evaluation, takes `seconds`."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        time.sleep(self.options["seconds"])
+        return super().loss(model, batch)
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        for _ in range(10):
+            time.sleep(self.options["seconds"])
+            model(self.inputs)
+        return super().evaluate(model)

@@ -1,0 +1,92 @@
+"""Checkpoints: safetensors and JSON, written whole or not at all, and read back by the newest whole one.
+
+A checkpoint is the folder `checkpoints/step-N`: `vector.safetensors` (every tensor by its canonical name, float32),
+`trainer.state` (written by the trainer: optimiser, schedule, random state, data position; may be missing) and
+`state.json`, which is written last and so marks the others as whole.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import safetensors
+import safetensors.numpy
+from msgspec import Meta
+
+from overlay.doors import Disk, Log
+from training.codecs import Vector
+from training.exchange.messages import Term
+from training.layout import Layout
+
+FOLDER = "checkpoints"
+
+
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """`state.json`. `marks` holds (term number, term node as hex, version) per shard."""
+
+    schema: int = 1
+    run: str
+    genesis: str
+    layout_digest: str
+    step: Annotated[int, Meta(ge=0)]
+    samples: int
+    optimizer_steps: int
+    marks: list[tuple[int, str, int]]
+
+    def terms(self) -> list[tuple[Term, int]]:
+        """The marks as the exchange has them."""
+        return [(Term(number, bytes.fromhex(node)), version) for number, node, version in self.marks]
+
+
+def folder_of(step: int) -> str:
+    return f"{FOLDER}/step-{step:010d}"
+
+
+def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, keep: int) -> None:
+    """Write a checkpoint and remove all but the newest `keep`. Raises `OSError`; the earlier ones stay as they are."""
+    folder = folder_of(state.step)
+    tensors = {
+        entry.name: vector[entry.offset : entry.offset + entry.size].reshape(entry.shape) for entry in layout.entries
+    }
+    disk.write(f"{folder}/vector.safetensors", safetensors.numpy.save(tensors))
+    disk.write(f"{folder}/state.json", msgspec.json.format(msgspec.json.encode(state)))
+    for old in _complete(disk)[:-keep]:
+        # The marker goes first: a half-removed checkpoint must not look whole.
+        disk.remove(f"{old}/state.json")
+        for name in disk.names(old):
+            disk.remove(name)
+
+
+def newest(disk: Disk, log: Log) -> CheckpointState | None:
+    """The newest checkpoint whose state can be read; damaged ones are reported and passed over."""
+    for folder in reversed(_complete(disk)):
+        raw = disk.read(f"{folder}/state.json")
+        try:
+            return msgspec.json.decode(raw or b"", type=CheckpointState)
+        except msgspec.DecodeError as error:
+            log.warning("checkpoint_unreadable", folder=folder, reason=str(error))
+    return None
+
+
+def read_vector(disk: Disk, state: CheckpointState, layout: Layout, into: Vector) -> None:
+    """Load the checkpoint's vector. Raises `ValueError` when it does not fit the layout or is damaged."""
+    raw = disk.read(f"{folder_of(state.step)}/vector.safetensors")
+    if raw is None:
+        raise ValueError("vector.safetensors is missing")
+    try:
+        tensors = safetensors.numpy.load(raw)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"vector.safetensors is damaged: {error}") from error
+    for entry in layout.entries:
+        tensor = tensors.get(entry.name)
+        if tensor is None or tensor.size != entry.size:
+            raise ValueError(f"tensor {entry.name} is missing or of another size")
+        into[entry.offset : entry.offset + entry.size] = np.ravel(tensor)
+
+
+def _complete(disk: Disk) -> list[str]:
+    """Folders of checkpoints with their marker, oldest first."""
+    suffix = "/state.json"
+    return [name[: -len(suffix)] for name in disk.names(FOLDER) if name.endswith(suffix)]

@@ -1,0 +1,155 @@
+"""What the parts of the exchange share: the store, the doors, the replica, and counters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from overlay.doors import Clock, Log, Workers
+from overlay.peers import Contact
+from overlay.transport import Buffer, Rejection, Reply, TransportError
+from training.codecs import Vector
+from training.exchange.messages import ZERO_TERM, Term, decode, encode
+from training.exchange.store import ShardStore
+from training.frames import BadFrame
+from training.settings import ExchangeSettings
+
+if TYPE_CHECKING:
+    from overlay.node import Overlay
+
+A = TypeVar("A", bound=msgspec.Struct)
+
+#: Silence after which a request is given up and tried again under the same identity. An owner that waits for its
+#: backup answers "retry" before its callers give up.
+REQUEST_TIMEOUT_S = 3.0
+FORWARD_TIMEOUT_S = 1.5
+#: Answers that need a look at every peer are good for this long.
+GLANCE_S = 0.2
+#: A stranger that failed to answer counts as gone this long; one we know is liveness's to judge.
+STRANGER_FAILED_S = 5.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went over the wire and what was turned away, since the start."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    refused: int = 0  # our deltas, by owners
+    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by us, by reason
+    lost: int = 0  # our deltas dropped from a full outbox
+
+
+@dataclass(slots=True)
+class Core:
+    """Shared by serving, pushing, pulling and keeping. `replica` is the vector as last pulled (the trainer's own
+    shared memory); `marks[i]` is the (term, version) of its shard *i*."""
+
+    overlay: Overlay
+    store: ShardStore
+    genesis: bytes
+    settings: ExchangeSettings
+    synchronous: bool
+    stale_limit: int | None
+    clock: Clock
+    workers: Workers
+    log: Log
+    incarnation: int
+    random: random.Random
+    replica: Vector
+    marks: list[tuple[Term, int]]
+    counters: Counters = field(default_factory=Counters)
+    #: Steps completed by this node, and the last one whose barrier it has passed.
+    step: int = 0
+    passed_step: int = 0
+    #: Set by `keeping`: called when something about ownership should be looked at soon.
+    wake: Callable[[], None] = lambda: None
+    #: When a request to a node last failed, in monotonic seconds.
+    failures: dict[bytes, float] = field(default_factory=dict)
+    _others_eligible: tuple[float, bool] = (-1.0, False)
+    _median: tuple[float, int] = (-1.0, 0)
+
+    def me(self) -> Contact:
+        return Contact(self.overlay.node_id, self.overlay.address)
+
+    def jitter(self) -> float:
+        """A factor of 0.5 to 1.5, so that retries of many nodes do not march in step."""
+        return self.random.uniform(0.5, 1.5)
+
+    def gone(self, node_id: bytes) -> bool:
+        """Whether a node must not be counted on: dead, left, or a stranger that did not answer lately.
+
+        In a large swarm the owner of a shard may be a node this one has never met: not known is not dead.
+        """
+        if node_id == self.overlay.node_id or self.overlay.is_alive(node_id):
+            return False
+        failed_at = self.failures.get(node_id)
+        recently = failed_at is not None and self.clock.monotonic() - failed_at < STRANGER_FAILED_S
+        return recently or self.overlay.is_gone(node_id)
+
+    def median_step(self) -> int:
+        """The median completed step of the workers known, this node included; a moment old at most."""
+        now = self.clock.monotonic()
+        looked_at, median = self._median
+        if now - looked_at > GLANCE_S or looked_at < 0:
+            steps = sorted([self.step, *(peer.step for peer in self.overlay.members() if peer.is_worker(now))])
+            median = steps[len(steps) // 2]
+            self._median = (now, median)
+        return median
+
+    def other_eligible(self) -> bool:
+        """Whether any other node that could be a backup is to be seen."""
+        now = self.clock.monotonic()
+        checked_at, answer = self._others_eligible
+        if now - checked_at > GLANCE_S or checked_at < 0:
+            answer = any(peer.eligible for peer in self.overlay.members())
+            self._others_eligible = (now, answer)
+        return answer
+
+    def look_again(self) -> None:
+        """Membership changed: forget what a glance at the peers gave."""
+        self._others_eligible = (-1.0, False)
+        self._median = (-1.0, 0)
+
+    def mark(self, shard: int) -> tuple[Term, int] | None:
+        """(term, version) of the replica's copy of a shard; None when it was never pulled."""
+        term, version = self.marks[shard]
+        return None if term == ZERO_TERM else (term, version)
+
+    async def ask(self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float) -> A:
+        """A request without bodies. Raises `TransportError`; a malformed answer counts as `foreign`."""
+        async with self.overlay.request(to, name, encode(message), timeout_s=timeout_s) as answer:
+            return self.decoded(to, answer.head, kind)
+
+    def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
+        try:
+            return decode(head, kind)
+        except msgspec.DecodeError as error:
+            raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
+
+
+Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
+
+
+def checked(
+    kind: type[A], genesis: bytes, handle: Callable[[Contact, A, AsyncIterator[Buffer]], Awaitable[Reply]]
+) -> Handler:
+    """A request handler that decodes its message and turns away another swarm's."""
+
+    async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Reply:
+        try:
+            message = decode(payload, kind)
+        except msgspec.DecodeError as error:
+            raise Rejection(f"malformed {kind.__name__}: {error}") from error
+        if message.genesis != genesis:  # type: ignore[attr-defined]
+            raise Rejection("another swarm: the genesis differs")
+        try:
+            return await handle(sender, message, stream)
+        except BadFrame as error:
+            raise Rejection(f"bad body: {error}") from error
+
+    return handler

@@ -1,0 +1,400 @@
+"""Keeping every shard owned and backed up: learners become backups, joins and leaves hand over, deaths are taken over.
+
+A loop looks at all shards twice a second, and at once when membership changes; whatever takes time runs as a job of its
+own, so that a slow transfer never delays a take-over. Never stop to copy: a new backup first takes the live deltas, the
+state streams beside them, and the switch is one round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from overlay.peers import Contact
+from overlay.transport import Reply, TransportError
+from training.exchange import transfer
+from training.exchange.core import REQUEST_TIMEOUT_S, Core, checked
+from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
+from training.exchange.messages import (
+    Appeal,
+    Fetch,
+    HandOver,
+    Learn,
+    Standing,
+    State,
+    StateHead,
+    Survey,
+    SurveyAnswer,
+    Term,
+    Verdict,
+    Where,
+    WhereAnswer,
+    WhereIs,
+    encode,
+)
+from training.exchange.serving import Serving, replica_state
+from training.exchange.store import Owned
+from training.frames import BadFrame, FrameReader
+from training.shards import ShardState
+
+TICK_S = 0.5
+#: States of at most this many bytes are snapshotted and sent in one request.
+BATCH_BYTES = 64 * 1024 * 1024
+#: Candidates surveyed before a take-over.
+SURVEYED = 8
+#: A hand-over waits this long for the deltas in flight, then gives up for this time.
+DRAIN_S = 1.0
+#: Swarms up to this size are told of a new owner node by node; larger ones learn it from answers.
+TOLD = 20
+#: While leaving, how often to look whether everything has been taken.
+RECHECK_S = 0.02
+
+
+class Keeping:
+    """Moves shards so that each has a living owner and, with `replicas = 1`, a living backup."""
+
+    def __init__(self, core: Core, finding: Finding, serving: Serving) -> None:
+        self._core = core
+        self._store = core.store
+        self._finding = finding
+        self._serving = serving
+        self._awake = asyncio.Event()
+        self._jobs: dict[tuple[str, bytes], asyncio.Task[None]] = {}
+        self.leaving = False
+        core.wake = self._awake.set
+        core.overlay.register("appeal", checked(Appeal, core.genesis, self._on_appeal))
+
+    async def run(self) -> None:
+        """Look at all shards until cancelled."""
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        await self._awake.wait()
+                except TimeoutError:
+                    pass
+                self._awake.clear()
+                await self.tend()
+        finally:
+            jobs = list(self._jobs.values())
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def tend(self) -> None:
+        """One look: start whatever should be under way."""
+        self._jobs = {key: job for key, job in self._jobs.items() if not job.done()}
+        self._drop_dead_partners()
+        orphans = [shard for shard in self._finding.orphans if shard not in self._store.owned]
+        self._finding.orphans.clear()
+        bereft = [
+            shard
+            for shard, backed in self._store.backed.items()
+            if backed.state is not None and self._core.gone(backed.owner.node_id)
+        ]
+        if orphans or bereft:
+            self._start("take_over", b"", self._take_over(sorted({*orphans, *bereft})))
+        await self._arrange()
+
+    def _start(self, kind: str, target: bytes, work: Coroutine[Any, Any, None]) -> None:
+        if (kind, target) in self._jobs or self._moving_to(target):
+            work.close()
+            return
+        task = asyncio.create_task(self._guarded(kind, work), name=f"{kind}-{target.hex()[:8]}")
+        self._jobs[kind, target] = task
+
+    def _moving_to(self, target: bytes) -> bool:
+        return bool(target) and any(node == target for _, node in self._jobs)
+
+    async def _guarded(self, kind: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (TransportError, BadFrame, ValueError) as error:
+            self._core.log.warning("shard_move_failed", kind=kind, reason=str(error))
+        finally:
+            self._awake.set()
+
+    def _drop_dead_partners(self) -> None:
+        gone = self._core.gone
+        for owned in self._store.owned.values():
+            if owned.backup is not None and gone(owned.backup.node_id):
+                if owned.moving:
+                    # Nobody knows whether it took the shard before it died: stay above whatever it may have been.
+                    owned.moving = False
+                    owned.term = Term(owned.term.number + 2, self._core.overlay.node_id)
+                owned.backup = None
+            if owned.learner is not None and gone(owned.learner.node_id):
+                owned.learner = None
+
+    # -- who should have what -----------------------------------------------------------------------------------
+
+    async def _arrange(self) -> None:
+        now = self._core.clock.monotonic()
+        me = self._core.overlay.node_id
+        teach: dict[bytes, tuple[Contact, list[int]]] = {}
+        hand: dict[bytes, tuple[Contact, list[int]]] = {}
+        for shard in list(self._store.owned):
+            ranked = await self._finding.candidates(shard)
+            owned = self._store.owned.get(shard)
+            if owned is None or owned.learner is not None:
+                continue
+            others = [
+                contact
+                for contact in ranked
+                if contact.node_id != me and not self._core.overlay.is_suspect(contact.node_id)
+            ]
+            if not others:
+                continue
+            settled = self.leaving or not owned.tenured or now - owned.since >= self._core.settings.tenure_s
+            elsewhere = self.leaving or ranked[0].node_id != me
+            if owned.moving or (elsewhere and settled and self._has(owned, others[0])):
+                if owned.backup is not None:
+                    hand.setdefault(owned.backup.node_id, (owned.backup, []))[1].append(shard)
+            elif self._wants_teaching(owned, others[0], settled=settled, elsewhere=elsewhere):
+                teach.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
+        for contact, shards in hand.values():
+            self._start("hand_over", contact.node_id, self._hand_over(contact, shards))
+        for contact, shards in teach.values():
+            self._start("teach", contact.node_id, self._teach(contact, shards))
+        self._core.overlay.watch(self._partners())
+
+    def _has(self, owned: Owned, first: Contact) -> bool:
+        """Whether the node that should own it has everything; a leaving owner takes any backup."""
+        if owned.backup is None:
+            return False
+        return self.leaving or owned.backup.node_id == first.node_id
+
+    def _wants_teaching(self, owned: Owned, first: Contact, *, settled: bool, elsewhere: bool) -> bool:
+        if owned.backup is None:
+            return bool(self._core.settings.replicas) or (elsewhere and settled)
+        return settled and owned.backup.node_id != first.node_id and not self.leaving
+
+    def _partners(self) -> list[bytes]:
+        """Nodes whose death this node must notice soon: backups of its shards and owners of those it backs."""
+        partners: dict[bytes, None] = {}
+        for owned in self._store.owned.values():
+            for contact in owned.targets():
+                partners[contact.node_id] = None
+        for backed in self._store.backed.values():
+            partners[backed.owner.node_id] = None
+        return list(partners)
+
+    # -- learners -----------------------------------------------------------------------------------------------
+
+    async def _teach(self, to: Contact, shards: list[int]) -> None:
+        """Make a node the backup of shards: live deltas first, the states beside them, then a new term."""
+        for batch in self._batches(shards):
+            await self._teach_batch(to, batch)
+
+    def _batches(self, shards: list[int]) -> list[list[int]]:
+        batches: list[list[int]] = []
+        room = 0
+        for shard in shards:
+            size = 12 * self._store.size(shard)
+            if not batches or size > room:
+                batches.append([])
+                room = BATCH_BYTES
+            batches[-1].append(shard)
+            room -= size
+        return batches
+
+    async def _teach_batch(self, to: Contact, shards: list[int]) -> None:
+        me = self._core.me()
+        asked = [Where.of(shard, self._store.owned[shard].term, me) for shard in shards if shard in self._store.owned]
+        learn = Learn(self._core.genesis, asked)
+        verdict = await self._core.ask(to, "learn", learn, Verdict, QUESTION_TIMEOUT_S)
+        self._store.note(verdict.others)
+        # From here to the end of the loop nothing else runs: the snapshot and the first live delta leave no gap.
+        snapshots: list[tuple[StateHead, ShardState]] = []
+        for shard in verdict.taken:
+            owned = self._store.owned.get(shard)
+            if owned is not None and owned.learner is None and not owned.moving:
+                owned.learner = to
+                snapshots.append(
+                    (transfer.describe(shard, self._store.next_term(shard), owned.state), owned.state.copy())
+                )
+        if not snapshots:
+            return
+        try:
+            heads = [head for head, _ in snapshots]
+            payload = encode(State(self._core.genesis, heads))
+            request = self._core.overlay.request(
+                to, "state", payload, transfer.body(snapshots), timeout_s=REQUEST_TIMEOUT_S
+            )
+            async with request as answer:
+                taken = self._core.decoded(to, answer.head, Verdict).taken
+            for head in heads:
+                if head.shard in taken:
+                    self._promote_learner(head, to)
+        finally:
+            for head, _ in snapshots:
+                owned = self._store.owned.get(head.shard)
+                if owned is not None and owned.learner == to:
+                    owned.learner = None
+
+    def _promote_learner(self, head: StateHead, to: Contact) -> None:
+        owned = self._store.owned.get(head.shard)
+        if owned is None or owned.learner != to:
+            return
+        former = owned.backup
+        owned.backup, owned.learner = to, None
+        owned.term, owned.since = head.term, self._core.clock.monotonic()
+        self._store.note_owner(head.shard, head.term, self._core.me())
+        if former is not None:
+            where = Where.of(head.shard, head.term, self._core.me())
+            self._start("release", former.node_id + head.shard.to_bytes(4, "big"), self._tell(former, [where]))
+
+    # -- hand-over ----------------------------------------------------------------------------------------------
+
+    async def _hand_over(self, to: Contact, shards: list[int]) -> None:
+        """Make the backup the owner and become its backup: one round trip, after the deltas in flight have landed."""
+        wheres = []
+        for shard in shards:
+            owned = self._store.owned.get(shard)
+            if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
+                owned.moving = True
+                wheres.append(Where.of(shard, Term(owned.term.number + 1, to.node_id), to))
+        if not wheres:
+            return
+        if not await self._serving.drained([where.shard for where in wheres], DRAIN_S):
+            for where in wheres:
+                if (owned := self._store.owned.get(where.shard)) is not None:
+                    owned.moving = False
+            return
+        message = HandOver(self._core.genesis, wheres)
+        # When no answer comes, nobody knows who owns: `moving` stays, and the next look asks again.
+        verdict = await self._core.ask(to, "hand_over", message, Verdict, QUESTION_TIMEOUT_S)
+        taken = dict.fromkeys(verdict.taken)
+        for where in wheres:
+            owned = self._store.owned.get(where.shard)
+            if owned is None:
+                continue
+            owned.moving = False
+            if where.shard in taken:
+                self._store.demote(where.shard, to, where.term)
+                if not self._core.settings.replicas:
+                    del self._store.backed[where.shard]
+            else:
+                owned.backup = None
+        self._store.note(verdict.others)
+        if taken:
+            self._core.log.info("shards_handed_over", count=len(taken), to=to.node_id.hex()[:8])
+
+    async def leave(self, timeout_s: float) -> int:
+        """Hand over everything owned; returns how many shards are left when nobody takes them or time is up."""
+        self.leaving = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._store.owned and self._core.other_eligible():
+                    self._awake.set()
+                    await asyncio.sleep(RECHECK_S)
+        except TimeoutError:
+            pass
+        return len(self._store.owned)
+
+    # -- take-over ----------------------------------------------------------------------------------------------
+
+    async def _on_appeal(self, sender: Contact, message: Appeal, _stream: object) -> Reply:
+        taken = []
+        for shard in message.shards:
+            belief = self._store.beliefs.get(shard)
+            owner_lives = belief is not None and not self._core.gone(belief.owner.node_id)
+            if shard < len(self._store) and shard not in self._store.owned and not owner_lives:
+                self._finding.orphans[shard] = None
+                taken.append(shard)
+            elif belief is not None and owner_lives and belief.owner.node_id != self._core.overlay.node_id:
+                self._core.overlay.suspect(belief.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
+        self._awake.set()
+        others = [where for shard in message.shards if (where := self._store.where(shard)) is not None]
+        return Reply(encode(Verdict(taken, others)))
+
+    async def _take_over(self, shards: list[int]) -> None:
+        """Own shards whose owner is gone: ask the candidates what they have, take the best, raise the term, tell."""
+        standings = await self._survey(shards)
+        told: list[Where] = []
+        from_replica = 0
+        for shard in shards:
+            state = await self._best_state(shard, standings[shard])
+            if state is None or shard in self._store.owned:
+                continue
+            from_replica += state.era_step > 0
+            seen = [item for _, found in standings[shard] for item in (found.term, found.fence)]
+            term = self._store.next_term(shard, *seen)
+            now = self._core.clock.monotonic()
+            self._store.own(shard, state, term, self._core.me(), now, tenured=False)
+            if self._core.synchronous:
+                state.fold(self._core.passed_step, self._store.rule)
+            told.append(Where.of(shard, term, self._core.me()))
+        if not told:
+            return
+        self._core.log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
+        members = self._core.overlay.members()
+        listeners = {peer.node_id: peer.contact for peer in members} if len(members) <= TOLD else {}
+        for shard in shards if not listeners else ():
+            listeners.update({contact.node_id: contact for contact in await self._finding.candidates(shard)})
+        listeners.pop(self._core.overlay.node_id, None)
+        await asyncio.gather(*(self._tell(contact, told) for contact in listeners.values()))
+
+    async def _survey(self, shards: list[int]) -> dict[int, list[tuple[Contact, Standing]]]:
+        asked: dict[bytes, tuple[Contact, list[int]]] = {}
+        for shard in shards:
+            for contact in (await self._finding.candidates(shard))[:SURVEYED]:
+                if contact.node_id != self._core.overlay.node_id:
+                    asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
+        found: dict[int, list[tuple[Contact, Standing]]] = {shard: [] for shard in shards}
+
+        async def ask(contact: Contact, theirs: list[int]) -> None:
+            try:
+                survey = Survey(self._core.genesis, theirs)
+                answer = await self._core.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
+            except TransportError:
+                return
+            for standing in answer.standings:
+                if standing.shard in found:
+                    found[standing.shard].append((contact, standing))
+
+        await asyncio.gather(*(ask(contact, theirs) for contact, theirs in asked.values()))
+        return found
+
+    async def _best_state(self, shard: int, others: list[tuple[Contact, Standing]]) -> ShardState | None:
+        """The state to go on from, or None when the shard has an owner or is another's to take."""
+        mine = self._store.standing(shard, self._core.mark(shard), self._core.step)
+        for contact, standing in others:
+            if standing.role == "owner" and standing.term >= max(mine.term, mine.fence):
+                self._store.note_owner(shard, standing.term, contact)
+                return None
+        ranked = sorted(
+            ((found.term, found.role == "backup", found.version), contact)
+            for contact, found in others
+            if found.role != "none"
+        )
+        own_rank = (mine.term, mine.role == "backup", mine.version)
+        if mine.role == "none" and not ranked:
+            return None
+        if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
+            backed = self._store.backed.get(shard)
+            return backed.state if backed is not None and backed.state is not None else replica_state(self._core, shard)
+        best, holder = ranked[-1]
+        if best[1]:
+            # A living backup with the newest term: its own liveness will tell it, sooner when we do.
+            await self._core.ask(holder, "appeal", Appeal(self._core.genesis, [shard]), Verdict, QUESTION_TIMEOUT_S)
+            return None
+        return await self._fetch(shard, holder)
+
+    async def _fetch(self, shard: int, holder: Contact) -> ShardState | None:
+        message = Fetch(self._core.genesis, [shard])
+        request = self._core.overlay.request(holder, "fetch", encode(message), timeout_s=REQUEST_TIMEOUT_S)
+        async with request as answer:
+            heads = self._core.decoded(holder, answer.head, State).states
+            if len(heads) != 1 or heads[0].shard != shard:
+                return None
+            return await transfer.read_state(FrameReader(answer.body), heads[0], self._store)
+
+    async def _tell(self, to: Contact, wheres: list[Where]) -> None:
+        try:
+            message = WhereIs(self._core.genesis, [wheres[0].shard], wheres)
+            answer = await self._core.ask(to, "where_is", message, WhereAnswer, QUESTION_TIMEOUT_S)
+        except TransportError:
+            return  # it will learn from a redirect
+        self._store.note(answer.known)

@@ -1,0 +1,267 @@
+"""The words of the exchange: heads of requests and answers, as MessagePack through msgspec.
+
+Every struct is checked on decoding (types, lengths); what a handler gets is typed. Arrays travel as frames in the body
+(`training.frames`). `docs/protocol.md` describes the same messages.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from overlay.peers import Contact
+from overlay.transport import Address
+
+NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
+ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]
+Number = Annotated[int, Meta(ge=0)]
+Weight = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class Term(NamedTuple):
+    """A fencing token: a higher number always wins; the raiser's id tells two take-overs at once apart."""
+
+    number: int
+    node: bytes
+
+
+ZERO_TERM = Term(0, b"")
+
+
+class Where(msgspec.Struct, frozen=True, array_like=True):
+    """Who owns a shard, as far as the sender knows."""
+
+    shard: ShardIndex
+    term_number: Number
+    term_node: bytes
+    owner: NodeId
+    host: str
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+    def contact(self) -> Contact:
+        """The owner's contact; `ValueError` for an address that is none."""
+        return Contact(self.owner, Address.checked(self.host, self.port))
+
+    @classmethod
+    def of(cls, shard: int, term: Term, owner: Contact) -> Where:
+        return cls(shard, term.number, term.node, owner.node_id, owner.address.host, owner.address.port)
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True):
+    """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order."""
+
+    genesis: bytes
+    node: NodeId
+    incarnation: Number
+    step: Number
+    base_step: Number
+    weight: Weight
+    shards: list[ShardIndex]
+
+
+PushStatus = Literal["ok", "redirect", "retry", "refused"]
+
+
+class PushResult(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one shard of a push; `reason` for `refused` and `retry`, `where` for `redirect`."""
+
+    shard: ShardIndex
+    status: PushStatus
+    version: Number = 0
+    reason: str = ""
+    where: Where | None = None
+
+
+class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
+    results: list[PushResult]
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """A shard to be pulled, and what the puller has of it."""
+
+    shard: ShardIndex
+    term_number: Number
+    term_node: bytes
+    version: Number
+
+
+class Pull(msgspec.Struct, frozen=True, array_like=True):
+    """Values wanted by a node that has passed the barrier of `step`."""
+
+    genesis: bytes
+    step: Number
+    codec: Literal["float32", "bfloat16"]
+    shards: list[Wanted]
+
+
+class PullResult(msgspec.Struct, frozen=True, array_like=True):
+    """`value`: the shard follows in the body; `same`: the puller has it already."""
+
+    shard: ShardIndex
+    status: Literal["value", "same", "redirect", "retry"]
+    term_number: Number = 0
+    term_node: bytes = b""
+    version: Number = 0
+    where: Where | None = None
+
+
+class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
+    results: list[PullResult]
+
+
+class Forwarded(msgspec.Struct, frozen=True, array_like=True):
+    shard: ShardIndex
+    term_number: Number
+    term_node: bytes
+    folded_step: Number
+
+
+class Forward(msgspec.Struct, frozen=True, array_like=True):
+    """An owner's copy of a push for its backup or learner; `weight` is what the owner will apply."""
+
+    genesis: bytes
+    node: NodeId
+    incarnation: Number
+    step: Number
+    weight: Weight
+    synchronous: bool
+    shards: list[Forwarded]
+
+
+class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
+    """`fenced`: this backup has seen a higher term (given); `unknown`: it does not back this shard."""
+
+    shard: ShardIndex
+    status: Literal["ok", "fenced", "unknown"]
+    term_number: Number = 0
+    term_node: bytes = b""
+
+
+class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
+    results: list[ForwardResult]
+
+
+class Learn(msgspec.Struct, frozen=True, array_like=True):
+    """From now on the receiver takes live forwards of these shards; their states follow by `State`."""
+
+    genesis: bytes
+    shards: list[Where]
+
+
+class StateHead(msgspec.Struct, frozen=True, array_like=True):
+    """The small part of a shard's state. `held` lists (node, incarnation, step, weight) of pending deltas."""
+
+    shard: ShardIndex
+    term_number: Number
+    term_node: bytes
+    version: Number
+    sum_weight: float
+    era_step: Number
+    folded_step: Number
+    has_momentum: bool
+    applied: list[tuple[bytes, int, list[tuple[int, int]]]]
+    held: list[tuple[bytes, int, int, float]]
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """Whole states; per shard `VALUE`, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per held delta."""
+
+    genesis: bytes
+    states: list[StateHead]
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True):
+    """The receiver, a backup that has everything, is the owner under the terms given; the sender is its backup."""
+
+    genesis: bytes
+    shards: list[Where]
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to `Learn`, `State` and `HandOver`: the shards taken, and what the receiver knows of the others."""
+
+    taken: list[ShardIndex]
+    others: list[Where]
+
+
+class WhereIs(msgspec.Struct, frozen=True, array_like=True):
+    """Who owns these shards? An empty list asks for all. Also used to tell: `known` is what the asker believes."""
+
+    genesis: bytes
+    shards: list[ShardIndex]
+    known: list[Where]
+
+
+class WhereAnswer(msgspec.Struct, frozen=True, array_like=True):
+    known: list[Where]
+
+
+class Survey(msgspec.Struct, frozen=True, array_like=True):
+    """What do you have of these shards? Asked by a node that is about to take over."""
+
+    genesis: bytes
+    shards: list[ShardIndex]
+
+
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """What a node has of a shard: `owner`, `backup` (with its state), `replica` (a pulled value), or `none`.
+
+    `fence` is the highest term it has seen for the shard, whoever holds it.
+    """
+
+    shard: ShardIndex
+    role: Literal["owner", "backup", "replica", "none"]
+    term_number: Number
+    term_node: bytes
+    version: Number
+    fence_number: Number
+    fence_node: bytes
+    step: Number
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+    @property
+    def fence(self) -> Term:
+        return Term(self.fence_number, self.fence_node)
+
+
+class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
+    standings: list[Standing]
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """Send what you have of these shards, as `State`."""
+
+    genesis: bytes
+    shards: list[ShardIndex]
+
+
+class Appeal(msgspec.Struct, frozen=True, array_like=True):
+    """These shards seem to have no living owner; the receiver looks, and takes over where it is its turn."""
+
+    genesis: bytes
+    shards: list[ShardIndex]
+
+
+S = TypeVar("S")
+
+
+def decode(payload: bytes, kind: type[S]) -> S:
+    """A checked message. Raises `msgspec.DecodeError` (`ValidationError` is one) for anything else."""
+    return msgspec.msgpack.decode(payload, type=kind)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(message)

@@ -1,0 +1,230 @@
+"""The origin's side of a push: encode once, deliver to every owner, keep what is not acknowledged, retry under the same
+identity.
+
+A step waits for its acknowledgements until a deadline (without one under bsp); what is missing by then stays in the
+outbox and is delivered in the background. A refusal is final and counted. The outbox is bounded in bytes: when it is
+full, the oldest delta goes, with an event that names it. What a lossy codec rounds off is kept here and added to the
+next delta (error feedback).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from overlay.peers import Contact
+from overlay.transport import Buffer, TransportError
+from training import codecs
+from training.codecs import Vector
+from training.exchange.core import REQUEST_TIMEOUT_S, Core
+from training.exchange.finding import Finding
+from training.exchange.messages import Push, PushAnswer, PushResult, encode
+from training.exchange.serving import Item, Serving
+from training.frames import Part, encoded_frames, whole_if_small
+
+RETRY_FIRST_S = 0.05
+RETRY_MOST_S = 0.5
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One shard of a delta on its way."""
+
+    shard: int
+    encoded: bytes
+    delta: Vector
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One step's delta: what is still unacknowledged, and what became of the rest."""
+
+    push: Push
+    waiting: dict[int, Outgoing]
+    done: asyncio.Event
+    acknowledged: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    abandoned: bool = False
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(item.encoded) for item in self.waiting.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """How a push went: shards acknowledged, refused (by reason), and still in the outbox."""
+
+    acknowledged: int
+    refused: dict[str, int]
+    outstanding: int
+    bytes_sent: int
+
+
+class Pushing:
+    """Delivers this node's deltas."""
+
+    def __init__(self, core: Core, finding: Finding, serving: Serving) -> None:
+        self._core = core
+        self._finding = finding
+        self._serving = serving
+        self._deliveries: dict[int, Delivery] = {}
+        self._residual: Vector | None = None
+
+    @property
+    def outstanding_steps(self) -> list[int]:
+        """Steps with shards that no owner has acknowledged yet."""
+        return list(self._deliveries)
+
+    async def push(self, step: int, base_step: int, weight: float, delta: Vector) -> PushReport:
+        """Send the delta of a step, `float32[total]`; returns when every shard has its answer, or at the deadline."""
+        sent_before = self._core.counters.bytes_sent
+        push = Push(
+            genesis=self._core.genesis,
+            node=self._core.overlay.node_id,
+            incarnation=self._core.incarnation,
+            step=step,
+            base_step=base_step,
+            weight=weight,
+            shards=[],
+        )
+        outgoing = await self._core.workers.run(self._encode, delta)
+        delivery = Delivery(push, {item.shard: item for item in outgoing}, asyncio.Event())
+        self._deliveries[step] = delivery
+        self._bound_outbox()
+        delivery.task = asyncio.create_task(self._deliver(delivery), name=f"deliver-step-{step}")
+        timeout_s = None if self._core.synchronous else self._core.settings.push_deadline_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await delivery.done.wait()
+        except TimeoutError:
+            self._core.log.warning("push_unfinished", step=step, shards=len(delivery.waiting))
+        return PushReport(
+            delivery.acknowledged,
+            dict(delivery.refused),
+            len(delivery.waiting),
+            self._core.counters.bytes_sent - sent_before,
+        )
+
+    async def finish(self, timeout_s: float) -> int:
+        """Give the outbox a last chance; returns how many steps are still in it."""
+        tasks = [delivery.task for delivery in self._deliveries.values() if delivery.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        return len(self._deliveries)
+
+    async def stop(self) -> None:
+        """End every delivery."""
+        tasks = [delivery.task for delivery in self._deliveries.values() if delivery.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- encoding -----------------------------------------------------------------------------------------------
+
+    def _encode(self, delta: Vector) -> list[Outgoing]:
+        codec = self._core.settings.codec
+        if codec == "float32":
+            return [
+                Outgoing(shard, codecs.encode(delta[start:stop], codec), delta[start:stop].copy())
+                for shard, (start, stop) in enumerate(self._core.store.bounds)
+            ]
+        if self._residual is None:
+            self._residual = np.zeros_like(delta)
+        outgoing = []
+        for shard, (start, stop) in enumerate(self._core.store.bounds):
+            exact = delta[start:stop] + self._residual[start:stop]
+            if not codecs.all_finite(exact):
+                exact = delta[start:stop].copy()  # refused by its owner; the residual must not keep the poison
+            encoded = codecs.encode(exact, codec)
+            rounded = np.empty_like(exact)
+            codecs.decode(encoded, codec, rounded)
+            with np.errstate(invalid="ignore"):
+                residual = exact - rounded
+            self._residual[start:stop] = residual if codecs.all_finite(residual) else 0.0
+            outgoing.append(Outgoing(shard, encoded, rounded))
+        return outgoing
+
+    def _bound_outbox(self) -> None:
+        limit = self._core.settings.outbox_bytes
+        size = sum(delivery.size_bytes for delivery in self._deliveries.values())
+        for step in list(self._deliveries)[:-1]:
+            if size <= limit:
+                return
+            delivery = self._deliveries.pop(step)
+            size -= delivery.size_bytes
+            delivery.abandoned = True
+            self._core.counters.lost += len(delivery.waiting)
+            self._core.log.error("outbox_full_delta_dropped", step=step, shards=len(delivery.waiting), limit=limit)
+            if delivery.task is not None:
+                delivery.task.cancel()
+
+    # -- delivery -----------------------------------------------------------------------------------------------
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        pause_s = RETRY_FIRST_S
+        try:
+            while delivery.waiting:
+                before = len(delivery.waiting)
+                await self._round(delivery)
+                if not delivery.waiting:
+                    break
+                if len(delivery.waiting) < before:
+                    pause_s = RETRY_FIRST_S
+                await asyncio.sleep(pause_s * self._core.jitter())
+                pause_s = min(2 * pause_s, RETRY_MOST_S)
+                await self._finding.refresh(list(delivery.waiting))
+        finally:
+            if not delivery.abandoned:
+                self._deliveries.pop(delivery.push.step, None)
+            delivery.done.set()
+
+    async def _round(self, delivery: Delivery) -> None:
+        groups, unknown = self._finding.by_owner(list(delivery.waiting))
+        if unknown:
+            self._core.log.debug("owner_unknown", shards=len(unknown))
+        jobs = [self._send(delivery, owner, shards) for owner, shards in groups]
+        for results in await asyncio.gather(*jobs):
+            for result in results:
+                self._settle(delivery, result)
+
+    async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> list[PushResult]:
+        push = msgspec.structs.replace(delivery.push, shards=shards)
+        items = [delivery.waiting[shard] for shard in shards]
+        codec = self._core.settings.codec
+        if owner.node_id == self._core.overlay.node_id:
+            own = [Item(item.shard, item.delta, item.encoded, codec) for item in items]
+            return await self._serving.accept(push, own)
+
+        def stream() -> Iterator[Buffer]:
+            for item in items:
+                for buffer in encoded_frames(item.shard, item.encoded, codec, Part.DELTA, step=push.step):
+                    self._core.counters.bytes_sent += len(buffer)
+                    yield buffer
+
+        try:
+            body = whole_if_small(stream(), sum(len(item.encoded) for item in items))
+            request = self._core.overlay.request(owner, "push", encode(push), body, timeout_s=REQUEST_TIMEOUT_S)
+            async with request as answer:
+                return self._core.decoded(owner, answer.head, PushAnswer).results
+        except TransportError as error:
+            self._finding.failed(owner, error)
+            return []
+
+    def _settle(self, delivery: Delivery, result: PushResult) -> None:
+        if result.shard not in delivery.waiting:
+            return
+        if result.status == "ok":
+            del delivery.waiting[result.shard]
+            delivery.acknowledged += 1
+        elif result.status == "refused":
+            del delivery.waiting[result.shard]
+            delivery.refused[result.reason] = delivery.refused.get(result.reason, 0) + 1
+            self._core.counters.refused += 1
+        elif result.where is not None:
+            self._core.store.note([result.where])

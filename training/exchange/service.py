@@ -1,0 +1,181 @@
+"""The exchange as the step loop sees it: found or join the vector, push a delta, pull the values, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from overlay.doors import Clock, Disk, Log, Workers
+from overlay.peers import Contact
+from training.codecs import Vector
+from training.exchange.core import Core, Counters
+from training.exchange.finding import Finding
+from training.exchange.keeping import Keeping
+from training.exchange.messages import ZERO_TERM, Term
+from training.exchange.pulling import Pulling, PullReport
+from training.exchange.pushing import Pushing, PushReport
+from training.exchange.serving import Serving
+from training.exchange.store import ShardStore
+from training.layout import shard_bounds
+from training.manifest import Manifest
+from training.settings import ExchangeSettings
+
+if TYPE_CHECKING:
+    from overlay.node import Overlay, PeerChange
+
+FENCES_FILE = "fences.msgpack"
+#: A pull under relaxed barriers goes on with the older copy of a shard after this long; the detection bound under bsp.
+RELAXED_PULL_S = 5.0
+DETECTION_BOUND_S = 10.0
+
+
+class Exchange:
+    """Owner and client of shards in one. `replica` is float32[total], the trainer's shared vector."""
+
+    def __init__(
+        self,
+        *,
+        overlay: Overlay,
+        manifest: Manifest,
+        settings: ExchangeSettings,
+        staleness: int | None,
+        replica: Vector,
+        incarnation: int,
+        clock: Clock,
+        random_source: random.Random,
+        workers: Workers,
+        disk: Disk,
+        log: Log,
+    ) -> None:
+        layout = manifest.layout
+        bounds = shard_bounds(layout.total, manifest.shards)
+        store = ShardStore(overlay.node_id, bounds, layout.parameter_total, manifest.rule)
+        self.core = Core(
+            overlay=overlay,
+            store=store,
+            genesis=bytes.fromhex(manifest.genesis),
+            settings=settings,
+            synchronous=manifest.barrier_family == "bsp",
+            # Promise 8: more than max(10, 4·s) steps behind is refused; without a staleness nothing is too late.
+            stale_limit=None if staleness is None else max(10, 4 * staleness),
+            clock=clock,
+            workers=workers,
+            log=log,
+            incarnation=incarnation,
+            random=random_source,
+            replica=replica,
+            marks=[(ZERO_TERM, 0)] * len(bounds),
+        )
+        self._disk = disk
+        self._load_fences()
+        self.serving = Serving(self.core)
+        self.finding = Finding(self.core)
+        self.pushing = Pushing(self.core, self.finding, self.serving)
+        self.pulling = Pulling(self.core, self.finding)
+        self.keeping = Keeping(self.core, self.finding, self.serving)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def store(self) -> ShardStore:
+        return self.core.store
+
+    @property
+    def counters(self) -> Counters:
+        return self.core.counters
+
+    async def start(self) -> None:
+        """Serve, and keep the shards."""
+        self.serving.register()
+        self.core.overlay.on_change(self._on_change)
+        self._tasks = [
+            asyncio.create_task(self.keeping.run(), name="keeping"),
+            asyncio.create_task(self._save_fences(), name="fences"),
+        ]
+
+    def _on_change(self, change: PeerChange) -> None:
+        if change.kind in ("dead", "left", "eligible", "up", "restarted"):
+            self.core.look_again()
+            self.core.wake()
+
+    # -- how a node comes to the vector -------------------------------------------------------------------------
+
+    def found(self) -> None:
+        """Own every shard, with the replica as it stands as the swarm's first value."""
+        now = self.core.clock.monotonic()
+        me = self.core.me()
+        for shard, (start, stop) in enumerate(self.store.bounds):
+            state = self.store.fresh_state(shard, self.core.replica[start:stop])
+            state.version = self.core.marks[shard][1]
+            term = self.store.next_term(shard, self.core.marks[shard][0])
+            self.store.own(shard, state, term, me, now, tenured=False)
+            self.core.marks[shard] = (term, state.version)
+
+    def offer(self, marks: list[tuple[Term, int]]) -> None:
+        """The replica holds a checkpoint of these terms and versions: offer it when owners are looked for."""
+        if len(marks) == len(self.core.marks):
+            self.core.marks[:] = marks
+
+    async def join(self, source: Contact) -> PullReport:
+        """Learn the owners from a peer and fetch the whole vector. Raises `TransportError`."""
+        await self.finding.learn_all(source)
+        return await self.pulling.pull(self.core.step, deadline_s=None)
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    async def push(self, step: int, base_step: int, weight: float, delta: Vector) -> PushReport:
+        return await self.pushing.push(step, base_step, weight, delta)
+
+    async def pull(self, step: int) -> PullReport:
+        """Bring the replica up to date after the barrier of `step`."""
+        return await self.pulling.pull(step, deadline_s=DETECTION_BOUND_S if self.core.synchronous else RELAXED_PULL_S)
+
+    def take_merged(self) -> dict[bytes, int]:
+        """Whose deltas were added here since the last call: node → its latest step."""
+        merged, self.serving.merged = self.serving.merged, {}
+        return merged
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def leave(self, timeout_s: float) -> tuple[int, int]:
+        """Deliver the outbox and hand over every shard; returns (steps left, shards left)."""
+        left = await self.pushing.finish(timeout_s / 2)
+        return left, await self.keeping.leave(timeout_s / 2)
+
+    async def stop(self) -> None:
+        """End all tasks; idempotent."""
+        await self.pushing.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    # -- fences on disk -----------------------------------------------------------------------------------------
+
+    def _load_fences(self) -> None:
+        raw = self._disk.read(FENCES_FILE)
+        if raw is None:
+            return
+        try:
+            genesis, rows = msgspec.msgpack.decode(raw, type=tuple[bytes, dict[int, tuple[int, bytes]]])
+        except msgspec.DecodeError as error:
+            self.core.log.warning("fences_unreadable", reason=str(error))
+            return
+        if genesis == self.core.genesis:
+            for shard, (number, node) in rows.items():
+                self.store.raise_fence(shard, Term(number, node))
+
+    async def _save_fences(self) -> None:
+        """Write the fences when they changed, at most once a second: what a crash in between forgets, the survey of
+        a take-over asks the others for."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self.store.fences_changed:
+                self.store.fences_changed = False
+                data = msgspec.msgpack.encode((self.core.genesis, self.store.fences))
+                try:
+                    await self.core.workers.run(self._disk.write, FENCES_FILE, data)
+                except OSError as error:
+                    self.core.log.error("fences_not_written", reason=str(error))

@@ -1,0 +1,415 @@
+"""The owner's and backup's side: answering pushes, pulls, forwards and the questions of a take-over.
+
+An owner adds a delta only after its backup has it, and looks again before it adds: whatever changed in between (owner,
+term, backup, the delta itself) is seen then. What it cannot acknowledge it answers with `redirect`, `retry` or a final
+`refused`; the origin keeps the identity and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from overlay.peers import Contact
+from overlay.transport import Buffer, Reply, TransportError
+from training import codecs
+from training.codecs import CodecName, Vector
+from training.exchange import transfer
+from training.exchange.core import FORWARD_TIMEOUT_S, Core, checked
+from training.exchange.messages import (
+    Fetch,
+    Forward,
+    ForwardAnswer,
+    Forwarded,
+    ForwardResult,
+    HandOver,
+    Learn,
+    Pull,
+    PullAnswer,
+    PullResult,
+    Push,
+    PushAnswer,
+    PushResult,
+    State,
+    StateHead,
+    Survey,
+    SurveyAnswer,
+    Term,
+    Verdict,
+    Where,
+    WhereAnswer,
+    WhereIs,
+    encode,
+)
+from training.exchange.store import Owned, Waiting
+from training.frames import FrameReader, Part, encoded_frames, frames, read_array, whole_if_small
+from training.shards import DeltaId, ShardState
+
+#: How often a delta is forwarded again because the pair changed under it, before its origin is told to retry.
+FORWARD_ROUNDS = 3
+#: An owner's weight and an origin's may differ by the lag of their population estimates, not by more.
+WEIGHT_FACTOR = 2.0
+
+
+@dataclass(slots=True)
+class Item:
+    """One shard of a delta, decoded and as it came."""
+
+    shard: int
+    delta: Vector
+    encoded: bytes | bytearray
+    codec: CodecName
+
+
+class Serving:
+    """Answers for the shards this node holds."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._store = core.store
+        self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
+        #: Origins whose deltas were added since the last look: "whose deltas did this step merge?"
+        self.merged: dict[bytes, int] = {}
+
+    def register(self) -> None:
+        """Put the handlers behind the overlay's door."""
+        overlay, genesis = self._core.overlay, self._core.genesis
+        overlay.register("push", checked(Push, genesis, self._on_push))
+        overlay.register("pull", checked(Pull, genesis, self._on_pull))
+        overlay.register("forward", checked(Forward, genesis, self._on_forward))
+        overlay.register("learn", checked(Learn, genesis, self._on_learn))
+        overlay.register("state", checked(State, genesis, self._on_state))
+        overlay.register("hand_over", checked(HandOver, genesis, self._on_hand_over))
+        overlay.register("where_is", checked(WhereIs, genesis, self._on_where_is))
+        overlay.register("survey", checked(Survey, genesis, self._on_survey))
+        overlay.register("fetch", checked(Fetch, genesis, self._on_fetch))
+
+    # -- push ---------------------------------------------------------------------------------------------------
+
+    async def _on_push(self, sender: Contact, push: Push, stream: AsyncIterator[Buffer]) -> Reply:
+        if push.node != sender.node_id:
+            return Reply(encode(PushAnswer([self._refuse(shard, "not_yours") for shard in push.shards])))
+        reader = FrameReader(stream)
+        items = []
+        for shard in push.shards:
+            if shard >= len(self._store):
+                return Reply(encode(PushAnswer([self._refuse(index, "shape") for index in push.shards])))
+            delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
+            self._core.counters.bytes_received += len(encoded)
+            items.append(Item(shard, delta, encoded, codec))
+        results = await self.accept(push, items)
+        return Reply(encode(PushAnswer(results)))
+
+    async def accept(self, push: Push, items: list[Item]) -> list[PushResult]:
+        """Take the shards of one delta: replicate, look again, add. Also called for the node's own shards."""
+        identity = DeltaId(push.node, push.incarnation, push.step)
+        results: dict[int, PushResult] = {}
+        fresh: list[Item] = []
+        for item in items:
+            # A retry of an identity that is on its way joins it instead of racing it.
+            while (flight := self._in_flight.get((item.shard, identity))) is not None:
+                await flight
+            verdict = self._classify(push, identity, item)
+            if verdict is not None:
+                results[item.shard] = verdict
+            else:
+                fresh.append(item)
+        landing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for item in fresh:
+            self._in_flight[item.shard, identity] = landing
+        try:
+            await self._replicate_and_add(push, identity, fresh, results)
+        finally:
+            for item in fresh:
+                self._in_flight.pop((item.shard, identity), None)
+            landing.set_result(None)
+        return [results[item.shard] for item in items]
+
+    async def drained(self, shards: list[int], timeout_s: float) -> bool:
+        """Wait until no delta of these shards is in flight; False when that takes too long."""
+        wanted = dict.fromkeys(shards)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while flights := [flight for (shard, _), flight in self._in_flight.items() if shard in wanted]:
+                    await flights[0]
+        except TimeoutError:
+            return False
+        return True
+
+    def _classify(self, push: Push, identity: DeltaId, item: Item) -> PushResult | None:
+        owned = self._store.owned.get(item.shard)
+        if owned is None:
+            return self._elsewhere(item.shard)
+        if owned.state.knows(identity):
+            return PushResult(item.shard, "ok", owned.state.version)
+        if owned.moving:
+            return PushResult(item.shard, "retry", reason="moving")
+        limit = self._core.stale_limit
+        if limit is not None and self._core.median_step() - push.base_step > limit:
+            return self._refuse(item.shard, "late")
+        if push.base_step < owned.state.era_step:
+            return self._refuse(item.shard, "before_era")
+        if not codecs.all_finite(item.delta):
+            return self._refuse(item.shard, "not_finite")
+        return None
+
+    def _refuse(self, shard: int, reason: str) -> PushResult:
+        counts = self._core.counters.refused_here
+        counts[reason] = counts.get(reason, 0) + 1
+        return PushResult(shard, "refused", reason=reason)
+
+    def _elsewhere(self, shard: int) -> PushResult:
+        where = self._store.where(shard)
+        if where is None or where.owner == self._core.overlay.node_id:
+            return PushResult(shard, "retry", reason="owner_unknown")
+        return PushResult(shard, "redirect", where=where)
+
+    async def _replicate_and_add(
+        self, push: Push, identity: DeltaId, fresh: list[Item], results: dict[int, PushResult]
+    ) -> None:
+        weight = self._clamped(push.weight)
+        acknowledged: dict[tuple[int, bytes], None] = {}
+        remaining = fresh
+        for _ in range(FORWARD_ROUNDS):
+            groups: dict[Contact, list[tuple[Item, Owned]]] = {}
+            waiting: list[Item] = []
+            for item in remaining:
+                owned = self._store.owned.get(item.shard)
+                if owned is None:
+                    results[item.shard] = self._elsewhere(item.shard)
+                    continue
+                missing = [to for to in owned.targets() if (item.shard, to.node_id) not in acknowledged]
+                if missing:
+                    waiting.append(item)
+                    for to in missing:
+                        groups.setdefault(to, []).append((item, owned))
+                elif not owned.targets() and self._core.settings.replicas and self._core.other_eligible():
+                    self._core.wake()
+                    results[item.shard] = PushResult(item.shard, "retry", reason="no_backup_yet")
+                else:
+                    version = self._store.add(item.shard, Waiting(identity, weight, item.delta, self._core.synchronous))
+                    self.merged[identity.node] = identity.step
+                    results[item.shard] = PushResult(item.shard, "ok", version)
+            if not groups:
+                return
+            jobs = [self._forward(to, push, weight, pairs) for to, pairs in groups.items()]
+            for oks in await asyncio.gather(*jobs):
+                acknowledged.update(oks)
+            remaining = waiting
+        for item in remaining:
+            results.setdefault(item.shard, PushResult(item.shard, "retry", reason="backup_silent"))
+
+    def _clamped(self, weight: float) -> float:
+        if self._core.settings.weight != "population":
+            return weight
+        own = 1.0 / max(1.0, self._core.overlay.workers())
+        return min(max(weight, own / WEIGHT_FACTOR), own * WEIGHT_FACTOR)
+
+    async def _forward(
+        self, to: Contact, push: Push, weight: float, pairs: list[tuple[Item, Owned]]
+    ) -> dict[tuple[int, bytes], None]:
+        """Send deltas to a backup or learner; returns what it acknowledged and draws the consequences of the rest."""
+        message = Forward(
+            genesis=self._core.genesis,
+            node=push.node,
+            incarnation=push.incarnation,
+            step=push.step,
+            weight=weight,
+            synchronous=self._core.synchronous,
+            shards=[Forwarded(item.shard, *owned.term, owned.state.folded_step) for item, owned in pairs],
+        )
+
+        def stream() -> Iterator[Buffer]:
+            for item, _ in pairs:
+                yield from encoded_frames(item.shard, bytes(item.encoded), item.codec, Part.DELTA, step=push.step)
+
+        size = sum(len(item.encoded) for item, _ in pairs)
+        self._core.counters.bytes_sent += size
+        try:
+            body = whole_if_small(stream(), size)
+            request = self._core.overlay.request(to, "forward", encode(message), body, timeout_s=FORWARD_TIMEOUT_S)
+            async with request as answer:
+                results = self._core.decoded(to, answer.head, ForwardAnswer).results
+        except TransportError as error:
+            self._forward_failed(to, pairs, str(error))
+            return {}
+        acknowledged: dict[tuple[int, bytes], None] = {}
+        by_shard = {item.shard: owned for item, owned in pairs}
+        for result in results:
+            owned = by_shard.get(result.shard)
+            if owned is None:
+                continue
+            if result.status == "ok":
+                acknowledged[result.shard, to.node_id] = None
+            elif result.status == "fenced":
+                self._fenced(result, owned)
+            else:
+                self._drop_target(to, owned)
+        return acknowledged
+
+    def _fenced(self, result: ForwardResult, owned: Owned) -> None:
+        term = Term(result.term_number, result.term_node)
+        if term.node == self._core.overlay.node_id or term <= owned.term:
+            return  # our own newer term, on its way: the next round carries it
+        if self._store.owned.get(result.shard) is owned:
+            del self._store.owned[result.shard]
+            self._store.raise_fence(result.shard, term)
+            self._core.log.warning("shard_lost_to_higher_term", shard=result.shard, term=term.number)
+            self._core.wake()
+
+    def _forward_failed(self, to: Contact, pairs: list[tuple[Item, Owned]], reason: str) -> None:
+        self._core.overlay.suspect(to.node_id, reason)
+        for _, owned in pairs:
+            if owned.learner is not None and owned.learner.node_id == to.node_id:
+                owned.learner = None  # it missed a delta; a later attempt begins with a new snapshot
+        self._core.wake()
+
+    def _drop_target(self, to: Contact, owned: Owned) -> None:
+        if owned.backup is not None and owned.backup.node_id == to.node_id:
+            owned.backup = None
+        if owned.learner is not None and owned.learner.node_id == to.node_id:
+            owned.learner = None
+        self._core.wake()
+
+    async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Reply:
+        reader = FrameReader(stream)
+        identity = DeltaId(message.node, message.incarnation, message.step)
+        results = []
+        for entry in message.shards:
+            if entry.shard >= len(self._store):
+                results.append(ForwardResult(entry.shard, "unknown"))
+                continue
+            delta, encoded, _ = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
+            self._core.counters.bytes_received += len(encoded)
+            item = Waiting(identity, message.weight, delta, message.synchronous)
+            term = Term(entry.term_number, entry.term_node)
+            status, known = self._store.accept_forward(entry.shard, term, item, entry.folded_step, sender.node_id)
+            results.append(ForwardResult(entry.shard, status, *known))  # type: ignore[arg-type]
+        return Reply(encode(ForwardAnswer(results)))
+
+    # -- pull ---------------------------------------------------------------------------------------------------
+
+    async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Reply:
+        results = []
+        sending: list[tuple[int, ShardState]] = []
+        for wanted in pull.shards:
+            owned = self._store.owned.get(wanted.shard)
+            if owned is None:
+                other = self._elsewhere(wanted.shard)
+                status = "redirect" if other.where is not None else "retry"
+                results.append(PullResult(wanted.shard, status, where=other.where))  # type: ignore[arg-type]
+                continue
+            state = owned.state
+            if self._core.synchronous:
+                # The puller's barrier for that step has passed: proof enough to show its deltas.
+                state.fold(pull.step, self._store.rule)
+            known = (Term(wanted.term_number, wanted.term_node), wanted.version)
+            if known == (owned.term, state.version):
+                results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
+                continue
+            results.append(PullResult(wanted.shard, "value", *owned.term, state.version))
+            sending.append((wanted.shard, state))
+
+        def stream() -> Iterator[Buffer]:
+            for shard, state in sending:
+                for buffer in frames(shard, state.value, pull.codec, Part.VALUE, version=state.version):
+                    self._core.counters.bytes_sent += len(buffer)
+                    yield buffer
+
+        size = sum(state.value.nbytes for _, state in sending)
+        return Reply(encode(PullAnswer(results)), whole_if_small(stream(), size))
+
+    # -- moving states ------------------------------------------------------------------------------------------
+
+    async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Reply:
+        return Reply(encode(self._verdict(sender, message.shards, self._learn)))
+
+    def _learn(self, where: Where, sender: Contact) -> bool:
+        return self._store.learn(where.shard, where.term, sender)
+
+    def _verdict(self, sender: Contact, wheres: list[Where], take: _Take) -> Verdict:
+        taken, others = [], []
+        for where in wheres:
+            if take(where, sender):
+                taken.append(where.shard)
+            elif (known := self._store.where(where.shard)) is not None:
+                others.append(known)
+        return Verdict(taken, others)
+
+    async def _on_state(self, sender: Contact, message: State, stream: AsyncIterator[Buffer]) -> Reply:
+        reader = FrameReader(stream)
+        taken = []
+        for head in message.states:
+            state = await transfer.read_state(reader, head, self._store)
+            if self._store.take_state(head.shard, head.term, sender, state):
+                taken.append(head.shard)
+        return Reply(encode(Verdict(taken, [])))
+
+    async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Reply:
+        verdict = self._verdict(sender, message.shards, self._become_owner)
+        if verdict.taken:
+            self._core.log.info("shards_received", count=len(verdict.taken), source=sender.node_id.hex()[:8])
+            self._core.wake()
+        return Reply(encode(verdict))
+
+    def _become_owner(self, where: Where, sender: Contact) -> bool:
+        mine = self._store.owned.get(where.shard)
+        if mine is not None and mine.term == where.term:
+            return True  # the answer to the first hand-over was lost
+        backed = self._store.backed.get(where.shard)
+        if backed is None or backed.state is None or backed.owner.node_id != sender.node_id:
+            return False
+        if where.term < self._store.fence(where.shard):
+            return False
+        now = self._core.clock.monotonic()
+        owned = self._store.own(where.shard, backed.state, where.term, self._core.me(), now, tenured=True)
+        owned.backup = sender if self._core.settings.replicas else None
+        if self._core.synchronous:
+            owned.state.fold(self._core.passed_step, self._store.rule)
+        return True
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    async def _on_where_is(self, _sender: Contact, message: WhereIs, _stream: AsyncIterator[Buffer]) -> Reply:
+        self._store.note(message.known)
+        shards = message.shards or range(len(self._store))
+        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
+        return Reply(encode(WhereAnswer(known)))
+
+    async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Reply:
+        shards = [shard for shard in message.shards if shard < len(self._store)]
+        standings = [self._store.standing(shard, self._core.mark(shard), self._core.step) for shard in shards]
+        return Reply(encode(SurveyAnswer(standings)))
+
+    async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Reply:
+        snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
+        return Reply(encode(State(self._core.genesis, [head for head, _ in snapshots])), transfer.body(snapshots))
+
+    def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
+        """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
+        backed = self._store.backed.get(shard)
+        if backed is not None and backed.state is not None:
+            return transfer.describe(shard, backed.term, backed.state), backed.state.copy()
+        mark = self._core.mark(shard)
+        if mark is None:
+            return None
+        state = replica_state(self._core, shard)
+        return transfer.describe(shard, mark[0], state), state
+
+
+class _Take(Protocol):
+    """Type of the per-shard decision inside `_verdict`."""
+
+    def __call__(self, where: Where, sender: Contact) -> bool: ...
+
+
+def replica_state(core: Core, shard: int) -> ShardState:
+    """A state made of the replica: value and version only. Nobody knows which deltas newer than its step it lacks, so
+    those that began before it are refused."""
+    start, stop = core.store.bounds[shard]
+    state = core.store.fresh_state(shard, core.replica[start:stop])
+    state.version = core.marks[shard][1]
+    state.era_step = core.step
+    return state

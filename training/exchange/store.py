@@ -1,0 +1,254 @@
+"""Which shards this node owns or backs up, under which terms, and what it believes of the others.
+
+Pure: requests and discoveries come in as calls, answers go out as values; no message is sent from here. The rules that
+keep an acknowledged delta from being lost or doubled:
+
+* a term is a pair (number, raiser) and only rises; what has a lower term than the highest seen is fenced off,
+* a new term for every change of the pair owner–backup, so that an old pair can always be told from a new one,
+* identities, not counters, decide whether a delta is in; owner and backup may take them in any order,
+* an owner adds a delta only after its backup has it, and looks again before it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from overlay.peers import Contact
+from training.codecs import Vector
+from training.exchange.messages import ZERO_TERM, Standing, Term, Where
+from training.shards import DeltaId, Rule, ShardState
+
+
+@dataclass(slots=True)
+class Owned:
+    """A shard whose owner this node is. `moving` while it is being handed over: no new delta is begun."""
+
+    state: ShardState
+    term: Term
+    since: float
+    backup: Contact | None = None
+    learner: Contact | None = None
+    moving: bool = False
+    #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
+    tenured: bool = False
+
+    def targets(self) -> list[Contact]:
+        """Who must be sent every delta: the backup, and the learner that is to become one."""
+        return [contact for contact in (self.backup, self.learner) if contact is not None]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A forwarded delta that came before the state it belongs to."""
+
+    identity: DeltaId
+    weight: float
+    delta: Vector
+    synchronous: bool
+
+
+@dataclass(slots=True)
+class Backed:
+    """A shard whose backup (or learner, while `state` is None) this node is."""
+
+    owner: Contact
+    term: Term
+    state: ShardState | None = None
+    waiting: list[Waiting] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Who owns a shard, as far as this node knows."""
+
+    term: Term
+    owner: Contact
+
+
+class ShardStore:
+    """All shards as one node sees them. `bounds[i]` is the slice of the vector that shard *i* is."""
+
+    def __init__(self, node_id: bytes, bounds: list[tuple[int, int]], parameter_total: int, rule: Rule) -> None:
+        self.node_id = node_id
+        self.bounds = bounds
+        self.rule = rule
+        self._parameter_total = parameter_total
+        self.owned: dict[int, Owned] = {}
+        self.backed: dict[int, Backed] = {}
+        self.beliefs: dict[int, Belief] = {}
+        #: The highest term seen per shard; persisted, so that the fence survives a restart.
+        self.fences: dict[int, Term] = {}
+        self.fences_changed = False
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def size(self, shard: int) -> int:
+        """Number of values of a shard."""
+        start, stop = self.bounds[shard]
+        return stop - start
+
+    def fresh_state(self, shard: int, value: Vector) -> ShardState:
+        """A state around a value, without momentum or history; `value` is copied."""
+        start, stop = self.bounds[shard]
+        parameters = min(max(self._parameter_total - start, 0), stop - start)
+        return ShardState(value=np.array(value, dtype=np.float32), parameters=parameters)
+
+    # -- beliefs ------------------------------------------------------------------------------------------------
+
+    def fence(self, shard: int) -> Term:
+        return self.fences.get(shard, ZERO_TERM)
+
+    def raise_fence(self, shard: int, term: Term) -> None:
+        """Remember a term; lower ones are refused from now on."""
+        if term > self.fence(shard):
+            self.fences[shard] = term
+            self.fences_changed = True
+
+    def note_owner(self, shard: int, term: Term, owner: Contact) -> bool:
+        """Fold in news of an owner; True when it changed what is believed.
+
+        An own claim under a lower term ends here: whoever has the higher term is the owner, without discussion.
+        """
+        if not 0 <= shard < len(self.bounds):
+            return False
+        known = self.beliefs.get(shard)
+        if known is not None and term < known.term:
+            return False
+        if known is not None and term == known.term and known.owner == owner:
+            return False
+        if known is not None and term == known.term and known.owner.node_id != owner.node_id:
+            return False
+        self.beliefs[shard] = Belief(term, owner)
+        self.raise_fence(shard, term)
+        mine = self.owned.get(shard)
+        if mine is not None and term > mine.term and owner.node_id != self.node_id:
+            del self.owned[shard]
+        backed = self.backed.get(shard)
+        replaced = backed is not None and (backed.owner.node_id != owner.node_id or backed.state is not None)
+        if backed is not None and replaced and term > backed.term:
+            # Another pair has this shard, or its owner chose another backup: every new pair has a new term.
+            del self.backed[shard]
+        return True
+
+    def note(self, wheres: Iterable[Where]) -> None:
+        """`note_owner` for a list from the wire; addresses that are none are passed over."""
+        for where in wheres:
+            try:
+                contact = where.contact()
+            except ValueError:
+                continue
+            self.note_owner(where.shard, where.term, contact)
+
+    def where(self, shard: int) -> Where | None:
+        """What this node would tell another about a shard's owner."""
+        belief = self.beliefs.get(shard)
+        return None if belief is None else Where.of(shard, belief.term, belief.owner)
+
+    # -- owning -------------------------------------------------------------------------------------------------
+
+    def own(self, shard: int, state: ShardState, term: Term, me: Contact, now: float, *, tenured: bool) -> Owned:
+        """Become the owner under a term that must be above every one seen. Raises `ValueError` otherwise."""
+        if term < self.fence(shard):
+            raise ValueError(f"shard {shard}: term {term.number} is below the fence {self.fence(shard).number}")
+        self.backed.pop(shard, None)
+        owned = Owned(state=state, term=term, since=now, tenured=tenured)
+        self.owned[shard] = owned
+        self.beliefs[shard] = Belief(term, me)
+        self.raise_fence(shard, term)
+        return owned
+
+    def next_term(self, shard: int, *above: Term) -> Term:
+        """A term of our own above every one seen here or given."""
+        highest = max((self.fence(shard), *above))
+        return Term(highest.number + 1, self.node_id)
+
+    def demote(self, shard: int, owner: Contact, term: Term) -> None:
+        """Hand over: the new owner's backup from now on, with the state we had as owner."""
+        owned = self.owned.pop(shard)
+        self.backed[shard] = Backed(owner=owner, term=term, state=owned.state)
+        self.beliefs[shard] = Belief(term, owner)
+        self.raise_fence(shard, term)
+
+    # -- backing up ---------------------------------------------------------------------------------------------
+
+    def learn(self, shard: int, term: Term, owner: Contact) -> bool:
+        """Begin to take live deltas of a shard whose state will follow; False when a higher term is known."""
+        if term < self.fence(shard) or not 0 <= shard < len(self.bounds):
+            return False
+        self.note_owner(shard, term, owner)
+        backed = self.backed.get(shard)
+        if backed is None or backed.owner.node_id != owner.node_id:
+            self.backed[shard] = Backed(owner=owner, term=term)
+        else:
+            # Learning again from the same owner: its coming snapshot is newer than what we have.
+            backed.term, backed.state = term, None
+        return True
+
+    def take_state(self, shard: int, term: Term, owner: Contact, state: ShardState) -> bool:
+        """Put the streamed state under the deltas that came meanwhile; False when this node no longer learns it."""
+        backed = self.backed.get(shard)
+        if backed is None or backed.owner.node_id != owner.node_id or term < self.fence(shard):
+            return False
+        backed.state, backed.term = state, term
+        self.beliefs[shard] = Belief(term, owner)
+        self.raise_fence(shard, term)
+        waiting, backed.waiting = backed.waiting, []
+        for item in waiting:
+            self._add(state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
+        return True
+
+    def accept_forward(
+        self, shard: int, term: Term, item: Waiting, folded_step: int, sender: bytes
+    ) -> tuple[str, Term]:
+        """A delta from the owner: `ok`, `fenced` (with the higher term) or `unknown`."""
+        fence = self.fence(shard)
+        backed = self.backed.get(shard)
+        if term < fence:
+            return "fenced", fence
+        if backed is None or backed.owner.node_id != sender:
+            return "unknown", fence
+        if backed.state is None:
+            backed.waiting.append(item)
+        else:
+            backed.state.fold(folded_step, self.rule)
+            self._add(backed.state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
+        return "ok", term
+
+    def add(self, shard: int, item: Waiting) -> int:
+        """Add a delta that the backup has to an owned shard; returns the version."""
+        state = self.owned[shard].state
+        self._add(state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
+        return state.version
+
+    def _add(self, state: ShardState, identity: DeltaId, weight: float, delta: Vector, *, synchronous: bool) -> None:
+        if state.knows(identity):
+            return
+        if synchronous:
+            state.hold(identity, weight, delta)
+        else:
+            state.apply(identity, weight, delta, self.rule)
+
+    # -- what is here -------------------------------------------------------------------------------------------
+
+    def standing(self, shard: int, replica: tuple[Term, int] | None, step: int) -> Standing:
+        """What this node has of a shard, for a survey."""
+        fence = self.fence(shard)
+        owned, backed = self.owned.get(shard), self.backed.get(shard)
+        if owned is not None:
+            return Standing(shard, "owner", *owned.term, owned.state.version, *fence, step)
+        if backed is not None and backed.state is not None:
+            return Standing(shard, "backup", *backed.term, backed.state.version, *fence, step)
+        if replica is not None:
+            return Standing(shard, "replica", *replica[0], replica[1], *fence, step)
+        return Standing(shard, "none", *ZERO_TERM, 0, *fence, step)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the states held, as owner and as backup."""
+        states = [owned.state for owned in self.owned.values()]
+        states += [backed.state for backed in self.backed.values() if backed.state is not None]
+        return sum(state.size_bytes for state in states)

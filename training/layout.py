@@ -1,0 +1,64 @@
+"""The vector: which tensors it is made of, in which order, and how it is cut into shards.
+
+Trainable parameters come first, sorted by canonical name, tied ones once; then the floating-point buffers that training
+changes. Everything is float32 in the vector whatever the model's own dtype. Pure, and free of torch: the trainer
+builds a `Layout`, the daemon checks and cuts it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["parameter", "buffer"]
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of the vector: `offset` and `size` count float32 values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    offset: int
+    size: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The vector's tensors in order; parameters before buffers, without gaps."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def total(self) -> int:
+        """Number of float32 values in the vector."""
+        return self.entries[-1].offset + self.entries[-1].size if self.entries else 0
+
+    @property
+    def parameter_total(self) -> int:
+        """Number of values that are parameters; the rest, up to `total`, are buffers."""
+        return sum(entry.size for entry in self.entries if entry.kind == "parameter")
+
+    def digest(self) -> str:
+        """Hex SHA-256 of the canonical encoding: equal digests mean equal vectors."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+def shard_bounds(total: int, shards: int) -> list[tuple[int, int]]:
+    """`shards` equal slices `(start, stop)` of a vector of `total` values; the first ones take the remainder.
+
+    A vector shorter than the number of shards gets one slice per value. Raises `ValueError` for an empty vector.
+    """
+    if total < 1:
+        raise ValueError("the vector is empty: the model has no trainable parameter")
+    shards = min(shards, total)
+    size, remainder = divmod(total, shards)
+    bounds = []
+    start = 0
+    for index in range(shards):
+        stop = start + size + (1 if index < remainder else 0)
+        bounds.append((start, stop))
+        start = stop
+    return bounds

@@ -1,0 +1,114 @@
+"""The manifest: what all nodes of a swarm must agree on, and how a disagreement is said.
+
+The founder's manifest is the swarm's; a joiner builds its own from its model and settings and is refused, with both
+sides' values, where they differ. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from training.layout import Entry, Layout
+from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+from training.shards import Rule
+from training.trainer_door import TrainerHello
+
+#: Raised whenever nodes of the old and the new code could not work in one swarm.
+PROTOCOL = 1
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that must be equal on all nodes; `genesis` is the founder's random number, as hex."""
+
+    protocol: int
+    run: str
+    genesis: str
+    task: str
+    task_version: str
+    layout: Layout
+    frozen_digest: str
+    shards: int
+    rule: Rule
+    weight: str
+    replicas: int
+    local_steps: int
+    barrier_family: str
+    max_steps: int
+    until: str
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """One field on which two nodes disagree, with both values as text."""
+
+    field: str
+    mine: str
+    theirs: str
+
+
+def propose(
+    *,
+    run: str,
+    genesis: bytes,
+    hello: TrainerHello,
+    training: TrainingSettings,
+    barrier: BarrierSettings,
+    exchange: ExchangeSettings,
+) -> Manifest:
+    """The manifest as this node's settings and model would have it."""
+    return Manifest(
+        protocol=PROTOCOL,
+        run=run,
+        genesis=genesis.hex(),
+        task=hello.task,
+        task_version=hello.task_version,
+        layout=hello.layout,
+        frozen_digest=hello.frozen_digest,
+        shards=exchange.shards,
+        rule=Rule(exchange.outer_lr, exchange.outer_momentum),
+        weight=exchange.weight,
+        replicas=exchange.replicas,
+        local_steps=training.local_steps,
+        # Deltas become visible at another moment under bsp: that, and nothing else of the barrier, must be shared.
+        barrier_family="bsp" if barrier.method == "bsp" else "relaxed",
+        max_steps=training.max_steps,
+        until=training.until,
+    )
+
+
+def compare(mine: Manifest, theirs: Manifest) -> list[Mismatch]:
+    """The fields that differ, most telling first; empty when the two can train together."""
+    found = [
+        Mismatch(name, str(getattr(mine, name)), str(getattr(theirs, name)))
+        for name in ("protocol", "run", "genesis", "task", "task_version")
+        if getattr(mine, name) != getattr(theirs, name)
+    ]
+    if mine.layout != theirs.layout:
+        found.append(_layout_mismatch(mine.layout, theirs.layout))
+    names = ("frozen_digest", "shards", "rule", "weight", "replicas", "local_steps", "barrier_family")
+    found.extend(
+        Mismatch(name, str(getattr(mine, name)), str(getattr(theirs, name)))
+        for name in (*names, "max_steps", "until")
+        if getattr(mine, name) != getattr(theirs, name)
+    )
+    return found
+
+
+def explain(mismatches: list[Mismatch], *, peer: str) -> str:
+    """One sentence that names both sides' values."""
+    listed = "; ".join(f"{item.field}: mine {item.mine}, theirs {item.theirs}" for item in mismatches)
+    return f"this node does not fit the swarm of {peer}: {listed}"
+
+
+def _layout_mismatch(mine: Layout, theirs: Layout) -> Mismatch:
+    for ours, other in zip(mine.entries, theirs.entries, strict=False):
+        if ours != other:
+            return Mismatch("layout", _describe(ours), _describe(other))
+    return Mismatch(
+        "layout",
+        f"{len(mine.entries)} tensors of {mine.total} values",
+        f"{len(theirs.entries)} tensors of {theirs.total} values",
+    )
+
+
+def _describe(entry: Entry) -> str:
+    return f"{entry.kind} {entry.name} {list(entry.shape)} {entry.dtype}"

@@ -1,0 +1,155 @@
+"""The settings of training: sections `[training]`, `[barrier]` and `[exchange]` of `node.toml`.
+
+Defaults, ranges and the one-line explanations live here and nowhere else; `node.toml` and `docs/config.md` are
+generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0)]
+PositiveCount = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+BarrierMethod = Literal["asp", "bsp", "ssp", "pbsp", "pssp", "custom"]
+
+
+class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is trained, and until when."""
+
+    task: Annotated[
+        str,
+        Meta(description='"digits", "mnist", "text", or your own "package.module:Class"; ignored by `p2pnode run`.'),
+    ] = "digits"
+    data_dir: Annotated[str, Meta(description="Folder or file with the task's data; empty: the task's own.")] = ""
+    min_nodes: Annotated[
+        PositiveCount,
+        Meta(description="Training begins when this many nodes, this one included, are ready."),
+    ] = 1
+    local_steps: Annotated[
+        PositiveCount,
+        Meta(description="Optimiser steps between two exchanges; all nodes share it."),
+    ] = 10
+    device: Annotated[str, Meta(description='"auto", "cpu", "cuda", "cuda:1", …')] = "auto"
+    threads: Annotated[
+        Count,
+        Meta(description="CPU threads of the trainer; 0 leaves PyTorch's own choice."),
+    ] = 0
+    seed: Annotated[Count, Meta(description="Seed; each node derives its own from it and its id.")] = 0
+    eval_steps: Annotated[
+        Count,
+        Meta(description="Evaluate the shared model every this many steps; 0 never."),
+    ] = 10
+    max_steps: Annotated[Count, Meta(description="End of the run in steps of the swarm; 0: no such end.")] = 0
+    max_seconds: Annotated[Seconds, Meta(description="End of the run for this node in seconds; 0: none.")] = 0.0
+    until: Annotated[
+        str,
+        Meta(description='End of the run by a metric, as "accuracy>=0.95", confirmed twice; empty: none.'),
+    ] = ""
+    linger_s: Annotated[
+        Seconds,
+        Meta(description="A finished node goes on owning its shards for the others this long at most."),
+    ] = 60.0
+    checkpoint_s: Annotated[
+        Seconds,
+        Meta(description="Seconds between checkpoints; one more is written on leaving; 0: never."),
+    ] = 60.0
+    keep_checkpoints: Annotated[PositiveCount, Meta(description="Checkpoints kept.")] = 2
+    export: Annotated[
+        str,
+        Meta(description="File the finished model is written to (.safetensors or .pt); empty: none."),
+    ] = ""
+    hang_s: Annotated[
+        Seconds,
+        Meta(
+            description="A trainer silent this long, or for four steps, is stalled; after ten times that it restarts."
+        ),
+    ] = 10.0
+    options: Annotated[
+        dict[str, Any],
+        Meta(description="[training.options] goes to the task as it is."),
+    ] = {}
+
+
+class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a node may go on to its next step."""
+
+    method: Annotated[
+        BarrierMethod,
+        Meta(description="asp never waits; bsp and ssp look at everybody; pbsp and pssp at a sample; or custom."),
+    ] = "pssp"
+    sample: Annotated[
+        Count,
+        Meta(description="Peers sampled at each test of the barrier (β); 0: √population, from 1 to 10."),
+    ] = 0
+    staleness: Annotated[
+        Count,
+        Meta(description="Completed steps a sampled peer may lie behind (s); used by ssp and pssp."),
+    ] = 4
+    quantile: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Share of the sample that must be far enough; 1: all of it."),
+    ] = 1.0
+    resample_s: Annotated[
+        Seconds,
+        Meta(
+            description="Seconds between tests of a waiting barrier; 0: a twentieth of the median step, at least 0.02."
+        ),
+    ] = 0.0
+    custom: Annotated[
+        str,
+        Meta(description='With method = "custom": "package.module:function", called with (mine, others) → bool.'),
+    ] = ""
+
+
+class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How deltas become one model."""
+
+    enabled: Annotated[
+        bool,
+        Meta(description="False trains alone: nothing is pushed or pulled. For comparison only."),
+    ] = True
+    codec: Annotated[Literal["float32", "bfloat16"], Meta(description="How pushed deltas are encoded.")] = "bfloat16"
+    pull_codec: Annotated[Literal["float32", "bfloat16"], Meta(description="How pulled values are encoded.")] = (
+        "float32"
+    )
+    shards: Annotated[
+        int,
+        Meta(ge=1, le=4096, description="Slices of the vector; about four times the nodes expected."),
+    ] = 64
+    replicas: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1,
+            description="Backups of each shard: with 1 a death loses nothing, 0 saves a third of the traffic.",
+        ),
+    ] = 1
+    weight: Annotated[
+        Literal["population", "samples", "sum"],
+        Meta(description="A delta weighs 1/workers (population), by samples trained (¼…4 of the mean), or 1 (sum)."),
+    ] = "population"
+    outer_lr: Annotated[float, Meta(gt=0, le=10, description="Outer learning rate of the owner's rule.")] = 0.7
+    outer_momentum: Annotated[
+        float,
+        Meta(ge=0, lt=1, description="Outer momentum (Delayed Nesterov); 0.9 only under bsp or with plain SGD."),
+    ] = 0.5
+    tenure_s: Annotated[
+        Seconds,
+        Meta(description="An owner keeps a shard at least this long before handing it to a better placed node."),
+    ] = 30.0
+    push_deadline_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A step waits this long for acknowledgements, the rest stays in the outbox; bsp waits for all.",
+        ),
+    ] = 5.0
+    outbox_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, description="Most bytes of deltas kept for owners that have not acknowledged yet."),
+    ] = 256 * 1024 * 1024

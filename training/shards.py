@@ -1,0 +1,188 @@
+"""The state of one shard, and the only arithmetic that changes it.
+
+Value, momentum, accumulated delta, Σw, pending deltas, the set of applied identities and the version move together:
+an owner, its backup and a learner each hold one `ShardState` and feed it the same identities, in any order.
+Rule: `value += outer_lr · w · delta`, and Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135,
+Algorithm 3; DESIGN section 5). Buffers of the model take `w · delta` and no momentum. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from training.codecs import Vector
+
+#: Σw of N times 1/N may fall short of 1 by rounding.
+WHOLE_WEIGHT = 1.0 - 1e-6
+
+
+class DeltaId(NamedTuple):
+    """The identity of a delta: applied once, however often it is sent."""
+
+    node: bytes
+    incarnation: int
+    step: int
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """The outer rule, shared by the swarm (in the manifest)."""
+
+    outer_lr: float
+    outer_momentum: float
+
+
+class Applied:
+    """Which identities are in: per (node, incarnation) a few disjoint ranges of steps.
+
+    Ranges, because after a split a node's step 6 may be here and its step 5 not. Beyond `MOST_RANGES` the lowest gap
+    is closed: a delta that old is refused as late long before.
+    """
+
+    MOST_RANGES = 32
+
+    def __init__(self, ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None) -> None:
+        self._ranges = ranges if ranges is not None else {}
+
+    def __contains__(self, identity: DeltaId) -> bool:
+        ranges = self._ranges.get((identity.node, identity.incarnation))
+        if not ranges:
+            return False
+        place = bisect_right(ranges, (identity.step, identity.step)) - 1
+        if place >= 0 and ranges[place][0] <= identity.step <= ranges[place][1]:
+            return True
+        following = place + 1
+        return following < len(ranges) and ranges[following][0] <= identity.step <= ranges[following][1]
+
+    def add(self, identity: DeltaId) -> None:
+        """Note an identity; a second time changes nothing."""
+        ranges = self._ranges.setdefault((identity.node, identity.incarnation), [])
+        if identity in self:
+            return
+        insort(ranges, (identity.step, identity.step))
+        merged: list[tuple[int, int]] = []
+        for low, high in ranges:
+            if merged and low <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+            else:
+                merged.append((low, high))
+        while len(merged) > self.MOST_RANGES:
+            merged[:2] = [(merged[0][0], merged[1][1])]
+        ranges[:] = merged
+
+    def forget(self, node: bytes, incarnation: int) -> None:
+        """Drop an incarnation that is long dead."""
+        self._ranges.pop((node, incarnation), None)
+
+    def copy(self) -> Applied:
+        return Applied({key: list(ranges) for key, ranges in self._ranges.items()})
+
+    def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
+        """As plain data, for the wire."""
+        return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
+
+    @classmethod
+    def of_rows(cls, rows: list[tuple[bytes, int, list[tuple[int, int]]]]) -> Applied:
+        return cls({(node, incarnation): [(a, b) for a, b in ranges] for node, incarnation, ranges in rows})
+
+
+@dataclass(slots=True)
+class Held:
+    """A delta under bulk-synchronous rules: acknowledged, not yet visible."""
+
+    identity: DeltaId
+    weight: float
+    delta: Vector
+
+
+@dataclass(slots=True)
+class ShardState:
+    """One shard: `value` is float32[n]; its first `parameters` values are parameters, the rest buffers."""
+
+    value: Vector
+    parameters: int
+    momentum: Vector | None = None
+    accumulated: Vector | None = None
+    sum_weight: float = 0.0
+    version: int = 0
+    #: After a take-over from a replica nobody knows which older deltas are in: those with an older base are refused.
+    era_step: int = 0
+    applied: Applied = field(default_factory=Applied)
+    pending: dict[int, list[Held]] = field(default_factory=dict)
+    folded_step: int = 0
+
+    def knows(self, identity: DeltaId) -> bool:
+        """Whether the delta is in the value or held for its step."""
+        return identity in self.applied or any(
+            held.identity == identity for held in self.pending.get(identity.step, ())
+        )
+
+    def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule) -> None:
+        """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known."""
+        self.applied.add(identity)
+        self.version += 1
+        split = self.parameters
+        if split:
+            scaled = delta[:split] * np.float32(weight)
+            self._apply_momentum(scaled, weight, rule)
+            scaled *= np.float32(rule.outer_lr)
+            self.value[:split] += scaled
+        if split < self.value.size:
+            self.value[split:] += delta[split:] * np.float32(weight)
+
+    def _apply_momentum(self, scaled: Vector, weight: float, rule: Rule) -> None:
+        if rule.outer_momentum == 0.0:
+            return
+        if self.momentum is None or self.accumulated is None:
+            self.momentum = np.zeros(self.parameters, dtype=np.float32)
+            self.accumulated = np.zeros(self.parameters, dtype=np.float32)
+        self.accumulated += scaled
+        self.sum_weight += weight
+        if self.sum_weight < WHOLE_WEIGHT:
+            return
+        self.momentum *= np.float32(rule.outer_momentum)
+        self.momentum += self.accumulated
+        self.accumulated[:] = 0.0
+        self.sum_weight = 0.0
+        self.value[: self.parameters] += np.float32(rule.outer_lr * rule.outer_momentum) * self.momentum
+
+    def hold(self, identity: DeltaId, weight: float, delta: Vector) -> None:
+        """Keep a delta until the barrier of its step has passed."""
+        self.pending.setdefault(identity.step, []).append(Held(identity, weight, delta))
+
+    def fold(self, step: int, rule: Rule) -> int:
+        """Make the held deltas of steps up to `step` visible, in the order of their identities; returns how many."""
+        self.folded_step = max(self.folded_step, step)
+        ready = sorted(number for number in self.pending if number <= step)
+        count = 0
+        for number in ready:
+            for held in sorted(self.pending.pop(number), key=lambda held: held.identity):
+                self.apply(held.identity, held.weight, held.delta, rule)
+                count += 1
+        return count
+
+    def copy(self) -> ShardState:
+        """An independent state: the snapshot a learner gets."""
+        return ShardState(
+            value=self.value.copy(),
+            parameters=self.parameters,
+            momentum=None if self.momentum is None else self.momentum.copy(),
+            accumulated=None if self.accumulated is None else self.accumulated.copy(),
+            sum_weight=self.sum_weight,
+            version=self.version,
+            era_step=self.era_step,
+            applied=self.applied.copy(),
+            pending={step: list(held) for step, held in self.pending.items()},
+            folded_step=self.folded_step,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the arrays."""
+        arrays = [self.value, self.momentum, self.accumulated]
+        held = sum(item.delta.nbytes for items in self.pending.values() for item in items)
+        return sum(array.nbytes for array in arrays if array is not None) + held

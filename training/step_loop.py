@@ -1,0 +1,330 @@
+"""One node's training: train, push, advance, barrier, pull, and again, until the run ends.
+
+The loop owns the step counter and the order of things; it decides nothing about barriers (`training.barriers`), shards
+(`training.exchange`) or tensors (the trainer). Progress, waiting and failures are events and fields of `Progress`, so
+that "waiting" and "slow" can be told apart from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from overlay.doors import Clock, Log
+from overlay.peers import Activity
+from training.exchange.service import Exchange
+from training.settings import ExchangeSettings, TrainingSettings
+from training.trainer_door import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
+from training.waiting import Gate
+
+if TYPE_CHECKING:
+    from overlay.node import Overlay
+
+End = Literal["max_steps", "max_seconds", "until", "leave", "trainer_done"]
+
+STEPS_KEPT = 1000
+RESTART_FIRST_S = 0.5
+RESTART_MOST_S = 30.0
+#: A trainer that failed this often in a row is said to be crash-looping: the node leaves samples and counts.
+CRASH_LOOP = 2
+#: `until` must hold in this many evaluations in a row.
+CONFIRMATIONS = 2
+SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
+
+_UNTIL = re.compile(r"^\s*([A-Za-z_][\w.]*)\s*(>=|<=)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A parsed `training.until`."""
+
+    metric: str
+    at_least: bool
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Goal | None:
+        """None for the empty text; `ValueError` says what was expected."""
+        if not text.strip():
+            return None
+        match = _UNTIL.match(text)
+        if match is None:
+            raise ValueError(f'until = {text!r} is not of the form "accuracy>=0.95" or "loss<=0.1"')
+        return cls(match[1], match[2] == ">=", float(match[3]))
+
+    def holds(self, metrics: dict[str, float]) -> bool:
+        value = metrics.get(self.metric)
+        return value is not None and (value >= self.value if self.at_least else value <= self.value)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What `/status` and `/steps` show of training."""
+
+    step: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None
+    evaluated_samples: int = 0
+    evaluated_workers: float = 0.0
+    optimizer_steps: int = 0
+    samples: int = 0
+    step_seconds: float = 0.0
+    merged_last_step: int = 0
+    paused: bool = False
+    stalled: bool = False
+    goal_streak: int = 0
+    trainer_failures: int = 0
+    steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+
+
+class StepLoop:
+    """Drives the trainer of one node through the swarm's steps."""
+
+    def __init__(
+        self,
+        *,
+        overlay: Overlay,
+        exchange: Exchange,
+        trainer: Trainer,
+        gate: Gate,
+        training: TrainingSettings,
+        settings: ExchangeSettings,
+        clock: Clock,
+        log: Log,
+        progress: Progress,
+    ) -> None:
+        self._overlay = overlay
+        self._exchange = exchange
+        self._trainer = trainer
+        self._gate = gate
+        self._training = training
+        self._settings = settings
+        self._clock = clock
+        self._log = log
+        self.progress = progress
+        self._goal = Goal.parse(training.until)
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._recent: deque[float] = deque(maxlen=20)
+        self._base_step = 0
+        self.restore_file = ""
+
+    # -- control ------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stop training after the step in hand; the node goes on owning."""
+        self.progress.paused = True
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        self.progress.paused = False
+        self._resumed.set()
+
+    def set_stalled(self, stalled: bool) -> None:
+        """Told by the trainer's supervision: hung, or moving again."""
+        if stalled != self.progress.stalled:
+            self.progress.stalled = stalled
+            self._announce_activity()
+            if stalled:
+                self._log.warning("trainer_stalled", step=self.progress.step)
+            else:
+                self._log.info("trainer_moving", step=self.progress.step)
+
+    def _announce_activity(self) -> None:
+        if self.progress.stalled:
+            activity = Activity.STALLED
+        elif self.progress.paused:
+            activity = Activity.PAUSED
+        else:
+            activity = Activity.TRAINING
+        self._overlay.announce(activity=activity)
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    async def run(self, start_step: int, after_step: Callable[[], Awaitable[None]]) -> End:
+        """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints."""
+        progress = self.progress
+        progress.step = start_step
+        self._exchange.core.step = start_step
+        self._base_step = start_step
+        started = self._clock.monotonic()
+        self._overlay.announce(step=start_step)
+        self._announce_activity()
+        self._log.info("training_started", step=start_step)
+        while (end := self._ended(started)) is None:
+            await self._wait_while_paused()
+            await self._one_step()
+            await after_step()
+        self._log.info("training_ended", step=progress.step, reason=end)
+        return end
+
+    def _ended(self, started: float) -> End | None:
+        limits = self._training
+        if limits.max_steps and self.progress.step >= limits.max_steps:
+            return "max_steps"
+        if limits.max_seconds and self._clock.monotonic() - started >= limits.max_seconds:
+            return "max_seconds"
+        if self._goal is not None and self.progress.goal_streak >= CONFIRMATIONS:
+            return "until"
+        return None
+
+    async def _wait_while_paused(self) -> None:
+        if self._resumed.is_set():
+            return
+        self._announce_activity()
+        self._log.info("paused", step=self.progress.step)
+        await self._resumed.wait()
+        self._announce_activity()
+        # What was trained meanwhile by the others is the base now, and their step is where this node goes on.
+        await self._catch_up()
+        self._log.info("resumed", step=self.progress.step)
+
+    async def _catch_up(self) -> None:
+        step = max(self.progress.step, self._exchange.core.median_step())
+        self._advance(step)
+        if self._settings.enabled:
+            await self._exchange.pull(step)
+        self._base_step = step
+
+    def _advance(self, step: int) -> None:
+        self.progress.step = step
+        self._exchange.core.step = step
+        self._exchange.core.look_again()
+
+    async def _one_step(self) -> None:
+        progress = self.progress
+        step = progress.step + 1
+        began = self._clock.monotonic()
+        order = StepOrder(step, self._training.local_steps, self._overlay.workers(), is_first=self._is_first())
+        report = await self._train(order)
+        self._note_training(report)
+        trained = self._clock.monotonic()
+        row: dict[str, Any] = {
+            "step": step,
+            "loss": report.loss,
+            "samples": report.samples,
+            "train_seconds": trained - began,
+        }
+        if self._settings.enabled:
+            await self._push(step, report, row)
+        pushed = self._clock.monotonic()
+        self._advance(step)
+        self._overlay.announce(
+            step=step, step_seconds=median(self._recent), samples=report.samples if report.samples > 0 else None
+        )
+        row["wait_seconds"] = await self._gate.wait(step, median(self._recent)) if self._settings.enabled else 0.0
+        waited = self._clock.monotonic()
+        base_step = self._exchange.core.median_step()
+        if self._settings.enabled:
+            pulled = await self._exchange.pull(step)
+            row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
+        else:
+            self._trainer.vector += self._trainer.delta
+        self._base_step = base_step
+        merged = self._exchange.take_merged()
+        progress.merged_last_step = len(merged)
+        row |= {
+            "push_seconds": pushed - trained,
+            "pull_seconds": self._clock.monotonic() - waited,
+            "merged": {node.hex(): theirs for node, theirs in merged.items()},
+        }
+        progress.steps.append(row)
+        self._log.debug("step", **row)
+        if self._training.eval_steps and step % self._training.eval_steps == 0:
+            await self._evaluate(step)
+
+    def _is_first(self) -> bool:
+        """Whether this node has the lowest id of the workers known: scripts let it do what one should do."""
+        now = self._clock.monotonic()
+        me = self._overlay.node_id
+        return all(peer.node_id > me for peer in self._overlay.members() if peer.is_worker(now))
+
+    async def _push(self, step: int, report: StepReport, row: dict[str, Any]) -> None:
+        weight = self._weight(report.samples)
+        pushed = await self._exchange.push(step, self._base_step, weight, self._trainer.delta)
+        row |= {
+            "weight": weight,
+            "acknowledged": pushed.acknowledged,
+            "refused": pushed.refused,
+            "outstanding": pushed.outstanding,
+            "bytes_sent": pushed.bytes_sent,
+        }
+        if pushed.refused:
+            self._log.warning("delta_refused", step=step, reasons=pushed.refused)
+
+    def _weight(self, samples: int) -> float:
+        if self._settings.weight == "sum":
+            return 1.0
+        share = 1.0 / max(1.0, self._overlay.workers())
+        if self._settings.weight == "population" or samples <= 0:
+            return share
+        now = self._clock.monotonic()
+        theirs = [peer.samples for peer in self._overlay.members() if peer.is_worker(now) and peer.samples > 0]
+        mean = (samples + sum(theirs)) / (1 + len(theirs))
+        low, high = SAMPLE_WEIGHT_RANGE
+        return share * min(max(samples / mean, low), high)
+
+    # -- the trainer --------------------------------------------------------------------------------------------
+
+    def _note_training(self, report: StepReport) -> None:
+        progress = self.progress
+        progress.loss = report.loss
+        progress.samples += report.samples
+        progress.optimizer_steps += report.optimizer_steps
+        progress.metrics |= report.metrics
+        self._recent.append(report.seconds)
+        progress.step_seconds = median(self._recent)
+
+    async def _train(self, order: StepOrder) -> StepReport:
+        failures = 0
+        while True:
+            try:
+                report = await self._trainer.train(order)
+            except TrainerFailed as error:
+                failures += 1
+                await self._restart(error, failures)
+                continue
+            if failures:
+                self.set_stalled(False)
+            return report
+
+    async def _restart(self, error: TrainerFailed, failures: int) -> None:
+        """Bring a dead trainer back, from the last base and its last saved state; for ever, with backoff."""
+        while True:
+            self.progress.trainer_failures += 1
+            self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=failures)
+            if error.fatal:
+                raise error
+            if failures >= CRASH_LOOP:
+                self.set_stalled(True)
+            await asyncio.sleep(min(RESTART_MOST_S, RESTART_FIRST_S * 2 ** (failures - 1)))
+            try:
+                await self._trainer.start(self.restore_file)
+            except TrainerFailed as again:
+                error, failures = again, failures + 1
+                continue
+            return
+
+    async def _evaluate(self, step: int) -> None:
+        try:
+            evaluation = await self._trainer.evaluate(step)
+        except TrainerFailed as error:
+            await self._restart(error, 1)
+            return
+        if evaluation is not None:
+            self._note_evaluation(evaluation)
+
+    def _note_evaluation(self, evaluation: Evaluation) -> None:
+        progress = self.progress
+        progress.metrics |= evaluation.metrics
+        progress.evaluated_step = evaluation.step
+        progress.evaluated_samples = evaluation.samples
+        if self._goal is not None:
+            progress.goal_streak = progress.goal_streak + 1 if self._goal.holds(evaluation.metrics) else 0
+        self._log.info("evaluated", step=evaluation.step, samples=evaluation.samples, **evaluation.metrics)

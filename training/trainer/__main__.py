@@ -1,0 +1,125 @@
+"""The trainer's process for a task class: `python -m training.trainer`, started by the daemon and by nobody else.
+
+Connects, builds the task, then does what it is told until it is stopped or the daemon is gone. torch is imported after
+the daemon is connected, so that its absence can be told in a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training import link
+from training.shared_memory import map_vectors
+from training.trainer.connection import Connection, DaemonGone, StopAsked, end_with_daemon, report_failure
+from training.trainer_door import TrainerFailed, TrainerHello
+
+if TYPE_CHECKING:
+    from training.trainer.runner import TaskRunner
+
+#: The exit code after a failure that was reported over the link.
+FAILED = 3
+
+
+def main() -> int:
+    """Serve one daemon; returns the exit code."""
+    path = os.environ.get(link.SOCKET_VARIABLE, "")
+    if not path:
+        print("python -m training.trainer is started by p2pnode; use `p2pnode start`", file=sys.stderr)  # noqa: T201
+        return 2
+    # A trainer without its daemon has nobody to train for: no clean-up is worth a process that stays behind.
+    connection = Connection.connect(path, on_lost=lambda: os._exit(0))
+    end_with_daemon(signal.SIGKILL)
+    try:
+        _serve(connection, connection.receive_start())
+    except (StopAsked, DaemonGone):
+        return 0
+    except TrainerFailed as failure:
+        report_failure(connection, failure)
+        return FAILED
+    return 0
+
+
+def _serve(connection: Connection, start: link.Start) -> None:
+    try:
+        import torch
+
+        from training.trainer.loading import build_task, resolve_device
+        from training.trainer.runner import TaskRunner
+    except ImportError as error:
+        raise TrainerFailed(
+            f"the trainer cannot import what it needs: {error}",
+            'install PyTorch: pip install "p2pnode[torch]"',
+            fatal=True,
+        ) from error
+    if start.threads:
+        torch.set_num_threads(start.threads)
+    device = resolve_device(start.device)
+    task, spec = build_task(
+        start.task,
+        start.options,
+        data_dir=start.data_dir,
+        seed=start.seed,
+        node_seed=start.node_seed,
+        device=device,
+    )
+    runner = TaskRunner(
+        start.task,
+        task,
+        spec,
+        progress=connection.progress,
+        warn=lambda event, message: connection.send(link.Warned(event, message)),
+    )
+    if start.restore:
+        runner.restore(Path(start.restore))
+    version = str(getattr(task, "version", ""))
+    connection.send(
+        link.Hello(
+            TrainerHello(
+                layout=runner.model_vector.layout,
+                task=start.task,
+                task_version=version,
+                frozen_digest=runner.model_vector.frozen_digest,
+                device=device,
+                evaluates=True,
+                pid=os.getpid(),
+            )
+        )
+    )
+    _obey(connection, runner)
+
+
+def _obey(connection: Connection, runner: TaskRunner) -> None:
+    from training.trainer.snapshot import CannotWrite
+
+    memory, descriptors = connection.receive_memory()
+    vector, delta = map_vectors(descriptors, memory.total)
+    if memory.initialise:
+        runner.model_vector.read(vector)
+    connection.send(link.Ready())
+    while True:
+        try:
+            match connection.receive():
+                case link.Train(turn, order):
+                    report = runner.train(order, vector, delta, connection.interrupted)
+                    if report is not None:
+                        connection.send(link.Trained(turn, report))
+                case link.Evaluate(turn, step):
+                    evaluation = runner.evaluate(step, vector, connection.interrupted)
+                    if evaluation is not None:
+                        connection.send(link.Evaluated(turn, evaluation))
+                case link.Save(turn, path):
+                    runner.save(Path(path))
+                    connection.send(link.Written(turn))
+                case link.Export(turn, path):
+                    runner.export(Path(path), vector)
+                    connection.send(link.Written(turn))
+        except CannotWrite as error:
+            connection.send(link.NotWritten(turn, error.reason, error.hint))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+"""`p2pnode.attach`: a user's own training loop as a trainer.
+
+    swarm = p2pnode.attach(model, optimizer, scheduler)
+    while not swarm.done:
+        for batch in loader:
+            ...                       # forward, backward, optimizer.step(), scheduler.step()
+            swarm.step(samples=len(batch), loss=loss)
+            if swarm.done:
+                break
+
+`attach` restores what was saved, and returns when the swarm's weights are in the model. `swarm.step` counts optimiser
+steps; every `local_steps` of them it hands over the delta and waits for the next turn. The script is started with
+`p2pnode run -- python train.py`. Under torchrun each rank calls the same; rank 0 speaks for all (`Ranks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from training import link
+from training.shared_memory import map_vectors
+from training.trainer import snapshot
+from training.trainer.connection import Connection, DaemonGone, StopAsked, end_with_daemon, report_failure
+from training.trainer.export import export
+from training.trainer.ranks import Ranks, Turn
+from training.trainer.schedule import Schedule
+from training.trainer.snapshot import CannotWrite
+from training.trainer.vector import ModelVector
+from training.trainer_door import StepReport, TrainerFailed, TrainerHello, Vector
+
+#: Ranks that wait for rank 0 hear of it this often, so that no collective times out in a long barrier.
+RANKS_WAIT_S = 30.0
+
+#: What the swarm calls every script: nodes are told apart by layout, not by the name of a file.
+TASK = "attached"
+
+
+class NotAttached(RuntimeError):
+    """`attach` was called where there is no daemon, or the daemon refused."""
+
+
+class SwarmLost(RuntimeError):
+    """The daemon has gone away; the model holds what this node trained last."""
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    state: MutableMapping[str, Any] | None = None,
+) -> Swarm:
+    """Join the daemon that started this script; returns with the swarm's weights in `model`.
+
+    `scheduler` is counted in optimiser steps and put where the swarm is. `state` is saved and restored with the rest:
+    entries with `state_dict` and `load_state_dict` through these, others as plain values, replaced in the mapping.
+    Raises `NotAttached`.
+    """
+    path = os.environ.get(link.SOCKET_VARIABLE, "")
+    if not path:
+        raise NotAttached(
+            "p2pnode.attach() was called outside of a node: start the script with "
+            f"`p2pnode run -- python {Path(sys.argv[0]).name or 'train.py'}`"
+        )
+    try:
+        ranks = Ranks.find()
+        swarm = Swarm(model, optimizer, scheduler, scaler, state if state is not None else {}, ranks)
+        swarm._open(path)  # noqa: SLF001 - the one place where a swarm is made
+    except TrainerFailed as failure:
+        raise NotAttached(f"{failure.reason}: {failure.hint}" if failure.hint else failure.reason) from failure
+    return swarm
+
+
+class Swarm:
+    """The running node as a training script sees it. `done` ends the loop; the model then holds the shared weights.
+
+    `step_number` is the swarm's step under way (the first is 1), `samples_seen` what this node has trained on,
+    `is_first` whether this node is the one of all that does
+    what only one should do, `workers` how many nodes train at present.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler | None,
+        state: MutableMapping[str, Any],
+        ranks: Ranks,
+    ) -> None:
+        self.done = False
+        self.step_number = 0
+        self.samples_seen = 0
+        self.is_first = False
+        self.workers = 1.0
+        self._model = model
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._state = state
+        self._ranks = ranks
+        self._warned: list[link.Warned] = []
+        self._connection: Connection | None = None
+        self._vector: Vector = np.zeros(0, np.float32)
+        self._delta: Vector = np.zeros(0, np.float32)
+        self._scheduler = scheduler
+        self._turn = 0
+        self._turn_steps = 0
+        self._local_steps = 0
+        self._scale = scaler.get_scale() if scaler is not None else 0.0
+        self._began_s = 0.0
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._samples = 0
+
+    # --- what the script calls ----------------------------------------------------------------------------------
+
+    def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
+        """Call it after each optimiser step with what went into it: `samples` of this rank, their mean `loss`.
+
+        Every `local_steps` calls it hands over the delta and returns with the next weights, or with `done`. A step
+        that the scaler skipped is not counted. Raises `SwarmLost`.
+        """
+        if self.done:
+            return
+        self._samples += int(samples)
+        for name, value in {"loss": loss, **metrics}.items():
+            self._add(name, value)
+        if not self._skipped():
+            self._turn_steps += 1
+        try:
+            if self._turn_steps < self._local_steps:
+                self._tell_progress()
+            else:
+                self._hand_over()
+                self._next_turn()
+        except DaemonGone as gone:
+            self.done = True
+            raise SwarmLost("the p2pnode daemon that started this script has gone away") from gone
+
+    # --- opening ------------------------------------------------------------------------------------------------
+
+    def _open(self, path: str) -> None:
+        try:
+            if self._ranks.is_first:
+                self._connect(path)
+            self._model_vector = ModelVector(self._model)
+            self._schedule = Schedule(self._optimizer, self._scheduler, self._warn)
+            if self._connection is not None:
+                self._greet(self._connection)
+        except TrainerFailed as failure:
+            if self._connection is not None:
+                report_failure(self._connection, failure)
+            raise
+        except (DaemonGone, StopAsked) as gone:
+            raise NotAttached("the p2pnode daemon has ended while the script was starting") from gone
+        try:
+            self._next_turn()
+        except DaemonGone as gone:
+            raise NotAttached("the p2pnode daemon has ended while the script was starting") from gone
+
+    def _connect(self, path: str) -> None:
+        try:
+            self._connection = Connection.connect(path)
+        except OSError as error:
+            raise NotAttached(
+                f"no p2pnode daemon listens at {path} ({error.strerror}): it has ended, or another process of this "
+                "script has attached already; under torchrun call torch.distributed.init_process_group() first"
+            ) from error
+        end_with_daemon(signal.SIGTERM)
+
+    def _greet(self, connection: Connection) -> None:
+        start = connection.receive_start()
+        if start.threads:
+            torch.set_num_threads(start.threads)
+        if start.restore:
+            self._restore(Path(start.restore))
+        vector = self._model_vector
+        connection.send(
+            link.Hello(
+                TrainerHello(
+                    layout=vector.layout,
+                    task=TASK,
+                    task_version="",
+                    frozen_digest=vector.frozen_digest,
+                    device=str(vector.base.device),
+                    evaluates=False,
+                    pid=os.getpid(),
+                )
+            )
+        )
+        memory, descriptors = connection.receive_memory()
+        self._vector, self._delta = map_vectors(descriptors, memory.total)
+        if memory.initialise:
+            vector.read(self._vector)
+        connection.send(link.Ready())
+
+    # --- turns --------------------------------------------------------------------------------------------------
+
+    def _next_turn(self) -> None:
+        """Rank 0 waits for the daemon's next order, and all ranks take over its weights."""
+        turn = self._wait() if self._ranks.is_first else self._ranks.follow()
+        if self._ranks.is_first:
+            self._model_vector.load(self._vector)
+        self._ranks.share_weights(self._model_vector)
+        if turn is None:
+            self.done = True
+            return
+        self.step_number, self._local_steps = turn.step, turn.local_steps
+        self.workers, self.is_first = turn.workers, turn.is_first
+        self._schedule.seek((turn.step - 1) * turn.local_steps)
+        self._turn_steps = self._samples = 0
+        self._sums, self._counts = {}, {}
+        self._began_s = time.perf_counter()
+
+    def _wait(self) -> Turn | None:
+        assert self._connection is not None
+        self._flush_warnings(self._connection)
+        while True:
+            try:
+                message = self._connection.receive(RANKS_WAIT_S if self._ranks.count > 1 else None)
+            except StopAsked:
+                self._ranks.lead(None)
+                return None
+            except DaemonGone:
+                self._ranks.lead_away()
+                raise
+            match message:
+                case None:
+                    self._ranks.still_waiting()
+                case link.Train(turn, order):
+                    self._turn = turn
+                    found = Turn(order.step, order.local_steps, order.workers, order.is_first)
+                    self._ranks.lead(found)
+                    return found
+                case link.Evaluate(turn, _):
+                    self._connection.send(link.Evaluated(turn, None))
+                case link.Save(turn, path) | link.Export(turn, path):
+                    self._connection.send(self._written(turn, Path(path), save=isinstance(message, link.Save)))
+
+    def _hand_over(self) -> None:
+        loss, metrics, samples = self._ranks.combine(self._means(), self._samples)
+        self.samples_seen += samples
+        if self._connection is None:
+            return
+        if not math.isfinite(loss) and "loss" in self._sums:
+            self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
+        metrics["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
+        self._model_vector.delta(self._delta)
+        seconds = time.perf_counter() - self._began_s
+        report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics)
+        with contextlib.suppress(DaemonGone):  # Waiting for the next turn will tell, on all ranks.
+            self._connection.send(link.Trained(self._turn, report))
+
+    def _tell_progress(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        with contextlib.suppress(StopAsked, DaemonGone):
+            connection.progress(self._turn_steps)
+        if connection.interrupted() and self._ranks.count == 1:
+            # Nobody waits for this turn any more. With other ranks all go on to the end of the turn together.
+            self._next_turn()
+
+    # --- numbers ------------------------------------------------------------------------------------------------
+
+    def _add(self, name: str, value: float | Tensor) -> None:
+        """Sums stay on the device: reading a loss would wait for it."""
+        if isinstance(value, Tensor):
+            term = value.detach().float().reshape(())
+        elif name == "loss" and math.isnan(value) and name not in self._sums:
+            return  # No loss was given.
+        else:
+            term = torch.tensor(float(value))
+        self._sums[name] = self._sums[name] + term if name in self._sums else term
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def _means(self) -> dict[str, float]:
+        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+
+    def _skipped(self) -> bool:
+        if self._scaler is None:
+            return False
+        before, self._scale = self._scale, self._scaler.get_scale()
+        return self._scale < before
+
+    def _warn(self, event: str, message: str) -> None:
+        self._warned.append(link.Warned(event, message))
+
+    def _flush_warnings(self, connection: Connection) -> None:
+        for warned in self._warned:
+            connection.send(warned)
+        self._warned.clear()
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def _written(self, turn: int, path: Path, *, save: bool) -> link.Written | link.NotWritten:
+        try:
+            if save:
+                self._save(path)
+            else:
+                self._model_vector.load(self._vector)
+                export(self._model, path)
+        except CannotWrite as error:
+            return link.NotWritten(turn, error.reason, error.hint)
+        return link.Written(turn)
+
+    def _save(self, path: Path) -> None:
+        own = {
+            name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._state.items()
+        }
+        snapshot.save(
+            path,
+            {
+                "optimizer": self._optimizer.state_dict(),
+                "schedule": self._schedule.state(),
+                "scaler": self._scaler.state_dict() if self._scaler is not None else None,
+                "local_buffers": {name: value.cpu() for name, value in self._model_vector.local_buffers.items()},
+                "state": own,
+                "samples_seen": self.samples_seen,
+            },
+        )
+
+    def _restore(self, path: Path) -> None:
+        saved = snapshot.load(path)
+        try:
+            self._optimizer.load_state_dict(saved["optimizer"])
+            self._schedule.restore(saved["schedule"])
+            if self._scaler is not None and saved["scaler"] is not None:
+                self._scaler.load_state_dict(saved["scaler"])
+                self._scale = self._scaler.get_scale()
+            for name, value in self._model_vector.local_buffers.items():
+                value.copy_(saved["local_buffers"][name])
+            for name, value in saved["state"].items():
+                own: Any = self._state.get(name)
+                if hasattr(own, "load_state_dict"):
+                    own.load_state_dict(value)
+                else:
+                    self._state[name] = value
+            self.samples_seen = int(saved["samples_seen"])
+            snapshot.restore_random_state(saved["random"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise TrainerFailed(
+                f"the saved state {path} does not fit the script: {error}",
+                "remove the file to go on with a fresh optimiser",
+                fatal=True,
+            ) from error

@@ -1,0 +1,165 @@
+"""The trainer's end of the link: a thread listens, so that a stop, a cancelled order and a dead daemon are noticed
+while the main thread computes. Words only; no torch.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from training import link
+from training.trainer_door import TrainerFailed
+
+#: Signs of life are sent at most this often.
+PROGRESS_INTERVAL_S = 0.2
+
+_PR_SET_PDEATHSIG = 1
+
+
+class DaemonGone(Exception):
+    """The daemon has closed the link or died."""
+
+
+class StopAsked(Exception):
+    """The daemon has asked this trainer to end."""
+
+
+class Connection:
+    """Opened by `connect`. `on_lost` is called in the listening thread when the daemon is gone."""
+
+    def __init__(self, connection: socket.socket, on_lost: Callable[[], None] | None = None) -> None:
+        self.stopping = False
+        self.lost = False
+        self._socket = connection
+        self._on_lost = on_lost
+        self._inbox: queue.SimpleQueue[link.FromDaemon | None] = queue.SimpleQueue()
+        self._descriptors: list[int] = []
+        self._cancelled = 0
+        self._turn = 0
+        self._progress_s = 0.0
+        threading.Thread(target=self._listen, name="p2pnode-link", daemon=True).start()
+
+    @classmethod
+    def connect(cls, path: str, on_lost: Callable[[], None] | None = None) -> Connection:
+        """Connect to the daemon's socket. Raises `OSError`."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(path)
+        except OSError:
+            connection.close()
+            raise
+        return cls(connection, on_lost)
+
+    # --- speaking -----------------------------------------------------------------------------------------------
+
+    def send(self, message: link.FromTrainer) -> None:
+        """Raises `DaemonGone`."""
+        try:
+            self._socket.sendall(link.encode(message))
+        except OSError as error:
+            raise DaemonGone from error
+
+    def progress(self, optimizer_steps: int) -> None:
+        """A sign of life; most are not sent. Raises `StopAsked`, `DaemonGone`."""
+        if self.stopping:
+            raise StopAsked
+        now_s = time.monotonic()
+        if now_s - self._progress_s >= PROGRESS_INTERVAL_S:
+            self._progress_s = now_s
+            self.send(link.Progress(optimizer_steps))
+
+    def close(self) -> None:
+        """Ends the listening thread as well."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    # --- hearing ------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout_s: float | None = None) -> link.FromDaemon | None:
+        """The next message; None after `timeout_s`. Raises `StopAsked`, `DaemonGone`."""
+        try:
+            message = self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if message is None:
+            self._inbox.put(None)  # For whoever asks again.
+            raise DaemonGone
+        if isinstance(message, link.Stop):
+            self._inbox.put(message)
+            raise StopAsked
+        if isinstance(message, link.Train | link.Evaluate | link.Save | link.Export):
+            self._turn = message.turn
+        return message
+
+    def receive_start(self) -> link.Start:
+        """The daemon's first message."""
+        message = self.receive()
+        if not isinstance(message, link.Start):
+            raise DaemonGone
+        return message
+
+    def receive_memory(self) -> tuple[link.Memory, tuple[int, int]]:
+        """The answer to the hello, and the descriptors of vector and delta."""
+        message = self.receive()
+        if not isinstance(message, link.Memory) or len(self._descriptors) != 2:
+            raise DaemonGone
+        vector, delta = self._descriptors
+        return message, (vector, delta)
+
+    def interrupted(self) -> bool:
+        """Whether to leave the present order: it was cancelled, or everything ends."""
+        return self.stopping or self.lost or self._cancelled >= self._turn > 0
+
+    def _listen(self) -> None:
+        decoder = link.Decoder()
+        with contextlib.suppress(OSError, link.LinkBroken):
+            while data := self._read():
+                for message in decoder.from_daemon(data):
+                    if isinstance(message, link.Cancel):
+                        self._cancelled = max(self._cancelled, message.turn)
+                        continue
+                    self.stopping = self.stopping or isinstance(message, link.Stop)
+                    self._inbox.put(message)
+        self.lost = True
+        self._inbox.put(None)
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def _read(self) -> bytes:
+        room = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+        data, extra, _, _ = self._socket.recvmsg(1 << 16, room)
+        for level, kind, content in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
+        return data
+
+
+def report_failure(connection: Connection, failure: TrainerFailed) -> None:
+    """The last words, for a daemon that may be gone."""
+    with contextlib.suppress(DaemonGone):
+        connection.send(link.Failed(failure.reason, failure.hint, failure.fatal))
+
+
+def end_with_daemon(number: signal.Signals) -> None:
+    """Have the kernel send this signal when the daemon dies; where it cannot, the closed link has to do.
+
+    Only for the daemon's direct child: another parent's death means nothing.
+    """
+    daemon = os.environ.get(link.DAEMON_VARIABLE, "")
+    if not sys.platform.startswith("linux") or str(os.getppid()) != daemon:
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if str(os.getppid()) != daemon:  # It died in between.
+        os.kill(os.getpid(), number)

@@ -1,0 +1,258 @@
+"""The training loop of a task: one order of the daemon at a time, on the shared vector.
+
+`local_steps` counts optimiser steps, after accumulation and without those the scaler skipped. Nothing here knows of
+the link: the same runner trains alone (`training.trainer.alone`) and in tests.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.tasks.task import Task, TrainSpec
+from training.trainer import snapshot
+from training.trainer.export import export
+from training.trainer.loading import users_code
+from training.trainer.schedule import Schedule
+from training.trainer.vector import ModelVector
+from training.trainer_door import Evaluation, StepOrder, StepReport, TrainerFailed, Vector
+
+#: A scaler that starts at 2^16 and halves finds its scale in sixteen skipped steps; one that still skips never will.
+MAX_SKIPPED = 50
+
+
+def never() -> bool:
+    return False
+
+
+class _Interrupted(BaseException):
+    """Passes through a user's `except Exception`."""
+
+
+class TaskRunner:
+    """A task with its model. `progress` is called with the optimiser steps done, `warn` with an event and a text."""
+
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        spec: TrainSpec,
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+        warn: Callable[[str, str], None] = lambda _event, _text: None,
+    ) -> None:
+        self.task = task
+        self.spec = spec
+        self.model_vector = ModelVector(spec.model)
+        self.samples_seen = 0
+        self._name = name
+        self._progress = progress
+        self._warn = warn
+        self._schedule = Schedule(spec.optimizer, spec.scheduler, warn)
+        with users_code(name, "batches()"):
+            self._batches: Iterator[Any] = iter(task.batches())
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    def train(
+        self, order: StepOrder, vector: Vector, delta: Vector, interrupted: Callable[[], bool] = never
+    ) -> StepReport | None:
+        """Load `vector`, take the optimiser steps, write `delta`; both `float32[total]`. None when interrupted."""
+        began_s = time.perf_counter()
+        self.model_vector.load(vector)
+        self._schedule.seek((order.step - 1) * order.local_steps)
+        tally = _Tally()
+        while tally.steps < order.local_steps and tally.skipped <= MAX_SKIPPED:
+            if interrupted():
+                return None
+            self._optimizer_step(tally)
+            self._progress(tally.steps)
+        self.model_vector.delta(delta)
+        self.samples_seen += tally.samples
+        loss, bad = tally.loss()
+        metrics = {"learning_rate": float(self.spec.optimizer.param_groups[0]["lr"])}
+        if bad:
+            self._warn("loss_not_finite", f"{bad} of {tally.batches} losses of step {order.step} are not finite")
+            metrics["losses_not_finite"] = float(bad)
+        if tally.skipped:
+            metrics["scaler_skipped"] = float(tally.skipped)
+        return StepReport(order.step, loss, tally.samples, tally.steps, time.perf_counter() - began_s, metrics)
+
+    def _optimizer_step(self, tally: _Tally) -> None:
+        spec = self.spec
+        spec.optimizer.zero_grad(set_to_none=True)
+        for index in range(spec.accumulate):
+            batch = self._next_batch()
+            with users_code(self._name, "loss()", fatal=False):
+                loss = self.task.loss(spec.model, batch)
+                _check_loss(loss)
+                part = loss / spec.accumulate if spec.accumulate > 1 else loss
+                (spec.scaler.scale(part) if spec.scaler is not None else part).backward()  # type: ignore[no-untyped-call]
+            tally.add(loss.detach(), self._samples(batch))
+            if index + 1 < spec.accumulate:
+                self._progress(tally.steps)
+        if self._apply_gradients():
+            tally.steps += 1
+            self._schedule.advance()
+        else:
+            tally.skipped += 1
+
+    def _apply_gradients(self) -> bool:
+        """False where the scaler found the gradients not finite and skipped the step."""
+        spec = self.spec
+        if spec.scaler is not None:
+            spec.scaler.unscale_(spec.optimizer)
+        if spec.clip_norm:
+            nn.utils.clip_grad_norm_(spec.model.parameters(), spec.clip_norm)
+        if spec.scaler is None:
+            spec.optimizer.step()
+            return True
+        before = spec.scaler.get_scale()
+        spec.scaler.step(spec.optimizer)
+        spec.scaler.update()
+        return not spec.scaler.get_scale() < before
+
+    def _next_batch(self) -> Any:
+        with users_code(self._name, "batches()", fatal=False):
+            for _ in range(2):
+                for batch in self._batches:
+                    return batch
+                self._batches = iter(self.task.batches())
+        raise TrainerFailed(f"batches() of the task {self._name} yields nothing", "see its data", fatal=True)
+
+    def _samples(self, batch: Any) -> int:
+        own = getattr(self.task, "samples", None)
+        return int(own(batch)) if own is not None else _leading_dimension(batch)
+
+    # --- the rest -----------------------------------------------------------------------------------------------
+
+    def evaluate(self, step: int, vector: Vector, interrupted: Callable[[], bool] = never) -> Evaluation | None:
+        """Metrics of `vector`; None when interrupted. Afterwards the modes of the modules and the states of the
+        generators are as before."""
+        self.model_vector.load(vector)
+        model = self.spec.model
+        modes = [(module, module.training) for module in model.modules()]
+        generators = snapshot.random_state()
+
+        def after_pass(*_: Any) -> None:
+            # Each pass through the model is a sign of life, so that a long evaluation is not taken for a hang.
+            self._progress(0)
+            if interrupted():
+                raise _Interrupted
+
+        hook = model.register_forward_hook(after_pass)
+        try:
+            model.eval()
+            with torch.no_grad(), users_code(self._name, "evaluate()", fatal=False):
+                metrics, samples = self.task.evaluate(model)
+                return Evaluation(step, {key: float(value) for key, value in metrics.items()}, int(samples))
+        except _Interrupted:
+            return None
+        finally:
+            hook.remove()
+            snapshot.restore_random_state(generators)
+            for module, training in modes:
+                module.training = training
+
+    def save(self, path: Path) -> None:
+        """Raises `CannotWrite`."""
+        spec = self.spec
+        snapshot.save(
+            path,
+            {
+                "optimizer": spec.optimizer.state_dict(),
+                "schedule": self._schedule.state(),
+                "scaler": spec.scaler.state_dict() if spec.scaler is not None else None,
+                "local_buffers": {name: value.cpu() for name, value in self.model_vector.local_buffers.items()},
+                "data": self._data_state(),
+                "samples_seen": self.samples_seen,
+            },
+        )
+
+    def restore(self, path: Path) -> None:
+        """Take up what `save` wrote. Raises `TrainerFailed`."""
+        state = snapshot.load(path)
+        try:
+            self.spec.optimizer.load_state_dict(state["optimizer"])
+            self._schedule.restore(state["schedule"])
+            if self.spec.scaler is not None and state["scaler"] is not None:
+                self.spec.scaler.load_state_dict(state["scaler"])
+            for name, value in self.model_vector.local_buffers.items():
+                value.copy_(state["local_buffers"][name])
+            self._restore_data(state["data"])
+            self.samples_seen = int(state["samples_seen"])
+            snapshot.restore_random_state(state["random"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise TrainerFailed(
+                f"the trainer's saved state {path} does not fit the task: {error}",
+                "remove the file to go on with a fresh optimiser",
+                fatal=True,
+            ) from error
+
+    def export(self, path: Path, vector: Vector) -> None:
+        """Raises `CannotWrite`."""
+        self.model_vector.load(vector)
+        export(self.spec.model, path)
+
+    def _data_state(self) -> Any:
+        for holder in (self._batches, self.task):
+            if hasattr(holder, "state_dict"):
+                return holder.state_dict()
+        return None
+
+    def _restore_data(self, state: Any) -> None:
+        for holder in (self._batches, self.task):
+            if state is not None and hasattr(holder, "load_state_dict"):
+                holder.load_state_dict(state)
+                if holder is self.task:
+                    self._batches = iter(self.task.batches())
+                return
+
+
+class _Tally:
+    """Sums over one order. The loss stays on the device until it is asked for: reading it would wait for the device."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.skipped = 0
+        self.batches = 0
+        self.samples = 0
+        self._sum: Tensor | None = None
+        self._bad: Tensor | None = None
+
+    def add(self, loss: Tensor, samples: int) -> None:
+        self.batches += 1
+        self.samples += samples
+        value = loss.float()
+        bad = (~torch.isfinite(value)).to(torch.int64)
+        self._sum = value if self._sum is None else self._sum + value
+        self._bad = bad if self._bad is None else self._bad + bad
+
+    def loss(self) -> tuple[float, int]:
+        """The mean loss, and how many were not finite."""
+        if self._sum is None or self._bad is None:
+            return math.nan, 0
+        return float(self._sum) / self.batches, int(self._bad)
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(f"a scalar tensor is wanted, and this is {what}")
+
+
+def _leading_dimension(batch: Any) -> int:
+    """Samples in a batch: the first dimension of the first tensor found in it; 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    for part in parts:
+        if isinstance(part, Tensor | dict | list | tuple):
+            return _leading_dimension(part)
+    return 1

@@ -1,0 +1,87 @@
+"""The learning rate's schedule as a function of the swarm's step, so that a late joiner stands where the others are.
+
+Before step `s` a scheduler stands at `(s − 1) × local_steps` optimiser steps, whatever this node has done before.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from training.trainer_door import TrainerFailed
+
+
+class Schedule:
+    """A scheduler, or none, that can be put at any position. `position` counts optimiser steps of the swarm."""
+
+    def __init__(self, optimizer: Optimizer, scheduler: LRScheduler | None, warn: Callable[[str, str], None]) -> None:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise TrainerFailed(
+                "ReduceLROnPlateau follows this node's own loss, and a schedule has to be the same on all nodes",
+                "take a schedule that is a function of the step, as CosineAnnealingLR",
+                fatal=True,
+            )
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._warn = warn
+        self._over = False
+        self._initial = copy.deepcopy(scheduler.state_dict()) if scheduler is not None else {}
+        self._initial_groups = [
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._origin = _count(scheduler)
+
+    @property
+    def position(self) -> int:
+        return _count(self._scheduler) - self._origin
+
+    def advance(self) -> None:
+        """One optimiser step further."""
+        if self._scheduler is None or self._over:
+            return
+        try:
+            self._scheduler.step()
+        except ValueError as error:  # OneCycleLR has an end and says so.
+            self._over = True
+            self._warn("schedule_over", f"the learning rate's schedule has ended and stays as it is: {error}")
+
+    def seek(self, position: int) -> None:
+        """Stand where a node that took part from the beginning stands."""
+        if self._scheduler is None or position == self.position or self._over:
+            return
+        if position < self.position:
+            self._reset()
+        with warnings.catch_warnings():
+            # It warns of steps without the optimiser's: those were taken by others.
+            warnings.simplefilter("ignore", UserWarning)
+            while self.position < position and not self._over:
+                self.advance()
+
+    def state(self) -> dict[str, Any] | None:
+        return self._scheduler.state_dict() if self._scheduler is not None else None
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        if self._scheduler is not None and state is not None:
+            self._scheduler.load_state_dict(state)
+
+    def _reset(self) -> None:
+        assert self._scheduler is not None
+        self._scheduler.load_state_dict(copy.deepcopy(self._initial))
+        for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=True):
+            group.update(copy.deepcopy(initial))
+
+
+def _count(scheduler: Any) -> int:
+    """How often it was stepped; `ChainedScheduler` leaves the count to the schedulers it chains."""
+    if scheduler is None:
+        return 0
+    count = getattr(scheduler, "last_epoch", None)
+    if count is None:
+        count = scheduler._schedulers[0].last_epoch  # noqa: SLF001
+    return int(count)

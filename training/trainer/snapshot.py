@@ -1,0 +1,110 @@
+"""The trainer's own state on disk: optimiser, schedule, scaler, generators, data position. Whole or not at all.
+
+The vector is not in it: the daemon keeps that. A snapshot holds tensors and plain values only, so that it can be read
+without running anything; a user's own state that holds more is read as the user's own file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.trainer_door import TrainerFailed
+
+FORMAT = 1
+
+
+class CannotWrite(Exception):
+    """The file could not be written; nothing half-written is left."""
+
+    def __init__(self, path: Path, error: OSError | str) -> None:
+        self.reason = f"{path} could not be written: {error.strerror or error if isinstance(error, OSError) else error}"
+        self.hint = "see that the folder exists, may be written to and has room"
+        super().__init__(self.reason)
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` fill a file beside `path`, sync it, and put it in place. Raises `CannotWrite`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise CannotWrite(path, error) from error
+    except RuntimeError as error:  # torch's own writer knows no OSError.
+        raise CannotWrite(path, str(error).splitlines()[0]) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` and the generators' states. Raises `CannotWrite`."""
+    content = {"format": FORMAT, "random": random_state(), **state}
+    write_whole(path, lambda temporary: torch.save(content, temporary))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What `save` wrote, tensors on the CPU. Raises `TrainerFailed`."""
+    try:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            # Objects of the user's own, in a file this node wrote into its own state directory.
+            content = torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise TrainerFailed(
+            f"the trainer's saved state {path} cannot be read: {error}",
+            "remove the file to go on with a fresh optimiser",
+            fatal=True,
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise TrainerFailed(
+            f"the trainer's saved state {path} is of another version",
+            "remove the file to go on with a fresh optimiser",
+            fatal=True,
+        )
+    return content
+
+
+def random_state() -> dict[str, Any]:
+    """The states of all generators, in plain values and tensors."""
+    state: Any = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, gauss = state
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "python": random.getstate(),
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put the generators where `random_state` found them."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    random.setstate(state["python"])
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator a model, its dropout or a data pipeline may use."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)

@@ -1,0 +1,224 @@
+"""A model as a vector: which tensors go in, loading the vector into them, and the delta that training made.
+
+Trainable parameters, tied ones once, sorted by name without the wrappers' prefixes; then the persistent floating-point
+buffers. Frozen parameters, and buffers that hold something not finite (masks), stay out and are covered by a digest;
+integer buffers stay with the node. The base of a delta is what the model really took over, in its own dtype, so that
+rounding is never pushed (DESIGN section 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from training.layout import Entry, Layout
+from training.trainer_door import TrainerFailed, Vector
+
+#: Parts of a name that wrappers put in: `torch.compile`, activation checkpointing.
+_WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+
+
+def canonical_name(name: str) -> str:
+    """The tensor's name in the bare model."""
+    parts = [part for part in name.split(".") if part not in _WRAPPER_PARTS]
+    while len(parts) > 1 and parts[0] == "module":  # DataParallel and DistributedDataParallel
+        del parts[0]
+    return ".".join(parts)
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """The model without the wrappers around the whole of it."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+class ModelVector:
+    """The model's tensors in the vector's order. Raises `TrainerFailed` for a model that cannot be shared.
+
+    `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        _refuse_sharded(model)
+        parameters, frozen = _parameters(model)
+        if not parameters:
+            raise TrainerFailed(
+                "the model has no trainable parameter",
+                "set requires_grad of the parameters to be trained before the optimiser is made",
+                fatal=True,
+            )
+        buffers, constant, self.local_buffers = _buffers(model)
+        named = [("parameter", item) for item in sorted(parameters.items())]
+        named += [("buffer", item) for item in sorted(buffers.items())]
+        self.layout = _layout(named)
+        self.frozen_digest = _digest(sorted((frozen | constant).items()))
+        self._tensors = [tensor for _, (_, tensor) in named]
+        # The vector as the model took it, on the model's device: what a delta is measured from.
+        self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
+        self._bases = self._views(self._base)
+        self._rounded = [
+            (tensor, base)
+            for tensor, base in zip(self._tensors, self._bases, strict=True)
+            if tensor.dtype not in (torch.float32, torch.float64)
+        ]
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.layout.entries]
+
+    @torch.no_grad()
+    def read(self, into: Vector) -> None:
+        """Write the model's values into `into`, `float32[total]`."""
+        for tensor, view in zip(self._tensors, self._views(torch.from_numpy(into)), strict=True):
+            view.copy_(tensor)
+
+    @torch.no_grad()
+    def load(self, vector: Vector) -> None:
+        """Put `vector`, `float32[total]`, into the model and remember it as the base of the next delta."""
+        self._base.copy_(torch.from_numpy(vector))
+        self.load_base()
+
+    @torch.no_grad()
+    def load_base(self) -> None:
+        """Put the base into the model, as after `load` on another rank."""
+        for tensor, base in zip(self._tensors, self._bases, strict=True):
+            tensor.copy_(base)
+        for tensor, base in self._rounded:
+            base.copy_(tensor)
+
+    @torch.no_grad()
+    def delta(self, into: Vector) -> None:
+        """Write what the model gained since `load` into `into`, `float32[total]`. The base is used up."""
+        for tensor, base in zip(self._tensors, self._bases, strict=True):
+            torch.sub(tensor.to(base.device, torch.float32), base, out=base)
+        torch.from_numpy(into).copy_(self._base)
+
+    @property
+    def base(self) -> Tensor:
+        """The base itself, `float32[total]` on the model's device: rank 0 broadcasts it."""
+        return self._base
+
+
+def _storage(tensor: Tensor) -> tuple[object, ...]:
+    return (
+        str(tensor.device),
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+    )
+
+
+def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Trainable and frozen parameters by canonical name, tied ones under the first of their names."""
+    named = sorted((canonical_name(name), value) for name, value in _named(model, "parameters"))
+    trainable: dict[str, Tensor] = {}
+    frozen: dict[str, Tensor] = {}
+    known: dict[tuple[object, ...], str] = {}
+    # Trainable ones first: a tensor that is tied to a frozen name is still trained.
+    for name, parameter in sorted(named, key=lambda item: not item[1].requires_grad):
+        _refuse_unusable(name, parameter)
+        storage = _storage(parameter)
+        if storage in known:
+            continue
+        known[storage] = name
+        into = trainable if parameter.requires_grad else frozen
+        if name in into:
+            raise TrainerFailed(
+                f"two parameters of the model share the name {name} once wrappers' prefixes are stripped",
+                'rename one of them: "module" and "_orig_mod" are names that wrappers use',
+                fatal=True,
+            )
+        into[name] = parameter
+    return trainable, frozen
+
+
+def _named(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator[tuple[str, Tensor]]:
+    # By identity and not by name is how `named_parameters` sorts out tied ones; the name has to be the smallest.
+    if kind == "parameters":
+        yield from model.named_parameters(remove_duplicate=False)
+        return
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        volatile = module._non_persistent_buffers_set  # noqa: SLF001 - the only place where torch says which are
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in volatile:
+                yield (f"{prefix}.{name}" if prefix else name), buffer
+
+
+def _buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Persistent buffers by canonical name: shared ones, constant ones (not finite), and this node's own (integers)."""
+    shared: dict[str, Tensor] = {}
+    constant: dict[str, Tensor] = {}
+    local: dict[str, Tensor] = {}
+    known: set[tuple[object, ...]] = set()
+    for name, buffer in sorted((canonical_name(name), value) for name, value in _named(model, "buffers")):
+        if _storage(buffer) in known:
+            continue
+        known.add(_storage(buffer))
+        if not buffer.is_floating_point():
+            local[name] = buffer
+        elif bool(torch.isfinite(buffer).all()):
+            shared[name] = buffer
+        else:
+            constant[name] = buffer
+    return shared, constant, local
+
+
+def _layout(named: list[tuple[str, tuple[str, Tensor]]]) -> Layout:
+    entries = []
+    offset = 0
+    for kind, (name, tensor) in named:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shape = tuple(tensor.shape)
+        entries.append(
+            Entry(name, shape, dtype, "parameter" if kind == "parameter" else "buffer", offset, tensor.numel())
+        )
+        offset += tensor.numel()
+    return Layout(tuple(entries))
+
+
+def _digest(named: list[tuple[str, Tensor]]) -> str:
+    """Hex SHA-256 over names, types, shapes and bytes; of nothing where nothing is frozen."""
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        digest.update(f"{name}/{tensor.dtype}/{tuple(tensor.shape)}/".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise _sharded(name or "the model")
+
+
+def _refuse_unusable(name: str, parameter: Tensor) -> None:
+    kinds = {kind.__name__ for kind in type(parameter).__mro__}
+    if "DTensor" in kinds or "DTensor" in {kind.__name__ for kind in type(parameter.data).__mro__}:
+        raise _sharded(name)
+    if nn.parameter.is_lazy(parameter):
+        raise TrainerFailed(f"the parameter {name} has no shape yet", "run one forward pass in build()", fatal=True)
+    if parameter.is_meta:
+        raise TrainerFailed(f"the parameter {name} is on the meta device", "give it values in build()", fatal=True)
+    if parameter.requires_grad and not (parameter.is_floating_point() and parameter.layout == torch.strided):
+        raise TrainerFailed(
+            f"the parameter {name} is {parameter.dtype}, {parameter.layout}: only dense real numbers can be shared",
+            "keep it as a real, dense parameter, or freeze it",
+            fatal=True,
+        )
+
+
+def _sharded(name: str) -> TrainerFailed:
+    return TrainerFailed(
+        f"{name} is sharded over processes (FSDP or DTensor), and a trainer needs the whole model",
+        "use DistributedDataParallel, or one p2pnode node per device",
+        fatal=True,
+    )
