@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -93,6 +94,7 @@ def _ratio(step_ms: int, repetitions: int) -> Series:
     ratios = [ours / theirs for ours, theirs in pairs]
     details = {
         "options": options,
+        "bare_ms_per_swarm_step": round(1000 * local_steps / statistics.median(theirs for _, theirs in pairs), 1),
         "node_and_bare_optimizer_steps_per_s": [[round(x, 2) for x in pair] for pair in pairs],
     }
     return Series(f"steps/s of a node over the bare loop's, steps of {step_ms} ms", "", ratios, "≥ 0.95", details)

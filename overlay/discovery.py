@@ -25,7 +25,7 @@ from overlay.sampling import BALL_NODES, POOL_AGE_S, POOL_SIZE, Pool, ball_radiu
 POOL_BALLS = round(POOL_SIZE / BALL_NODES)
 #: Seconds between sampling lookups: steadily, and while the pool is still being filled.
 STEADY_S = POOL_AGE_S / POOL_BALLS
-FILL_S = 1.0
+FILL_S = 2.0
 #: Seconds between refreshes of the table; and the pause before looking around when a lost peer came back.
 REFRESH_S = 60.0
 HEAL_PAUSE_S = 0.2

@@ -27,7 +27,7 @@ from overlay.peers import Beat, Contact, Peer
 from overlay.routing import ContactTable
 from overlay.timeouts import RoundTrips
 from overlay.transport import Address, Transport
-from overlay.wire import REQUEST, RESPONSE, Call, Malformed, News, Request, Response, Result, Tell, Unreached
+from overlay.wire import REQUEST, RESPONSE, Call, Malformed, News, Request, Response, Result, Tell, Twin, Unreached
 
 #: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
 EXCUSABLE_LAG_S = 0.05
@@ -180,7 +180,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._wait(message_id, pending, first_s, now)
         self._send(contact.address, datagram)
 
-    def tell(self, contact: Contact, news: Sequence[News], body: Tell | Unreached = _TELL) -> None:
+    def tell(self, contact: Contact, news: Sequence[News], body: Tell | Unreached | Twin = _TELL) -> None:
         """Send news now; nothing comes back."""
         if self.transport is None or self._tag is None:
             return

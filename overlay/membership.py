@@ -19,7 +19,7 @@ from overlay.liveness import Action, Detector, Judged
 from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
 from overlay.timeouts import NegativeCache
 from overlay.transport import Address
-from overlay.wire import News, Ping, Result, literal
+from overlay.wire import News, Ping, Result, Twin, literal
 
 #: One who speaks to us is asked back at most once in this time.
 ASK_BACK_PAUSE_S = 1.0
@@ -57,6 +57,7 @@ class Membership:
         self._protocol = protocol
         self._table = protocol.router
         self._perform = perform
+        protocol.serve(Twin, self.told_of_twin)
 
     def on_change(self, callback: Callable[[PeerChange], None]) -> None:
         self._callbacks.append(callback)
@@ -135,7 +136,13 @@ class Membership:
     def own_id_used(self, beat: Beat, source: Address) -> None:
         """Our own datagram come back, or another process with our identity."""
         if beat.boot != self._boot:
-            self._clone(beat, f"{source} speaks with our identity, incarnation {beat.incarnation}")
+            self._clone(self._own_id, beat.boot, f"{source} speaks with our identity, incarnation {beat.incarnation}")
+
+    def told_of_twin(self, body: Twin, _beat: Beat, source: Address, _message_id: bytes) -> None:
+        """Two processes of one identity never list each other: a third, who meets both, tells them."""
+        if body.boot != self._boot:
+            reason = f"{source} met another process with our identity, incarnation {body.incarnation}"
+            self._clone(self._own_id, body.boot, reason)
 
     def news(self, news: News, sender: bytes) -> None:
         actions = self.detector.learn(news, sender, self._clock.monotonic())
@@ -185,7 +192,7 @@ class Membership:
 
             self._protocol.call(known.contact, Ping(), settle, blame=False)
         else:
-            self._fold(beat, known.address, None, now)
+            self._fold(beat, known.address, None, now, source=address)
 
     def _insert(self, beat: Beat, address: Address, rtt_s: float | None) -> None:
         now = self._clock.monotonic()
@@ -197,12 +204,14 @@ class Membership:
         if ghost is not None and ghost != node_id:
             self._perform(self.detector.declare_dead(ghost, now, f"{short(node_id)} answers at its address"))
 
-    def _fold(self, beat: Beat, address: Address, rtt_s: float | None, now: float) -> None:
+    def _fold(
+        self, beat: Beat, address: Address, rtt_s: float | None, now: float, *, source: Address | None = None
+    ) -> None:
         node_id = beat.node_id
         change = self.peers.observe(beat, address.host, now, rtt_s, address=address)
         if change is not None:
             if change.kind == "clone":
-                self._clone(beat, change.reason)
+                self._met_twins(beat, source or address, change.reason)
                 return
             if change.kind in ("up", "restarted", "moved"):
                 self._table.add(Contact(node_id, address))
@@ -218,14 +227,22 @@ class Membership:
         if actions:
             self._perform(actions)
 
-    def _clone(self, beat: Beat, reason: str) -> None:
-        if self._clones.get(beat.node_id) == beat.boot:
+    def _clone(self, node_id: bytes, boot: int, reason: str) -> None:
+        """Say it once per boot number."""
+        if self._clones.get(node_id) == boot:
             return
-        self._clones[beat.node_id] = beat.boot
-        change = PeerChange(beat.node_id, "clone", reason)
-        self._log.warning("identity_used_twice", peer=short(beat.node_id), reason=reason)
+        self._clones[node_id] = boot
+        self._log.warning("identity_used_twice", peer=short(node_id), reason=reason)
         for callback in list(self._callbacks):
-            callback(change)
+            callback(PeerChange(node_id, "clone", reason))
+
+    def _met_twins(self, beat: Beat, source: Address, reason: str) -> None:
+        known = self.peers.get(beat.node_id)
+        if known is not None and self._clones.get(beat.node_id) != beat.boot:
+            second = Contact(beat.node_id, _claimed(beat, source))
+            self._protocol.tell(known.contact, [], Twin(beat.incarnation, beat.boot))
+            self._protocol.tell(second, [], Twin(known.incarnation, known.boot))
+        self._clone(beat.node_id, beat.boot, reason)
 
     def judged(self, action: Judged) -> None:
         """The detector changed its mind about a member."""

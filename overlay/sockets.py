@@ -335,8 +335,11 @@ class _Request:
             response = await self._post(session, message, stale)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             # The peer had closed an idle connection of ours (it restarted): nothing was answered, so ask once more.
-            if message is None or not stale.reused or isinstance(error, aiohttp.ClientConnectorError):
+            replayable = known_size(self._body) is not None
+            if not replayable or not stale.reused or isinstance(error, aiohttp.ClientConnectorError):
                 raise
+            if self._upload is not None:
+                await self._upload.ended()
             response = await self._post(session, message, SimpleNamespace(reused=False))
         self._response = response
         if response.headers.get(MARKER) != "1":

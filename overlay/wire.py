@@ -92,6 +92,13 @@ class Unreached(_Body, frozen=True, tag="unreached"):
     """You answer datagrams, but my streams to you fail: check whether you can be reached. Not answered."""
 
 
+class Twin(_Body, frozen=True, tag="twin"):
+    """Another process speaks with your identity, under this boot number. Not answered."""
+
+    incarnation: Counter
+    boot: Annotated[int, Meta(ge=0)]
+
+
 class Pong(_Body, frozen=True, tag="pong"):
     """I am here."""
 
@@ -109,7 +116,7 @@ class Probed(_Body, frozen=True, tag="probed"):
     answered: bool
 
 
-Call = Ping | FindNode | Probe | Tell | Unreached
+Call = Ping | FindNode | Probe | Tell | Unreached | Twin
 Result = Pong | Nodes | Probed
 Tag = Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
 NewsList = Annotated[list[News], Meta(max_length=MAX_NEWS)]

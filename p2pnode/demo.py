@@ -133,7 +133,9 @@ def summary(plan: DemoPlan, reached: Reached, alone: Sequence[float]) -> dict[st
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM instead of letting them end us: what we started must end first."""
+    """Counts SIGINT, SIGTERM and SIGHUP instead of letting them end us: what we started must end first."""
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.count = 0
@@ -143,7 +145,7 @@ class Interrupts:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        former = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+        former = {number: signal.signal(number, self._count) for number in self._NUMBERS}
         try:
             yield
         finally:
@@ -205,7 +207,7 @@ def run(plan: DemoPlan, *, as_json: bool = False) -> int:
     with interrupts.caught(), _folder(plan.keep) as folder:
         with view.open():
             reached = _swarm(plan, folder, interrupts, view)
-        alone = [] if interrupts.any() or not _comparable(reached) else _alone(plan, reached, folder, interrupts, view)
+        alone = _alone(plan, reached, folder, interrupts, view) if reached.success else []
     answer = summary(plan, reached, alone)
     _conclude(plan, answer, view)
     if plan.keep is not None:
@@ -266,11 +268,6 @@ def _until(over: Callable[[], str | None]) -> str:
     while (reason := over()) is None:
         time.sleep(LOOK_S)
     return reason
-
-
-def _comparable(reached: Reached) -> bool:
-    """Whether there are steps that lone nodes could be given as well."""
-    return bool(reached.statuses) and all(status.get("step") for status in reached.statuses)
 
 
 def _alone(plan: DemoPlan, reached: Reached, folder: Path, interrupts: Interrupts, view: View) -> list[float]:

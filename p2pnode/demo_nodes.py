@@ -1,12 +1,14 @@
 """The processes of the demo: starting daemons and lone trainers, asking them, and leaving none behind.
 
 Every process is started in a session of its own, so that Ctrl-C reaches the demo alone and the demo decides who ends
-when; what is left of a session is killed by its number. Nothing here knows what the demo is for.
+when. Each carries a mark in its environment that its children inherit: by it a trainer is found that outlives its
+killed daemon. Nothing here knows what the demo is for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -22,8 +24,14 @@ from p2pnode.errors import UserError
 ASK_S = 2.0
 #: Between two looks at processes that are about to end, in seconds.
 LOOK_S = 0.05
+#: Longest wait for a killed process to be gone, in seconds.
+KILL_S = 5.0
+#: Environment variable that carries the mark of one demo; no setting, for it has no double underscore.
+MARK = "P2PNODE_DEMO"
 #: Last lines of a log that are shown when its process died.
 LAST_LINES = 12
+
+_COUNTER = itertools.count(time.time_ns())  # never the same again, also in another process of our number
 
 
 class DemoProcess:
@@ -32,9 +40,15 @@ class DemoProcess:
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
+        self.mark = f"{MARK}={os.getpid()}-{next(_COUNTER)}"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | dict([self.mark.split("=")]),
             )
 
     @property
@@ -43,12 +57,8 @@ class DemoProcess:
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the process and whatever it has started in its session; one that is gone is no error."""
-        self._process.poll()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            # The session's number is the process's own. It stays taken while any member lives, and once reaped and
-            # empty it names nobody: at worst the call fails.
-            os.killpg(self._process.pid, number)
+        """Signal the process; one that has ended is no error."""
+        self._process.send_signal(number)
 
     def last_lines(self) -> str:
         """The end of its output, indented."""
@@ -127,6 +137,29 @@ def end_all(
     wait_for_exit(processes, term_s, hurry)
     killed = [process.name for process in processes if process.exit_code is None]
     for process in processes:
-        process.signal(signal.SIGKILL)  # also a trainer that has outlived its daemon
-    wait_for_exit(processes, 5.0, lambda: False)
+        process.signal(signal.SIGKILL)
+    wait_for_exit(processes, KILL_S, lambda: False)
+    _kill_leftovers(processes)
     return killed
+
+
+def _leftovers(marks: Sequence[bytes]) -> list[int]:
+    """Numbers of the processes that carry one of the marks; empty where there is no /proc to look in."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended just now, or is another user's
+            carried = environment.read_bytes().split(b"\0")
+            if any(mark in carried for mark in marks):
+                found.append(int(environment.parent.name))
+    return found
+
+
+def _kill_leftovers(processes: Sequence[DemoProcess]) -> None:
+    """Kill what these processes have started and left behind, and wait until it is gone."""
+    marks = [process.mark.encode() for process in processes]
+    deadline = time.monotonic() + KILL_S
+    while (left := _leftovers(marks)) and time.monotonic() < deadline:
+        for number in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(LOOK_S)

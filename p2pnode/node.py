@@ -168,12 +168,19 @@ class Node:
 
     async def _live(self) -> End:
         connecting = asyncio.create_task(self._connect(), name="connect")
+        starting = asyncio.create_task(self._start_trainer(), name="start-trainer")
         try:
-            hello = await self._start_trainer()
+            # Whichever fails first is told at once: a wrong bootstrap need not wait for torch to be imported.
+            await asyncio.wait([connecting, starting], return_when=asyncio.FIRST_EXCEPTION)
+            for task in (connecting, starting):
+                if task.done():
+                    task.result()
             await connecting
+            hello = await starting
         finally:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
+            for task in (connecting, starting):
+                task.cancel()
+            await asyncio.gather(connecting, starting, return_exceptions=True)
         await self._enter(hello)
         await self._wait_for_nodes()
         self.phase = "training"

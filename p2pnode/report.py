@@ -11,6 +11,7 @@ from typing import Any
 from overlay.ids import short
 from overlay.peers import Activity
 from p2pnode import __version__
+from p2pnode.config_rules import advise
 from p2pnode.events import EventRing
 from p2pnode.node import Node
 
@@ -79,7 +80,7 @@ class Report:
             "waiting": self._waiting(),
             "training": {
                 "loss": progress.loss,
-                "metrics": dict(progress.metrics),
+                "metrics": progress.metrics,
                 "evaluated_step": progress.evaluated_step,
                 "evaluated_samples": progress.evaluated_samples,
                 "optimizer_steps": progress.optimizer_steps,
@@ -214,7 +215,7 @@ class Report:
 
     def _health(self) -> list[dict[str, str]]:
         node = self._node
-        findings = []
+        findings = [_finding("warning", advice.what, advice.do) for advice in advise(node.config)]
         if not node.config.swarm.allow_open and node.overlay.address.host not in ("127.0.0.1", "::1"):
             findings.append(_finding("warning", "the swarm is open", "set a swarm key as soon as there is one"))
         for address, reason in node.overlay.attempts.items():

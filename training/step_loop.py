@@ -68,10 +68,11 @@ class Progress:
 
     step: int = 0
     loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    #: As reported while training, and of the shared vector as last evaluated: the latter is what counts.
+    training_metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_metrics: dict[str, float] = field(default_factory=dict)
     evaluated_step: int | None = None
     evaluated_samples: int = 0
-    evaluated_workers: float = 0.0
     optimizer_steps: int = 0
     samples: int = 0
     step_seconds: float = 0.0
@@ -81,6 +82,11 @@ class Progress:
     goal_streak: int = 0
     trainer_failures: int = 0
     steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name; an evaluated one hides one of the same name that was only seen in training."""
+        return {**self.training_metrics, **self.evaluated_metrics}
 
 
 class StepLoop:
@@ -277,7 +283,7 @@ class StepLoop:
         progress.loss = report.loss
         progress.samples += report.samples
         progress.optimizer_steps += report.optimizer_steps
-        progress.metrics |= report.metrics
+        progress.training_metrics |= report.metrics
         self._recent.append(report.seconds)
         progress.step_seconds = median(self._recent)
 
@@ -322,7 +328,7 @@ class StepLoop:
 
     def _note_evaluation(self, evaluation: Evaluation) -> None:
         progress = self.progress
-        progress.metrics |= evaluation.metrics
+        progress.evaluated_metrics |= evaluation.metrics
         progress.evaluated_step = evaluation.step
         progress.evaluated_samples = evaluation.samples
         if self._goal is not None:

@@ -120,7 +120,7 @@ class ProcessTrainer:
             self._argv(), self._environment(), self._state_dir, self._output, self._log, self._heard, self._lost
         )
         session.send(self._start_message(restore))
-        hello = (await session.expect(link.Hello, START_TIMEOUT_S)).hello
+        hello = await self._model_of(session)
         first = self._hello is None
         if self._hello is not None and self._hello.layout != hello.layout:
             raise TrainerFailed(
@@ -135,6 +135,15 @@ class ProcessTrainer:
         await session.expect(link.Ready, START_TIMEOUT_S)
         self._hello = hello
         return hello
+
+    async def _model_of(self, session: TrainerSession) -> TrainerHello:
+        try:
+            return (await session.expect(link.Hello, START_TIMEOUT_S)).hello
+        except TrainerFailed as failure:
+            if self._hello is None:
+                raise
+            # It has stood before, with the same code and data: a device's memory, say, may be free again later.
+            raise TrainerFailed(failure.reason, failure.hint) from failure
 
     def _argv(self) -> list[str]:
         # -P: the folder the daemon was started in does not come first, so nothing in it can hide our own packages.

@@ -226,14 +226,14 @@ def _death(process: TrainerProcess, output: OutputLog, *, before_hello: bool) ->
     else:
         reason = f"the trainer ended with {process.how_it_ended()}: {last}"
         hint = f"its last lines (more in {output.path}):{lines}"
-    hidden = _hidden_by(output)
+    hidden = hidden_package(output)
     if hidden:
         reason, hint = hidden
     # A script that ended by itself, or failed before it had a model, would do so again; a signal comes from outside.
     return TrainerFailed(reason, hint, fatal=exited and (before_hello or process.returncode == 0))
 
 
-def _hidden_by(output: OutputLog) -> tuple[str, str] | None:
+def hidden_package(output: OutputLog) -> tuple[str, str] | None:
     """A folder of the user's, on PYTHONPATH or as the working directory, that stands before one of our packages."""
     if not any("No module named 'training" in line or "No module named training" in line for line in output.tail):
         return None

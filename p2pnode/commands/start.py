@@ -74,7 +74,7 @@ def run(
 def _daemon(config: Config, command: list[str] | None) -> int:
     from p2pnode import daemon
 
-    return daemon.run(config, command=command)
+    return int(daemon.run(config, command=command))
 
 
 def _flags(

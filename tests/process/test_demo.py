@@ -162,9 +162,9 @@ def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (folder / "node-0" / "state" / "status.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    """Ctrl-C or SIGTERM in the middle: exit code 10, what was reached, no process and no file."""
+    """Ctrl-C, SIGTERM or a closed terminal in the middle: exit code 10, what was reached, no process and no file."""
     code = (
         "import dataclasses, sys; from tests.process.test_demo import PLAN; from p2pnode.demo import run;"
         "sys.exit(run(dataclasses.replace(PLAN, until=1.0, task='fake:Fork')))"
@@ -184,3 +184,39 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
     assert "it was interrupted" in printed
     assert len(sleepers) == 2
     assert children("sleep 600") == []
+
+
+def demo_of_daemons(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    """`p2pnode demo --json` with real daemons: exit code, its figures, and what it printed beside them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "p2pnode", "demo", "--json", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.slow
+def test_four_daemons_learn_what_none_could_alone(tmp_path: Path) -> None:
+    """The swarm reaches 0.95 of all ten classes; each part alone, with as many steps, stays near 0.7."""
+    code, figures, printed = demo_of_daemons("--nodes", "4", "--time-limit", "80")
+
+    assert (code, figures["success"]) == (0, True), printed
+    assert figures["accuracy"] >= 0.95
+    assert 0.6 < figures["alone"] < 0.8
+    assert figures["population_estimate"] == 4
+    assert figures["bytes_sent_per_node_and_step"] > 0
+    assert "together 0.9" in printed
+
+
+@pytest.mark.slow
+def test_daemons_that_exchange_nothing_fail(tmp_path: Path) -> None:
+    """The same demo with the exchange switched off trains as well, and does not come near the goal."""
+    code, figures, printed = demo_of_daemons("--nodes", "4", "--time-limit", "30", "--no-exchange")
+
+    assert (code, figures["success"]) == (10, False), printed
+    assert min(figures["steps_per_node"]) > 0
+    assert figures["accuracy"] < 0.8
+    assert figures["bytes_sent_per_node_and_step"] == 0

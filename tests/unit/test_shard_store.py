@@ -368,7 +368,7 @@ def test_a_late_learn_does_not_undo_a_finished_one() -> None:
 
 
 @pytest.mark.xfail(
-    reason="BUG store.take_state / keeping._teach_batch: two snapshots have one term, so the older may replace the newer",
+    reason="BUG store.take_state, keeping._teach_batch: two snapshots have one term, the older replaces the newer",
     strict=True,
 )
 def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
@@ -379,14 +379,14 @@ def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
     owner, store = owner_of("a"), store_of("b")
     first = owner.owned[0].state.copy()
     store.learn(0, term(1, "a"), contact("a"))
-    promised = owner.next_term(0)
+    first_term = owner.next_term(0)
     owner.add(0, delta(1))  # the owner gave the attempt up; its former backup has this one
     store.learn(0, term(1, "a"), contact("a"))
-    assert owner.next_term(0) == promised
-    store.take_state(0, promised, contact("a"), owner.owned[0].state.copy())
-    assert store.accept_forward(0, promised, delta(2), 0, IDS["a"])[0] == "ok"
+    second_term = owner.next_term(0)
+    store.take_state(0, second_term, contact("a"), owner.owned[0].state.copy())
+    assert store.accept_forward(0, second_term, delta(2), 0, IDS["a"])[0] == "ok"
 
-    store.take_state(0, promised, contact("a"), first)
+    store.take_state(0, first_term, contact("a"), first)
 
     assert value_of(store.backed[0].state) == 2.0
 

@@ -110,7 +110,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
             self._turns_at_jump = self._turns
             if self._now > self._limit:
-                raise TimeLimit(f"not finished after {self.elapsed_s:.0f} virtual seconds; {self._pending()}")
+                limit_s = self._limit - START_S
+                raise TimeLimit(f"not finished after {limit_s:.0f} virtual seconds; {self._pending()}")
         elif self._turns - self._turns_at_jump > SPIN_TURNS:
             raise TimeLimit(f"{SPIN_TURNS} turns of the loop in no time at all; {self._pending()}")
 
@@ -147,10 +148,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         try:
             try:
                 result = self.run_until_complete(task)
-            except RuntimeError as error:
+            except RuntimeError:
                 if not self._failures:
                     raise
-                raise self._unhandled() from error
+                raise Unhandled(self._failures) from _cause(self._failures)
             finally:
                 # `strict` blames only a run that otherwise went well.
                 left = self._living()
@@ -158,19 +159,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if strict and left:
                 self._failures.append({"message": "left over", "exception": [_describe(task) for task in left]})
             if self._failures:
-                raise self._unhandled()
+                raise Unhandled(self._failures) from _cause(self._failures)
             return result
         finally:
             gc.unfreeze()
             if collecting:
                 gc.enable()
             self.close()
-
-    def _unhandled(self) -> Unhandled:
-        error = Unhandled(self._failures)
-        cause = self._failures[0].get("exception")
-        error.__cause__ = cause if isinstance(cause, BaseException) else None
-        return error
 
     def _end(self, left: list[asyncio.Task[Any]]) -> None:
         """Cancel what is left over and let it clean up, so that nothing complains when it is collected."""
@@ -190,6 +185,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.stop()
         self.run_forever()
         self.run_until_complete(self.shutdown_asyncgens())
+
+
+def _cause(failures: list[dict[str, Any]]) -> BaseException | None:
+    cause = failures[0].get("exception")
+    return cause if isinstance(cause, BaseException) else None
 
 
 def _describe(task: asyncio.Task[Any]) -> str:

@@ -72,6 +72,7 @@ class Core:
     failures: dict[bytes, float] = field(default_factory=dict)
     _others_eligible: tuple[float, bool] = (-1.0, False)
     _median: tuple[float, int] = (-1.0, 0)
+    _worker_count: tuple[float, float] = (-1.0, 1.0)
 
     def me(self) -> Contact:
         return Contact(self.overlay.node_id, self.overlay.address)
@@ -101,6 +102,15 @@ class Core:
             self._median = (now, median)
         return median
 
+    def worker_count(self) -> float:
+        """`Overlay.workers`, a moment old at most."""
+        now = self.clock.monotonic()
+        looked_at, count = self._worker_count
+        if now - looked_at > GLANCE_S or looked_at < 0:
+            count = self.overlay.workers()
+            self._worker_count = (now, count)
+        return count
+
     def other_eligible(self) -> bool:
         """Whether any other node that could be a backup is to be seen."""
         now = self.clock.monotonic()
@@ -114,6 +124,7 @@ class Core:
         """Membership changed: forget what a glance at the peers gave."""
         self._others_eligible = (-1.0, False)
         self._median = (-1.0, 0)
+        self._worker_count = (-1.0, 1.0)
 
     def mark(self, shard: int) -> tuple[Term, int] | None:
         """(term, version) of the replica's copy of a shard; None when it was never pulled."""

@@ -204,7 +204,7 @@ class Serving:
     def _clamped(self, weight: float) -> float:
         if self._core.settings.weight != "population":
             return weight
-        own = 1.0 / max(1.0, self._core.overlay.workers())
+        own = 1.0 / max(1.0, self._core.worker_count())
         return min(max(weight, own / WEIGHT_FACTOR), own * WEIGHT_FACTOR)
 
     async def _forward(

@@ -1,0 +1,636 @@
+"""One shard among four stores that exchange calls in any order: late, lost, timed out, handed over, taken over.
+
+The stores are the real ones. What the services around them do (`exchange.serving`, `exchange.keeping`) is played here
+in the fewest lines that keep their order: forward, look again, add; learn, snapshot, switch; drain, hand over. Each
+delta sets a place of its own in the value, so that the value itself shows what was added, and how often.
+
+`keeping` is played as it should be; where it is not so today a comment begins with "Proposed".
+Not played, because today's stores do not survive it (see the strict xfails in `test_shard_store`): a death or a wrong
+suspicion of the owner while a state is on its way, or in at a learner that the owner has not made its backup.
+Of a split that lasts nothing is promised yet: a take-over here reaches every living node but the one it suspects.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from overlay.peers import Contact
+from overlay.transport import Address
+from training.exchange.messages import ZERO_TERM, Term
+from training.exchange.store import Owned, ShardStore, Waiting
+from training.shards import DeltaId, Rule, ShardState
+
+NAMES = "abcd"
+IDS = {name: name.encode() * 20 for name in NAMES}
+CONTACTS = {name: Contact(IDS[name], Address("10.0.0.1", ord(name))) for name in NAMES}
+BY_ID = {node: name for name, node in IDS.items()}
+
+#: Deltas of a history; each is a one in its own place. Two origins, so that the steps of neither are without gaps.
+DELTAS = 24
+IDENTITIES = [DeltaId(bytes([65 + number % 2]) * 20, 1, 1 + number // 2) for number in range(DELTAS)]
+PLAIN = Rule(outer_lr=1.0, outer_momentum=0.0)
+FORWARD_ROUNDS = 3
+
+
+def unit(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    values = np.zeros(DELTAS, dtype=np.float32)
+    values[number] = 1.0
+    return values
+
+
+@dataclass
+class Flight:
+    """A delta at its owner, on its way to backup and learner."""
+
+    acknowledged: dict[bytes, None] = field(default_factory=dict)
+    outstanding: int = 0
+    rounds: int = 0
+
+
+@dataclass
+class Node:
+    """One store, and what its services have under way."""
+
+    name: str
+    store: ShardStore
+    alive: bool = True
+    teaching: bool = False
+    handing: bool = False
+    flights: dict[int, Flight] = field(default_factory=dict)
+
+    @property
+    def owned(self) -> Owned | None:
+        return self.store.owned.get(0) if self.alive else None
+
+    @property
+    def states(self) -> list[ShardState]:
+        backed = self.store.backed.get(0)
+        found = [] if backed is None or backed.state is None else [backed.state]
+        return found if (owned := self.store.owned.get(0)) is None else [*found, owned.state]
+
+
+@dataclass
+class Letter:
+    """A request on its way to a node, or (`to` empty) an answer on its way back."""
+
+    ticket: int
+    to: str
+    run: Callable[[], Any]
+    is_state: bool = False
+
+
+class World:
+    """Four nodes, the letters between them, and what was promised to the origins of deltas."""
+
+    def __init__(self, *, synchronous: bool) -> None:
+        self.synchronous = synchronous
+        self.nodes = {name: Node(name, ShardStore(IDS[name], [(0, DELTAS)], DELTAS, PLAIN)) for name in NAMES}
+        self.bag: list[Letter] = []
+        self.waiting: dict[int, Callable[[Any], None]] = {}
+        self.tickets = 0
+        self.pushed: dict[int, None] = {}
+        self.acknowledged: dict[int, None] = {}
+        self.crashed = False
+        self.last_add = ZERO_TERM
+        self.adders: dict[Term, str] = {}
+        self.seen: dict[str, Term] = dict.fromkeys(NAMES, ZERO_TERM)
+        self.counts = dict.fromkeys(("acknowledged", "switched", "handed", "taken", "fenced"), 0)
+        first = self.nodes["a"].store
+        state = first.fresh_state(0, np.zeros(DELTAS, dtype=np.float32))
+        first.own(0, state, first.next_term(0), CONTACTS["a"], 0.0, tenured=False)
+        for node in self.nodes.values():
+            node.store.note_owner(0, first.owned[0].term, CONTACTS["a"])
+
+    # -- letters ------------------------------------------------------------------------------------------------
+
+    def call(self, to: str, run: Callable[[], Any], then: Callable[[Any], None], *, is_state: bool = False) -> None:
+        self.tickets += 1
+        self.bag.append(Letter(self.tickets, to, run, is_state))
+        self.waiting[self.tickets] = then
+
+    def deliver(self, place: int) -> None:
+        """Any letter arrives; an answer that nobody waits for any more is thrown away."""
+        if not self.bag:
+            return
+        letter = self.bag.pop(place % len(self.bag))
+        if not letter.to:
+            if (then := self.waiting.pop(letter.ticket, None)) is not None:
+                then(letter.run())
+        elif self.nodes[letter.to].alive:
+            result = letter.run()
+            self.bag.append(Letter(letter.ticket, "", lambda: result))
+
+    def lose(self, place: int) -> None:
+        if self.bag:
+            self.bag.pop(place % len(self.bag))
+
+    def time_out(self, place: int) -> None:
+        """Somebody stops waiting for an answer; his letter may still arrive."""
+        if self.waiting:
+            self.waiting.pop(list(self.waiting)[place % len(self.waiting)])(None)
+
+    def drain(self) -> None:
+        """All letters arrive, in order, until there are none."""
+        while self.bag:
+            self.deliver(0)
+
+    # -- pushes (serving) ---------------------------------------------------------------------------------------
+
+    def push(self, number: int, name: str) -> None:
+        """An origin sends a delta, for the first time or again, to a node that it takes for the owner."""
+        self.pushed[number] = None
+        node = self.nodes[name]
+        owned = node.owned
+        if owned is None or number in node.flights:
+            return
+        if owned.state.knows(IDENTITIES[number]):
+            self.acknowledged[number] = None
+        elif not owned.moving:
+            node.flights[number] = Flight()
+            self._forward(node, number)
+
+    def _forward(self, node: Node, number: int) -> None:
+        flight, owned = node.flights[number], node.owned
+        if owned is None:
+            del node.flights[number]
+            return
+        missing = [to for to in owned.targets() if to.node_id not in flight.acknowledged]
+        if not missing:
+            del node.flights[number]
+            if owned.targets():
+                self._add(node, number, owned)
+            return
+        flight.rounds += 1
+        if flight.rounds > FORWARD_ROUNDS:
+            del node.flights[number]
+            return
+        flight.outstanding = len(missing)
+        term, folded = owned.term, owned.state.folded_step
+        for to in missing:
+            backup = self.nodes[BY_ID[to.node_id]].store
+            item = Waiting(IDENTITIES[number], 1.0, unit(number), self.synchronous)
+
+            def arrive(backup: ShardStore = backup, item: Waiting = item) -> tuple[str, Term]:
+                return backup.accept_forward(0, term, item, folded, IDS[node.name])
+
+            def answered(result: tuple[str, Term] | None, to: Contact = to) -> None:
+                self._forwarded(node, number, flight, owned, to, result)
+
+            self.call(BY_ID[to.node_id], arrive, answered)
+
+    def _forwarded(
+        self, node: Node, number: int, flight: Flight, owned: Owned, to: Contact, result: tuple[str, Term] | None
+    ) -> None:
+        if not node.alive:
+            return
+        status, known = result or ("silent", ZERO_TERM)
+        if status == "ok":
+            flight.acknowledged[to.node_id] = None
+        elif status == "fenced" and known.node != IDS[node.name] and known > owned.term:
+            if node.owned is owned:
+                del node.store.owned[0]
+                node.store.raise_fence(0, known)
+                self.counts["fenced"] += 1
+        elif status == "unknown" and owned.backup == to:
+            owned.backup = None
+        if status in ("unknown", "silent") and owned.learner == to:
+            owned.learner = None
+        flight.outstanding -= 1
+        if not flight.outstanding:
+            self._forward(node, number)
+
+    def _add(self, node: Node, number: int, owned: Owned) -> None:
+        """The owner adds and acknowledges. Never under a term lower than anybody's last, nor under another's."""
+        assert owned.term >= self.last_add, f"{node.name} adds under {owned.term}, after {self.last_add}"
+        assert self.adders.setdefault(owned.term, node.name) == node.name
+        self.last_add = owned.term
+        node.store.add(0, Waiting(IDENTITIES[number], 1.0, unit(number), self.synchronous))
+        self.acknowledged[number] = None
+        self.counts["acknowledged"] += 1
+
+    def fold(self, name: str, step: int) -> None:
+        """A pull names a step whose barrier has passed."""
+        if self.synchronous and (owned := self.nodes[name].owned) is not None:
+            owned.state.fold(step, PLAIN)
+
+    # -- a new backup (keeping) ---------------------------------------------------------------------------------
+
+    def teach(self, name: str, to: str) -> None:
+        node, pupil = self.nodes[name], self.nodes[to]
+        owned = node.owned
+        if owned is None or to == name or node.teaching or owned.learner is not None or owned.moving:
+            return
+        if owned.backup == CONTACTS[to]:
+            return
+        node.teaching = True
+        term, me = owned.term, CONTACTS[name]
+
+        def learnt(taken: bool | None) -> None:
+            owned = node.owned
+            if taken is False:
+                node.store.note(known for known in [pupil.store.where(0)] if known is not None)
+                self._rise(node)
+            if not taken or owned is None or owned.learner is not None or owned.moving:
+                node.teaching = False
+                return
+            owned.learner = CONTACTS[to]
+            promised, snapshot = node.store.next_term(0), owned.state.copy()
+            # Proposed: a second attempt must not promise the same term again.
+            node.store.raise_fence(0, promised)
+            self.call(
+                to,
+                lambda: pupil.store.take_state(0, promised, me, snapshot),
+                lambda taken: self._taught(node, to, promised, taken),
+                is_state=True,
+            )
+
+        self.call(to, lambda: pupil.store.learn(0, term, me), learnt)
+
+    def _taught(self, node: Node, to: str, promised: Term, taken: bool | None) -> None:
+        node.teaching = False
+        owned = node.owned
+        if owned is None or owned.learner != CONTACTS[to]:
+            return
+        owned.learner = None
+        if not taken:
+            return
+        former = owned.backup
+        owned.backup, owned.term = CONTACTS[to], promised
+        node.store.note_owner(0, promised, CONTACTS[node.name])
+        self.counts["switched"] += 1
+        if former is not None:
+            self.gossip(node.name, BY_ID[former.node_id])
+
+    def _rise(self, node: Node) -> None:
+        """Proposed: an owner whose own promise stands at a learner, unconfirmed, goes above it, or it is fenced off."""
+        owned = node.owned
+        if owned is not None and not owned.moving and owned.term < node.store.fence(0):
+            owned.term = node.store.next_term(0)
+            node.store.note_owner(0, owned.term, CONTACTS[node.name])
+
+    def gossip(self, source: str, to: str) -> None:
+        """What one node believes now reaches another at any later time."""
+        where = self.nodes[source].store.where(0)
+        if where is not None and self.nodes[source].alive and source != to:
+            self.call(to, lambda: self.nodes[to].store.note([where]), lambda _: None)
+
+    # -- hand-over (keeping) ------------------------------------------------------------------------------------
+
+    def hand_over(self, name: str) -> None:
+        """Once nothing is in flight; again, while no answer has come."""
+        node = self.nodes[name]
+        owned = node.owned
+        if owned is None or owned.backup is None or node.handing or node.flights or owned.learner is not None:
+            return
+        to = BY_ID[owned.backup.node_id]
+        # Proposed: above every term this node has promised; `keeping` counts from its own term only.
+        term = Term(max(owned.term.number, node.store.fence(0).number) + 1, IDS[to])
+        owned.moving = node.handing = True
+        self.call(
+            to,
+            lambda: (self._become_owner(to, name, term),),
+            lambda answer: self._handed(node, to, term, answer),
+        )
+
+    def _become_owner(self, name: str, former: str, term: Term) -> int | None:
+        """The new owner's number of deltas, or None where it refuses."""
+        node = self.nodes[name]
+        if (mine := node.owned) is not None and mine.term == term:
+            return known_to(mine.state)
+        backed = node.store.backed.get(0)
+        if backed is None or backed.state is None or backed.owner.node_id != IDS[former]:
+            return None
+        if term < node.store.fence(0):
+            return None
+        owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=True)
+        owned.backup = CONTACTS[former]
+        self.counts["handed"] += 1
+        return known_to(owned.state)
+
+    def _handed(self, node: Node, to: str, term: Term, answer: tuple[int | None] | None) -> None:
+        node.handing = False
+        owned = node.owned
+        if answer is None or owned is None:
+            return
+        owned.moving = False
+        if answer[0] is not None:
+            node.store.demote(0, CONTACTS[to], term)
+            if answer[0] != known_to(owned.state):
+                # Proposed: the backup had a delta whose acknowledgement got lost. Without it we are no backup now.
+                del node.store.backed[0]
+        else:
+            owned.backup = None
+            self.gossip(to, node.name)
+
+    # -- death (keeping) ----------------------------------------------------------------------------------------
+
+    def acting(self) -> Node | None:
+        """The living owner with the highest term."""
+        owners = [node for node in self.nodes.values() if node.owned is not None]
+        return max(owners, key=lambda node: node.store.owned[0].term, default=None)
+
+    def may_vanish(self, name: str) -> bool:
+        """Whether the promise covers the loss of this node now: its backup has everything, or it owns nothing."""
+        node, acting = self.nodes[name], self.acting()
+        if acting is None:
+            return False
+        owned = acting.store.owned[0]
+        if owned.backup is None or owned.moving:
+            return False
+        backup = self.nodes[BY_ID[owned.backup.node_id]]
+        backed = backup.store.backed.get(0)
+        if not backup.alive or backed is None or backed.state is None or backed.owner != CONTACTS[acting.name]:
+            return False
+        if node is not acting:
+            return node is not backup or owned.learner is None
+        held = [other.store.backed.get(0) for other in self.nodes.values()]
+        promised = any(other is not None and other.term > backed.term for other in held)
+        return not promised and not any(letter.is_state for letter in self.bag)
+
+    def crash(self, name: str) -> None:
+        """One node dies for good."""
+        if not self.crashed and self.may_vanish(name):
+            self.crashed = True
+            self.nodes[name].alive = False
+
+    def notice_death(self, name: str) -> None:
+        """An owner drops dead partners. Proposed: one that was handing over to the dead asks around like any backup."""
+        owned = self.nodes[name].owned
+        if owned is None:
+            return
+        if owned.learner is not None and not self.nodes[BY_ID[owned.learner.node_id]].alive:
+            owned.learner = None
+        if owned.backup is not None and not self.nodes[BY_ID[owned.backup.node_id]].alive:
+            if owned.moving:
+                term = Term(max(owned.term.number, self.nodes[name].store.fence(0).number) + 1, owned.backup.node_id)
+                self.nodes[name].store.demote(0, owned.backup, term)
+            owned.backup = None
+
+    def suspect(self, name: str) -> None:
+        """A backup holds its owner for dead, rightly or not, and takes over if nobody knows better."""
+        node = self.nodes[name]
+        backed = node.store.backed.get(0)
+        if not node.alive or node.owned is not None or backed is None or backed.state is None:
+            return
+        suspected = BY_ID[backed.owner.node_id]
+        if self.nodes[suspected].alive and (
+            self.acting() is not self.nodes[suspected] or not self.may_vanish(suspected)
+        ):
+            return
+        others = [other for other in self.nodes.values() if other.alive and other.name not in (name, suspected)]
+        mine = node.store.standing(0, None, 0)
+        found = [other.store.standing(0, None, 0) for other in others]
+        for other, standing in zip(others, found, strict=True):
+            if standing.role == "owner" and standing.term >= max(mine.term, mine.fence):
+                node.store.note_owner(0, standing.term, CONTACTS[other.name])
+                return
+        if any(
+            (one.term, one.role == "backup", one.version) > (mine.term, True, mine.version)
+            for one in found
+            if one.role != "none"
+        ):
+            return
+        term = node.store.next_term(0, *(one for standing in found for one in (standing.term, standing.fence)))
+        node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=False)
+        for other in others:
+            other.store.note_owner(0, term, CONTACTS[name])
+        self.counts["taken"] += 1
+
+    # -- what must hold -----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After every event."""
+        for node in self.nodes.values():
+            for state in node.states:
+                check_state(state)
+            assert not (0 in node.store.owned and 0 in node.store.backed), "owner and backup at once"
+            fence = node.store.fence(0)
+            assert fence >= self.seen[node.name], "a fence fell"
+            self.seen[node.name] = fence
+            if (owned := node.store.owned.get(0)) is not None:
+                assert owned.term <= fence
+            if (belief := node.store.beliefs.get(0)) is not None:
+                assert belief.term <= fence
+        if (acting := self.acting()) is not None:
+            owned = acting.store.owned[0]
+            if owned.term >= max(self.seen[node.name] for node in self.nodes.values() if node.owned is not None):
+                self._check_pair(acting, owned)
+
+    def _check_pair(self, owner: Node, owned: Owned) -> None:
+        missing = [number for number in self.acknowledged if not owned.state.knows(IDENTITIES[number])]
+        assert not missing, f"acknowledged and lost: {missing}"
+        if owned.backup is None:
+            return
+        backed = self.nodes[BY_ID[owned.backup.node_id]].store.backed.get(0)
+        if backed is None or backed.state is None or backed.owner != CONTACTS[owner.name] or owned.moving:
+            return
+        behind = [
+            n for n in range(DELTAS) if owned.state.knows(IDENTITIES[n]) and not backed.state.knows(IDENTITIES[n])
+        ]
+        assert not behind, f"the backup lacks {behind}"
+
+    def settle(self) -> None:
+        """No more faults: one owner, nothing acknowledged is lost, every delta gets through, the pair agrees."""
+        while self.waiting:
+            self.time_out(0)
+        self.drain()
+        for name in NAMES:
+            self.notice_death(name)
+        for name in (*NAMES, *NAMES):
+            if self.acting() is None:
+                self.suspect(name)
+        for source in NAMES:
+            for to in NAMES:
+                self.gossip(source, to)
+        self.drain()
+        (owner,) = [node for node in self.nodes.values() if node.owned is not None]
+        owned = owner.store.owned[0]
+        self._check_pair(owner, owned)
+        owned.moving, owned.backup, owned.learner = False, None, None
+        pupil = next(node.name for node in self.nodes.values() if node.alive and node is not owner)
+        for _ in range(2):
+            self.teach(owner.name, pupil)
+            self.drain()
+        for number in self.pushed:
+            self.push(number, owner.name)
+            self.drain()
+        assert sorted(self.acknowledged) == sorted(self.pushed)
+        self.fold(owner.name, 10**6)
+        backed = self.nodes[pupil].store.backed[0]
+        assert backed.state is not None
+        backed.state.fold(owned.state.folded_step, PLAIN)
+        assert owned.state.value.tolist() == [float(number in self.pushed) for number in range(DELTAS)]
+        assert backed.state.value.tolist() == owned.state.value.tolist()
+        assert sorted(backed.state.applied.rows()) == sorted(owned.state.applied.rows())
+        self.check()
+
+
+def known_to(state: ShardState) -> int:
+    """How many deltas are in a state, visible or held."""
+    return sum(state.knows(identity) for identity in IDENTITIES)
+
+
+def check_state(state: ShardState) -> None:
+    """The value is the sum of the deltas whose identities are in, each once; what is held is not in it yet."""
+    applied = [identity in state.applied for identity in IDENTITIES]
+    assert state.value.tolist() == [float(there) for there in applied]
+    assert state.version == sum(applied)
+    held = [item.identity for items in state.pending.values() for item in items]
+    assert len(held) == len(dict.fromkeys(held)), "held twice"
+    assert not any(identity in state.applied for identity in held), "held and applied"
+
+
+ACTIONS = {
+    "push": 6,
+    "deliver": 26,
+    "lose": 2,
+    "time_out": 2,
+    "teach": 4,
+    "hand_over": 2,
+    "suspect": 2,
+    "crash": 1,
+    "notice_death": 2,
+    "gossip": 2,
+    "fold": 1,
+}
+
+
+def play(seed: int, events: int) -> World:
+    """A random history: the faults of the machine below, at odds that let more of it come to an end."""
+    rng = random.Random(seed)
+    world = World(synchronous=seed % 3 == 0)
+    names, weights = list(ACTIONS), list(ACTIONS.values())
+    for _ in range(events):
+        name, other, place = rng.choice(NAMES), rng.choice(NAMES), rng.randrange(1000)
+        match rng.choices(names, weights)[0]:
+            case "push":
+                world.push(rng.randrange(DELTAS), name)
+            case "teach" | "gossip" as action:
+                getattr(world, action)(name, other)
+            case "fold":
+                world.fold(name, rng.randrange(14))
+            case "deliver" | "lose" | "time_out" as action:
+                getattr(world, action)(place)
+            case action:
+                getattr(world, action)(name)
+        world.check()
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_histories_lose_and_double_nothing(block: int) -> None:
+    """Twenty histories of 250 events each hold every invariant and come to rest with one owner."""
+    for seed in range(20 * block, 20 * block + 20):
+        try:
+            play(seed, 250)
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+
+
+def test_the_histories_are_not_empty() -> None:
+    """Acknowledgements, switches of backup, hand-overs, take-overs and fenced owners all happen, and not rarely."""
+    worlds = [play(seed, 250) for seed in range(20)]
+    counts = {what: sum(world.counts[what] for world in worlds) for what in worlds[0].counts}
+    print(counts)
+
+    assert counts["acknowledged"] >= 100
+    assert min(counts.values()) >= 5
+
+
+NODES = st.sampled_from(NAMES)
+PLACES = st.integers(0, 63)
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """Hypothesis chooses the history, and makes a failing one short."""
+
+    @initialize(synchronous=st.booleans())
+    def begin(self, synchronous: bool) -> None:
+        self.world = World(synchronous=synchronous)
+        self.world.teach("a", "b")
+        self.world.drain()
+
+    @rule(number=st.integers(0, DELTAS - 1), name=NODES)
+    def push(self, number: int, name: str) -> None:
+        self.world.push(number, name)
+
+    @rule(number=st.integers(0, DELTAS - 1))
+    def push_to_an_owner(self, number: int) -> None:
+        if (acting := self.world.acting()) is not None:
+            self.world.push(number, acting.name)
+
+    @precondition(lambda self: self.world.bag)
+    @rule(place=PLACES)
+    def deliver(self, place: int) -> None:
+        self.world.deliver(place)
+
+    @precondition(lambda self: self.world.bag)
+    @rule(count=st.integers(1, 8))
+    def deliver_the_oldest(self, count: int) -> None:
+        for _ in range(count):
+            self.world.deliver(0)
+
+    @precondition(lambda self: self.world.bag)
+    @rule(place=PLACES)
+    def lose(self, place: int) -> None:
+        self.world.lose(place)
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(place=PLACES)
+    def time_out(self, place: int) -> None:
+        self.world.time_out(place)
+
+    @rule(name=NODES, to=NODES)
+    def teach(self, name: str, to: str) -> None:
+        self.world.teach(name, to)
+
+    @rule(name=NODES)
+    def hand_over(self, name: str) -> None:
+        self.world.hand_over(name)
+
+    @rule(name=NODES)
+    def suspect(self, name: str) -> None:
+        self.world.suspect(name)
+
+    @precondition(lambda self: not self.world.crashed)
+    @rule(name=NODES)
+    def crash(self, name: str) -> None:
+        self.world.crash(name)
+
+    @rule(name=NODES)
+    def notice_death(self, name: str) -> None:
+        self.world.notice_death(name)
+
+    @rule(source=NODES, to=NODES)
+    def gossip(self, source: str, to: str) -> None:
+        self.world.gossip(source, to)
+
+    @rule(name=NODES, step=st.integers(0, 13))
+    def fold(self, name: str, step: int) -> None:
+        self.world.fold(name, step)
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.settle()
+
+
+TestShardMachine = ShardMachine.TestCase
+TestShardMachine.settings = settings(
+    derandomize=True, database=None, deadline=None, max_examples=60, stateful_step_count=50
+)
