@@ -8,8 +8,8 @@ state streams beside them, and the switch is one round trip.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from overlay.peers import Contact
 from overlay.transport import Reply, TransportError
@@ -37,6 +37,9 @@ from training.exchange.serving import Serving, replica_state
 from training.exchange.store import Owned
 from training.frames import BadFrame, FrameReader
 from training.shards import ShardState
+
+#: A job: called when it starts, so that one cancelled before leaves nothing behind.
+Work = Callable[[], Awaitable[None]]
 
 TICK_S = 0.5
 #: States of at most this many bytes are snapshotted and sent in one request.
@@ -94,12 +97,11 @@ class Keeping:
             if backed.state is not None and self._core.gone(backed.owner.node_id)
         ]
         if orphans or bereft:
-            self._start("take_over", b"", self._take_over(sorted({*orphans, *bereft})))
+            self._start("take_over", b"", partial(self._take_over, sorted({*orphans, *bereft})))
         await self._arrange()
 
-    def _start(self, kind: str, target: bytes, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, kind: str, target: bytes, work: Work) -> None:
         if (kind, target) in self._jobs or self._moving_to(target):
-            work.close()
             return
         task = asyncio.create_task(self._guarded(kind, work), name=f"{kind}-{target.hex()[:8]}")
         self._jobs[kind, target] = task
@@ -107,9 +109,9 @@ class Keeping:
     def _moving_to(self, target: bytes) -> bool:
         return bool(target) and any(node == target for _, node in self._jobs)
 
-    async def _guarded(self, kind: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, kind: str, work: Work) -> None:
         try:
-            await work
+            await work()
         except (TransportError, BadFrame, ValueError) as error:
             self._core.log.warning("shard_move_failed", kind=kind, reason=str(error))
         finally:
@@ -154,9 +156,9 @@ class Keeping:
             elif self._wants_teaching(owned, others[0], settled=settled, elsewhere=elsewhere):
                 teach.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
         for contact, shards in hand.values():
-            self._start("hand_over", contact.node_id, self._hand_over(contact, shards))
+            self._start("hand_over", contact.node_id, partial(self._hand_over, contact, shards))
         for contact, shards in teach.values():
-            self._start("teach", contact.node_id, self._teach(contact, shards))
+            self._start("teach", contact.node_id, partial(self._teach, contact, shards))
         self._core.overlay.watch(self._partners())
 
     def _has(self, owned: Owned, first: Contact) -> bool:
@@ -243,7 +245,7 @@ class Keeping:
         self._store.note_owner(head.shard, head.term, self._core.me())
         if former is not None:
             where = Where.of(head.shard, head.term, self._core.me())
-            self._start("release", former.node_id + head.shard.to_bytes(4, "big"), self._tell(former, [where]))
+            self._start("release", former.node_id + head.shard.to_bytes(4, "big"), partial(self._tell, former, [where]))
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
@@ -365,9 +367,12 @@ class Keeping:
                 self._store.note_owner(shard, standing.term, contact)
                 return None
         ranked = sorted(
-            ((found.term, found.role == "backup", found.version), contact)
-            for contact, found in others
-            if found.role != "none"
+            (
+                ((found.term, found.role == "backup", found.version), contact)
+                for contact, found in others
+                if found.role != "none"
+            ),
+            key=lambda entry: (entry[0], entry[1].node_id),
         )
         own_rank = (mine.term, mine.role == "backup", mine.version)
         if mine.role == "none" and not ranked:
