@@ -335,7 +335,7 @@ class _Request:
             response = await self._post(session, message, stale)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             # The peer had closed an idle connection of ours (it restarted): nothing was answered, so ask once more.
-            replayable = known_size(self._body) is not None
+            replayable = isinstance(self._body, list | tuple)
             if not replayable or not stale.reused or isinstance(error, aiohttp.ClientConnectorError):
                 raise
             if self._upload is not None:

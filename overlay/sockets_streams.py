@@ -1,7 +1,7 @@
 """How a body travels on an HTTP stream: its framing, its slices, and when a sender's buffer may be reused.
 
 Either way a message is `u32 length (big endian) + head`, then the raw body. Free of aiohttp: it sees a reader with
-`readany` and a writer with `write` and `drain`. The rules come from measurements (100 MB bodies): read with `readany`,
+`readchunk` and a writer with `write` and `drain`. The rules come from measurements (100 MB bodies): no joining reads,
 write slices of 1 MiB, and yield after each, because a write to a peer that keeps up does not.
 """
 
@@ -25,7 +25,7 @@ WHOLE_BYTES = 1 << 16
 class Reader(Protocol):
     """The reading end of an HTTP body."""
 
-    async def readany(self) -> bytes: ...
+    async def readchunk(self) -> tuple[bytes, bool]: ...
 
 
 class Writer(Protocol):
@@ -96,15 +96,23 @@ class Inflow:
             return b""
         try:
             if self._silence_s is None:
-                data = await self._reader.readany()
+                data = await self._next()
             else:
                 async with asyncio.timeout(self._silence_s):
-                    data = await self._reader.readany()
+                    data = await self._next()
         except Exception as error:
             self.broken = True
             raise self._translate(error) from error
         if not data:
             self.ended = True
+        return data
+
+    async def _next(self) -> bytes:
+        # Not `readany`: it joins what has arrived into fresh memory, which doubles the receiver's work when the body
+        # is chunked (0.58 against 0.26 CPU seconds per GB).
+        data, more = await self._reader.readchunk()
+        while more and not data:  # the boundary of an HTTP chunk
+            data, more = await self._reader.readchunk()
         return data
 
 
@@ -139,7 +147,6 @@ class Outflow:
     finished by a task of the loop's, at a moment nobody chose."""
 
     def __init__(self, body: Body) -> None:
-        self._body = body
         self._async = body.__aiter__() if isinstance(body, AsyncIterable) else None
         self._sync = iter(body) if isinstance(body, Iterable) and self._async is None else None
 
@@ -159,10 +166,10 @@ class Outflow:
 
     async def close(self) -> None:
         """Close a generator that was not read to its end: its cleanup belongs to the request."""
-        if isinstance(self._body, AsyncGenerator):
-            await self._body.aclose()
-        elif isinstance(self._body, Generator):
-            self._body.close()
+        if isinstance(self._async, AsyncGenerator):
+            await self._async.aclose()
+        elif isinstance(self._sync, Generator):
+            self._sync.close()
 
 
 async def pour(

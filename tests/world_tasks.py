@@ -226,3 +226,23 @@ class Slow(Plain):
             time.sleep(self.options["seconds"])
             model(self.inputs)
         return super().evaluate(model)
+
+
+class BuildsOnce(Plain):
+    """Its second start fails, as when a device's memory is not free yet."""
+
+    def build(self) -> TrainSpec:
+        mark = Path(self.options["mark"])
+        if mark.exists():
+            raise RuntimeError("out of memory")
+        mark.touch()
+        return super().build()
+
+
+class Growing(Plain):
+    """Each start builds a larger model than the one before."""
+
+    def model(self) -> nn.Module:
+        mark = Path(self.options["mark"])
+        mark.write_text(mark.read_text() + "x" if mark.exists() else "x")
+        return nn.Sequential(nn.Linear(4, len(mark.read_text())), nn.Tanh(), nn.Linear(len(mark.read_text()), 2))

@@ -116,11 +116,7 @@ class ProcessTrainer:
 
     async def _start(self, restore: str) -> TrainerHello:
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        session = self._session = await TrainerSession.open(
-            self._argv(), self._environment(), self._state_dir, self._output, self._log, self._heard, self._lost
-        )
-        session.send(self._start_message(restore))
-        hello = await self._model_of(session)
+        session, hello = await self._opened(restore)
         first = self._hello is None
         if self._hello is not None and self._hello.layout != hello.layout:
             raise TrainerFailed(
@@ -136,9 +132,14 @@ class ProcessTrainer:
         self._hello = hello
         return hello
 
-    async def _model_of(self, session: TrainerSession) -> TrainerHello:
+    async def _opened(self, restore: str) -> tuple[TrainerSession, TrainerHello]:
+        """A new process whose model stands."""
         try:
-            return (await session.expect(link.Hello, START_TIMEOUT_S)).hello
+            session = self._session = await TrainerSession.open(
+                self._argv(), self._environment(), self._state_dir, self._output, self._log, self._heard, self._lost
+            )
+            session.send(self._start_message(restore))
+            return session, (await session.expect(link.Hello, START_TIMEOUT_S)).hello
         except TrainerFailed as failure:
             if self._hello is None:
                 raise

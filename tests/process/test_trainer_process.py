@@ -151,20 +151,20 @@ def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World) -> None:
     """Silence makes it hung, a word makes it running; nothing is lost."""
 
     async def scenario(world: World) -> None:
-        trainer = world.trainer("Slow", options={"seconds": 0.05}, hang_s=0.5)
+        trainer = world.trainer("Slow", options={"seconds": 0.05}, hang_s=1.0)
         hello = await trainer.start()
         training = asyncio.create_task(trainer.train(order(1, 20)))
         await until(lambda: bool(trainer.state == "running") and not training.done())
         await asyncio.sleep(0.2)  # Into the order, so that it has spoken.
         os.kill(hello.pid, signal.SIGSTOP)
-        await until(lambda: trainer.state == "hung", 3)
+        await until(lambda: trainer.state == "hung", 5)
         os.kill(hello.pid, signal.SIGCONT)
         await until(lambda: trainer.state == "running", 3)
         assert (await training).optimizer_steps == 20
 
     world.run(scenario)
     assert world.states == ["starting", "running", "hung", "running", "stopped"]
-    assert world.log.fields("trainer_hung")[0]["silent_s"] >= 0.5
+    assert world.log.fields("trainer_hung")[0]["silent_s"] >= 1.0
 
 
 def test_a_trainer_silent_ten_times_as_long_is_killed(world: World) -> None:
@@ -176,21 +176,21 @@ def test_a_trainer_silent_ten_times_as_long_is_killed(world: World) -> None:
         await trainer.train(order(1))
         os.kill(hello.pid, signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(TrainerFailed, match="was silent for 2 s and was killed") as failure:
+        with pytest.raises(TrainerFailed, match=r"was silent for \d+ s and was killed") as failure:
             await trainer.train(order(2))
         assert not failure.value.fatal
         assert not lives(hello.pid)
         assert trainer.state == "crashed"
         return time.monotonic() - began
 
-    assert 1.9 < world.run(scenario) < 4
+    assert world.run(scenario) > 1.9
 
 
 def test_a_long_evaluation_is_not_taken_for_a_hang(world: World) -> None:
     """Each pass through the model is a sign of life."""
 
     async def scenario(world: World) -> None:
-        trainer = world.trainer("Slow", options={"seconds": 0.25}, hang_s=0.6)
+        trainer = world.trainer("Slow", options={"seconds": 0.25}, hang_s=1.5)
         await trainer.start()
         evaluation = await trainer.evaluate(1)
         assert evaluation is not None
@@ -305,6 +305,24 @@ def test_a_start_that_must_fail_again_is_fatal(world: World, settings: dict[str,
     assert descriptors() == before
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason", "fatal"),
+    [("BuildsOnce", "out of memory", False), ("Growing", "another model than before", True)],
+)
+def test_a_restart_that_fails(world: World, tmp_path: Path, kind: str, reason: str, fatal: bool) -> None:
+    """What has stood once may stand again later; a model that has changed cannot take the old vector."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer(kind, options={"mark": str(tmp_path / "mark")})
+        await trainer.start()
+        await trainer.stop()
+        with pytest.raises(TrainerFailed, match=reason) as failure:
+            await trainer.start()
+        assert failure.value.fatal is fatal
+
+    world.run(scenario)
+
+
 def test_a_start_can_be_cancelled(world: World) -> None:
     """A node that is told to leave while its trainer starts leaves no process."""
 
@@ -351,6 +369,7 @@ def test_a_folder_on_the_path_that_hides_ours_is_named(tmp_path: Path, monkeypat
     output = OutputLog(tmp_path / "trainer.log")
     output.write(b"python: Error while finding module specification for 'training.trainer' ")
     output.write(b"(ModuleNotFoundError: No module named 'training.trainer')\n")
+    output.end()
 
     failure = hidden_package(output)
 

@@ -51,7 +51,7 @@ def unit(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 class Flight:
     """A delta at its owner, on its way to backup and learner."""
 
-    acknowledged: dict[bytes, None] = field(default_factory=dict)
+    acknowledged: dict[tuple[bytes, Term], None] = field(default_factory=dict)
     outstanding: int = 0
     rounds: int = 0
 
@@ -65,6 +65,7 @@ class Node:
     alive: bool = True
     teaching: bool = False
     handing: bool = False
+    promised: int = 0
     flights: dict[int, Flight] = field(default_factory=dict)
 
     @property
@@ -163,7 +164,8 @@ class World:
         if owned is None:
             del node.flights[number]
             return
-        missing = [to for to in owned.targets() if to.node_id not in flight.acknowledged]
+        # Proposed: by (node, term). A node that was backup, then none, then taught anew may have lost what it took.
+        missing = [to for to in owned.targets() if (to.node_id, owned.term) not in flight.acknowledged]
         if not missing:
             del node.flights[number]
             if owned.targets():
@@ -183,18 +185,25 @@ class World:
                 return backup.accept_forward(0, term, item, folded, IDS[node.name])
 
             def answered(result: tuple[str, Term] | None, to: Contact = to) -> None:
-                self._forwarded(node, number, flight, owned, to, result)
+                self._forwarded(node, number, flight, owned, (to, term), result)
 
             self.call(BY_ID[to.node_id], arrive, answered)
 
     def _forwarded(
-        self, node: Node, number: int, flight: Flight, owned: Owned, to: Contact, result: tuple[str, Term] | None
+        self,
+        node: Node,
+        number: int,
+        flight: Flight,
+        owned: Owned,
+        sent: tuple[Contact, Term],
+        result: tuple[str, Term] | None,
     ) -> None:
         if not node.alive:
             return
+        to, term = sent
         status, known = result or ("silent", ZERO_TERM)
         if status == "ok":
-            flight.acknowledged[to.node_id] = None
+            flight.acknowledged[to.node_id, term] = None
         elif status == "fenced" and known.node != IDS[node.name] and known > owned.term:
             if node.owned is owned:
                 del node.store.owned[0]
@@ -243,9 +252,9 @@ class World:
                 node.teaching = False
                 return
             owned.learner = CONTACTS[to]
-            promised, snapshot = node.store.next_term(0), owned.state.copy()
             # Proposed: a second attempt must not promise the same term again.
-            node.store.raise_fence(0, promised)
+            node.promised = max(node.store.next_term(0).number, node.promised + 1)
+            promised, snapshot = Term(node.promised, IDS[name]), owned.state.copy()
             self.call(
                 to,
                 lambda: pupil.store.take_state(0, promised, me, snapshot),
@@ -271,11 +280,17 @@ class World:
             self.gossip(node.name, BY_ID[former.node_id])
 
     def _rise(self, node: Node) -> None:
-        """Proposed: an owner whose own promise stands at a learner, unconfirmed, goes above it, or it is fenced off."""
+        """Stands in for a learner that does not claim what was only promised to it: today it refuses to learn again.
+
+        An owner that raises its own term may thereby overrule a take-over, so here it asks everybody first.
+        """
         owned = node.owned
-        if owned is not None and not owned.moving and owned.term < node.store.fence(0):
-            owned.term = node.store.next_term(0)
-            node.store.note_owner(0, owned.term, CONTACTS[node.name])
+        fences = [other.store.fence(0) for other in self.nodes.values()]
+        if owned is None or owned.moving or any(f > owned.term and f.node != IDS[node.name] for f in fences):
+            return
+        node.promised = max(fence.number for fence in fences) + 1
+        owned.term = Term(node.promised, IDS[node.name])
+        node.store.note_owner(0, owned.term, CONTACTS[node.name])
 
     def gossip(self, source: str, to: str) -> None:
         """What one node believes now reaches another at any later time."""
@@ -293,7 +308,7 @@ class World:
             return
         to = BY_ID[owned.backup.node_id]
         # Proposed: above every term this node has promised; `keeping` counts from its own term only.
-        term = Term(max(owned.term.number, node.store.fence(0).number) + 1, IDS[to])
+        term = Term(max(owned.term.number, node.store.fence(0).number, node.promised) + 1, IDS[to])
         owned.moving = node.handing = True
         self.call(
             to,
@@ -371,8 +386,9 @@ class World:
             owned.learner = None
         if owned.backup is not None and not self.nodes[BY_ID[owned.backup.node_id]].alive:
             if owned.moving:
-                term = Term(max(owned.term.number, self.nodes[name].store.fence(0).number) + 1, owned.backup.node_id)
-                self.nodes[name].store.demote(0, owned.backup, term)
+                node = self.nodes[name]
+                number = max(owned.term.number, node.store.fence(0).number, node.promised) + 1
+                node.store.demote(0, owned.backup, Term(number, owned.backup.node_id))
             owned.backup = None
 
     def suspect(self, name: str) -> None:
@@ -422,7 +438,8 @@ class World:
                 assert belief.term <= fence
         if (acting := self.acting()) is not None:
             owned = acting.store.owned[0]
-            if owned.term >= max(self.seen[node.name] for node in self.nodes.values() if node.owned is not None):
+            fences = [node.store.fence(0) for node in self.nodes.values()]
+            if not any(fence > owned.term and fence.node != IDS[acting.name] for fence in fences):
                 self._check_pair(acting, owned)
 
     def _check_pair(self, owner: Node, owned: Owned) -> None:
@@ -445,13 +462,14 @@ class World:
         self.drain()
         for name in NAMES:
             self.notice_death(name)
-        for name in (*NAMES, *NAMES):
-            if self.acting() is None:
-                self.suspect(name)
-        for source in NAMES:
-            for to in NAMES:
-                self.gossip(source, to)
-        self.drain()
+        for _ in range(2):
+            for source in NAMES:
+                for to in NAMES:
+                    self.gossip(source, to)
+            self.drain()
+            for name in (*NAMES, *NAMES):
+                if self.acting() is None:
+                    self.suspect(name)
         (owner,) = [node for node in self.nodes.values() if node.owned is not None]
         owned = owner.store.owned[0]
         self._check_pair(owner, owned)

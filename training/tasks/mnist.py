@@ -85,7 +85,7 @@ class Mnist:
         rate = self._options.learning_rate
         if self._options.optimizer == "sgd":
             return TrainSpec(model, torch.optim.SGD(model.parameters(), lr=rate))
-        return TrainSpec(model, torch.optim.AdamW(model.parameters(), lr=rate, foreach=True))
+        return TrainSpec(model, torch.optim.AdamW(model.parameters(), lr=rate, fused=True))
 
     def batches(self) -> ShuffledBatches:
         return ShuffledBatches(*self._train, self._options.batch_size, self._node_seed)

@@ -1,0 +1,169 @@
+"""The life of a swarm of real daemons: a fourth joins, one is killed, one leaves, the killed one comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pnode.client import NodeClient, find
+from p2pnode.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+#: The documented detection bound.
+DETECTION_BOUND_S = 10.0
+#: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
+START_S = 60.0
+
+
+class Daemon:
+    """One `p2pnode start` process and its state directory."""
+
+    def __init__(self, folder: Path, name: str, bootstrap: str = "") -> None:
+        self.state_dir = folder / name
+        self.log = folder / f"{name}.log"
+        arguments = ["start", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
+        arguments += ["--bootstrap", bootstrap] if bootstrap else []
+        # Steps of some tens of milliseconds: many enough to see a gap, few enough to leave the cores free.
+        for setting in ("training.threads=1", "training.local_steps=50", "training.checkpoint_s=2"):
+            arguments += ["--set", setting]
+        self._output = self.log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "p2pnode", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Its status, empty while it cannot be asked."""
+        found = find(self.state_dir)
+        try:
+            return NodeClient(found.address).status() if found and found.pid == self.process.pid else {}
+        except UserError:
+            return {}
+
+    @property
+    def step(self) -> int:
+        return int(self.status().get("step", -1))
+
+    @property
+    def state(self) -> str:
+        return str(self.status().get("state", ""))
+
+    @property
+    def trains(self) -> bool:
+        return self.state in ("training", "waiting")
+
+    @property
+    def address(self) -> str:
+        return str(self.status()["node"]["address"])
+
+    def end(self) -> None:
+        """Kill what is left of its session, trainer included."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self._output.close()
+
+
+def until(condition: Callable[[], bool], within_s: float, what: str) -> float:
+    """Seconds until the condition held. Raises `AssertionError` with `what` when it is late."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    started: list[Daemon] = []
+
+    def start(name: str, bootstrap: str = "") -> Daemon:
+        started.append(Daemon(tmp_path, name, bootstrap))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        daemon.end()
+
+
+@pytest.mark.timeout(240)
+def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
+    """Three nodes; a fourth joins through any; after a kill the others go on within the detection bound and count
+    three; after SIGTERM a node exits 0 within five seconds and its neighbours know; the killed one catches up."""
+    first = daemons("first")
+    until(lambda: first.trains, START_S, "the founder trains")
+    second, third = daemons("second", first.address), daemons("third", first.address)
+    until(lambda: second.trains and third.trains, START_S, "three train")
+    fourth = daemons("fourth", third.address)
+    until(lambda: fourth.trains, START_S, "the fourth, joined through the third, trains")
+    everybody = [first, second, third, fourth]
+    until(lambda: all(node.status()["population"]["estimate"] == 4 for node in everybody), 20, "all count four")
+
+    victim, survivors = second, [first, third, fourth]
+    before = victim.step
+    victim.end()
+    killed = time.monotonic()
+    steps = {id(node): node.step for node in survivors}
+    moved = {id(node): killed for node in survivors}
+    longest = 0.0
+
+    def look() -> bool:
+        nonlocal longest
+        for node in survivors:
+            now, step = time.monotonic(), node.step
+            if step != steps[id(node)]:
+                steps[id(node)], moved[id(node)] = step, now
+            longest = max(longest, now - moved[id(node)])
+        counts = [node.status()["population"]["estimate"] for node in survivors]
+        return time.monotonic() - killed > 8 and counts == [3, 3, 3]
+
+    until(look, 30, "the survivors count three")
+    assert longest <= DETECTION_BOUND_S
+
+    leaver, left = third, [first, fourth]
+    began = time.monotonic()
+    leaver.process.send_signal(signal.SIGTERM)
+    assert leaver.process.wait(timeout=10) == 0
+    assert time.monotonic() - began <= 5.0
+    until(lambda: all(node.status()["population"]["estimate"] == 2 for node in left), 2, "neighbours know at once")
+
+    again = daemons("second", first.address)
+    until(lambda: again.trains, START_S, "the killed node trains again")
+    assert again.status()["node"]["incarnation"] == 2
+    assert again.step >= before
+    until(lambda: abs(again.step - first.step) <= 50, 20, "it has caught up")
+
+
+@pytest.mark.timeout(120)
+def test_a_second_node_on_one_state_directory_is_refused(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    """Two daemons on one state directory: the second says so and ends with the code of an unusable directory."""
+    first = daemons("one")
+    until(lambda: bool(first.status()), START_S, "it can be asked")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "p2pnode", "start", "--port", "0", "--status-port", "0"]
+        + ["--state-dir", str(first.state_dir)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 7
+    assert "another node runs on the state directory" in done.stderr
