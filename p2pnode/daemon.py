@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -62,6 +63,8 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
             log=log,
             clock=clock,
             on_state=on_state,
+            # The user's own program prints for its user; a task class prints to trainer.log.
+            on_output=None if command is None else _pass_on,
         )
 
     doors = Doors(
@@ -97,6 +100,11 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
         await server.stop()
         workers.close()
     return ExitCode.OK
+
+
+def _pass_on(output: bytes) -> None:
+    sys.stdout.buffer.write(output)
+    sys.stdout.buffer.flush()
 
 
 def _leave_on_signals(node: Node) -> None:

@@ -106,6 +106,7 @@ class Node:
         self._finished = asyncio.Event()
         self._checkpointed_at = doors.clock.monotonic()
         self._restored: CheckpointState | None = None
+        self._failure: UserError | None = None
 
     # -- what can be asked of a node ----------------------------------------------------------------------------
 
@@ -156,6 +157,8 @@ class Node:
                 living.cancel()
                 await asyncio.gather(living, return_exceptions=True)
             await self._depart()
+            if self._failure is not None:
+                raise self._failure
             return end
         except BaseException:
             self.phase = "failed"
@@ -185,7 +188,12 @@ class Node:
         await self._wait_for_nodes()
         self.phase = "training"
         assert self.loop is not None
-        end = await self.loop.run(self.progress.step, self._maybe_checkpoint)
+        try:
+            end = await self.loop.run(self.progress.step, self._maybe_checkpoint)
+        except TrainerFailed as error:
+            # The trainer will not come back, but the shards are in good order: hand them over before saying so.
+            self._failure = UserError(f"the trainer gave up: {error.reason}", error.hint, ExitCode.TRAINER)
+            return "trainer_failed"
         await self._finish(end)
         return end
 

@@ -62,10 +62,10 @@ def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, ke
 def newest(disk: Disk, log: Log) -> CheckpointState | None:
     """The newest checkpoint whose state can be read; damaged ones are reported and passed over."""
     for folder in reversed(_complete(disk)):
-        raw = disk.read(f"{folder}/state.json")
         try:
+            raw = disk.read(f"{folder}/state.json")
             return msgspec.json.decode(raw or b"", type=CheckpointState)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, OSError) as error:
             log.warning("checkpoint_unreadable", folder=folder, reason=str(error))
     return None
 
@@ -80,10 +80,11 @@ def read_vector(disk: Disk, state: CheckpointState, layout: Layout, into: Vector
     except safetensors.SafetensorError as error:
         raise ValueError(f"vector.safetensors is damaged: {error}") from error
     for entry in layout.entries:
-        tensor = tensors.get(entry.name)
-        if tensor is None or tensor.size != entry.size:
+        found = tensors.get(entry.name)
+        if found is None or found.size != entry.size:
             raise ValueError(f"tensor {entry.name} is missing or of another size")
-        into[entry.offset : entry.offset + entry.size] = np.ravel(tensor)
+    for entry in layout.entries:  # only now: half a vector would be worse than none
+        into[entry.offset : entry.offset + entry.size] = np.ravel(tensors[entry.name])
 
 
 def _complete(disk: Disk) -> list[str]:

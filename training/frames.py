@@ -154,6 +154,8 @@ async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> 
         head, payload = frame
         if head.shard != shard or head.part != part or head.offset != filled:
             raise BadFrame(f"expected shard {shard} from value {filled}, got shard {head.shard} from {head.offset}")
+        if filled and codecs.NAMES[head.codec] != codec:
+            raise BadFrame(f"shard {shard} changes its codec at value {filled}")
         codec = codecs.NAMES[head.codec]
         count = head.payload_bytes // codecs.BYTES_PER_VALUE[codec]
         if count == 0 or filled + count > size:
@@ -162,6 +164,6 @@ async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> 
             codecs.decode(payload, codec, values[filled : filled + count])
         except ValueError as error:
             raise BadFrame(str(error)) from error
-        encoded = payload if filled == 0 else encoded + payload
+        encoded += payload
         filled += count
     return values, encoded, codec

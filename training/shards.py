@@ -165,6 +165,12 @@ class ShardState:
                 count += 1
         return count
 
+    @property
+    def known_count(self) -> int:
+        """Number of deltas in the value or held: equal for two states of one shard exactly when none lacks one that
+        the other has, as long as one of them has all of the other's."""
+        return self.version + sum(len(held) for held in self.pending.values())
+
     def copy(self) -> ShardState:
         """An independent state: the snapshot a learner gets."""
         return ShardState(

@@ -25,7 +25,7 @@ from training.waiting import Gate
 if TYPE_CHECKING:
     from overlay.node import Overlay
 
-End = Literal["max_steps", "max_seconds", "until", "leave", "trainer_done"]
+End = Literal["max_steps", "max_seconds", "until", "leave", "trainer_failed"]
 
 STEPS_KEPT = 1000
 RESTART_FIRST_S = 0.5
@@ -36,7 +36,7 @@ CRASH_LOOP = 2
 CONFIRMATIONS = 2
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
 
-_UNTIL = re.compile(r"^\s*([A-Za-z_][\w.]*)\s*(>=|<=)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
+_UNTIL = re.compile(r"^\s*([A-Za-z_][\w.]*)\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*$")
 
 
 @dataclass(frozen=True, slots=True)

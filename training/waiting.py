@@ -75,10 +75,13 @@ class Gate:
         ]
         if self.barrier.passes(step, [peer.step for peer in counted]):
             return True
-        slowest = min(counted, key=lambda peer: (peer.step, peer.node_id))
+        slowest = min(counted, key=lambda peer: (peer.step, peer.node_id), default=None)
         limit = step if enough is None else enough
         behind = sum(peer.step < limit for peer in counted)
-        self.waiting = Waiting(started, behind, len(counted), slowest.node_id, slowest.step)
+        if slowest is None:  # a custom predicate may want company
+            self.waiting = Waiting(started, 0, 0, self._overlay.node_id, step)
+        else:
+            self.waiting = Waiting(started, behind, len(counted), slowest.node_id, slowest.step)
         return False
 
     def _counted(self, node_id: bytes, doubtful: list[bytes], asked_at: float, now: float) -> Peer | None:

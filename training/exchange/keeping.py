@@ -17,10 +17,12 @@ from training.exchange import transfer
 from training.exchange.core import REQUEST_TIMEOUT_S, Core, checked
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
+    ROLE_RANK,
     Appeal,
     Fetch,
     HandOver,
     Learn,
+    Release,
     Standing,
     State,
     StateHead,
@@ -119,12 +121,13 @@ class Keeping:
 
     def _drop_dead_partners(self) -> None:
         gone = self._core.gone
-        for owned in self._store.owned.values():
+        for shard, owned in list(self._store.owned.items()):
             if owned.backup is not None and gone(owned.backup.node_id):
                 if owned.moving:
-                    # Nobody knows whether it took the shard before it died: stay above whatever it may have been.
-                    owned.moving = False
-                    owned.term = Term(owned.term.number + 2, self._core.overlay.node_id)
+                    # Nobody knows whether it took the shard before it died, and perhaps taught a third node: take it
+                    # for the dead owner that it may have been, and ask around like any backup.
+                    self._store.demote(shard, owned.backup, self._hand_over_term(shard, owned.backup))
+                    continue
                 owned.backup = None
             if owned.learner is not None and gone(owned.learner.node_id):
                 owned.learner = None
@@ -213,9 +216,8 @@ class Keeping:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.learner is None and not owned.moving:
                 owned.learner = to
-                snapshots.append(
-                    (transfer.describe(shard, self._store.next_term(shard), owned.state), owned.state.copy())
-                )
+                head = transfer.describe(shard, self._store.promise(shard), owned.state)
+                snapshots.append((head, owned.state.copy()))
         if not snapshots:
             return
         try:
@@ -239,13 +241,17 @@ class Keeping:
         owned = self._store.owned.get(head.shard)
         if owned is None or owned.learner != to:
             return
-        former = owned.backup
-        owned.backup, owned.learner = to, None
-        owned.term, owned.since = head.term, self._core.clock.monotonic()
-        self._store.note_owner(head.shard, head.term, self._core.me())
+        me = self._core.me()
+        former = self._store.appoint(head.shard, to, head.term, me, self._core.clock.monotonic())
         if former is not None:
-            where = Where.of(head.shard, head.term, self._core.me())
-            self._start("release", former.node_id + head.shard.to_bytes(4, "big"), partial(self._tell, former, [where]))
+            where = Where.of(head.shard, head.term, me)
+            key = former.node_id + head.shard.to_bytes(4, "big")
+            self._start("release", key, partial(self._release, former, where))
+
+    async def _release(self, former: Contact, where: Where) -> None:
+        """Free the memory of a former backup; should it not hear this, what it has ranks below the new one's."""
+        message = Release(self._core.genesis, [where])
+        await self._core.ask(former, "release", message, Verdict, QUESTION_TIMEOUT_S)
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
@@ -256,7 +262,7 @@ class Keeping:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
                 owned.moving = True
-                wheres.append(Where.of(shard, Term(owned.term.number + 1, to.node_id), to))
+                wheres.append(Where.of(shard, self._hand_over_term(shard, to), to))
         if not wheres:
             return
         if not await self._serving.drained([where.shard for where in wheres], DRAIN_S):
@@ -264,7 +270,8 @@ class Keeping:
                 if (owned := self._store.owned.get(where.shard)) is not None:
                     owned.moving = False
             return
-        message = HandOver(self._core.genesis, wheres)
+        known = [self._store.owned[where.shard].state.known_count for where in wheres]
+        message = HandOver(self._core.genesis, wheres, known)
         # When no answer comes, nobody knows who owns: `moving` stays, and the next look asks again.
         verdict = await self._core.ask(to, "hand_over", message, Verdict, QUESTION_TIMEOUT_S)
         taken = dict.fromkeys(verdict.taken)
@@ -282,6 +289,10 @@ class Keeping:
         self._store.note(verdict.others)
         if taken:
             self._core.log.info("shards_handed_over", count=len(taken), to=to.node_id.hex()[:8])
+
+    def _hand_over_term(self, shard: int, to: Contact) -> Term:
+        """The same at every attempt: above all we have had or promised, and the new owner's."""
+        return Term(self._store.next_term(shard).number, to.node_id)
 
     async def leave(self, timeout_s: float) -> int:
         """Hand over everything owned; returns how many shards are left when nobody takes them or time is up."""
@@ -368,20 +379,20 @@ class Keeping:
                 return None
         ranked = sorted(
             (
-                ((found.term, found.role == "backup", found.version), contact)
+                ((found.term, ROLE_RANK[found.role], found.version), contact)
                 for contact, found in others
                 if found.role != "none"
             ),
             key=lambda entry: (entry[0], entry[1].node_id),
         )
-        own_rank = (mine.term, mine.role == "backup", mine.version)
+        own_rank = (mine.term, ROLE_RANK[mine.role], mine.version)
         if mine.role == "none" and not ranked:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
             backed = self._store.backed.get(shard)
             return backed.state if backed is not None and backed.state is not None else replica_state(self._core, shard)
         best, holder = ranked[-1]
-        if best[1]:
+        if best[1] >= ROLE_RANK["learner"]:
             # A living backup with the newest term: its own liveness will tell it, sooner when we do.
             await self._core.ask(holder, "appeal", Appeal(self._core.genesis, [shard]), Verdict, QUESTION_TIMEOUT_S)
             return None

@@ -181,7 +181,18 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
-    """The receiver, a backup that has everything, is the owner under the terms given; the sender is its backup."""
+    """The receiver, a backup that has everything, is the owner under the terms given.
+
+    `known` counts the deltas the sender has of each shard: it becomes the backup only where the receiver has no more.
+    """
+
+    genesis: bytes
+    shards: list[Where]
+    known: list[Number]
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True):
+    """The receiver is no backup of these shards any more: they have another one under the terms given."""
 
     genesis: bytes
     shards: list[Where]
@@ -213,14 +224,20 @@ class Survey(msgspec.Struct, frozen=True, array_like=True):
     shards: list[ShardIndex]
 
 
+Role = Literal["owner", "backup", "learner", "replica", "none"]
+#: How much a role's copy of a shard is worth under one and the same term.
+ROLE_RANK: dict[Role, int] = {"owner": 4, "backup": 3, "learner": 2, "replica": 1, "none": 0}
+
+
 class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """What a node has of a shard: `owner`, `backup` (with its state), `replica` (a pulled value), or `none`.
+    """What a node has of a shard: `owner`, `backup` in office, `learner` (the state, but not in office yet), `replica`
+    (a pulled value), or `none`.
 
     `fence` is the highest term it has seen for the shard, whoever holds it.
     """
 
     shard: ShardIndex
-    role: Literal["owner", "backup", "replica", "none"]
+    role: Role
     term_number: Number
     term_node: bytes
     version: Number

@@ -32,6 +32,7 @@ from training.exchange.messages import (
     Push,
     PushAnswer,
     PushResult,
+    Release,
     State,
     StateHead,
     Survey,
@@ -82,6 +83,7 @@ class Serving:
         overlay.register("learn", checked(Learn, genesis, self._on_learn))
         overlay.register("state", checked(State, genesis, self._on_state))
         overlay.register("hand_over", checked(HandOver, genesis, self._on_hand_over))
+        overlay.register("release", checked(Release, genesis, self._on_release))
         overlay.register("where_is", checked(WhereIs, genesis, self._on_where_is))
         overlay.register("survey", checked(Survey, genesis, self._on_survey))
         overlay.register("fetch", checked(Fetch, genesis, self._on_fetch))
@@ -143,6 +145,9 @@ class Serving:
         if owned is None:
             return self._elsewhere(item.shard)
         if owned.state.knows(identity):
+            # After a hand-over the new owner may be the only one that has it: then it is not safe yet.
+            if self._unsafe(owned):
+                return PushResult(item.shard, "retry", reason="no_backup_yet")
             return PushResult(item.shard, "ok", owned.state.version)
         if owned.moving:
             return PushResult(item.shard, "retry", reason="moving")
@@ -154,6 +159,10 @@ class Serving:
         if not codecs.all_finite(item.delta):
             return self._refuse(item.shard, "not_finite")
         return None
+
+    def _unsafe(self, owned: Owned) -> bool:
+        """No backup, although another node could be one."""
+        return not owned.targets() and bool(self._core.settings.replicas) and self._core.other_eligible()
 
     def _refuse(self, shard: int, reason: str) -> PushResult:
         counts = self._core.counters.refused_here
@@ -170,7 +179,8 @@ class Serving:
         self, push: Push, identity: DeltaId, fresh: list[Item], results: dict[int, PushResult]
     ) -> None:
         weight = self._clamped(push.weight)
-        acknowledged: dict[tuple[int, bytes], None] = {}
+        # By term as well: a node that was backup, then none, then taught anew may have lost what it took before.
+        acknowledged: dict[tuple[int, bytes, Term], None] = {}
         remaining = fresh
         for _ in range(FORWARD_ROUNDS):
             groups: dict[Contact, list[tuple[Item, Owned]]] = {}
@@ -180,12 +190,12 @@ class Serving:
                 if owned is None:
                     results[item.shard] = self._elsewhere(item.shard)
                     continue
-                missing = [to for to in owned.targets() if (item.shard, to.node_id) not in acknowledged]
+                missing = [to for to in owned.targets() if (item.shard, to.node_id, owned.term) not in acknowledged]
                 if missing:
                     waiting.append(item)
                     for to in missing:
                         groups.setdefault(to, []).append((item, owned))
-                elif not owned.targets() and self._core.settings.replicas and self._core.other_eligible():
+                elif self._unsafe(owned):
                     self._core.wake()
                     results[item.shard] = PushResult(item.shard, "retry", reason="no_backup_yet")
                 else:
@@ -209,7 +219,7 @@ class Serving:
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[tuple[Item, Owned]]
-    ) -> dict[tuple[int, bytes], None]:
+    ) -> dict[tuple[int, bytes, Term], None]:
         """Send deltas to a backup or learner; returns what it acknowledged and draws the consequences of the rest."""
         message = Forward(
             genesis=self._core.genesis,
@@ -235,14 +245,15 @@ class Serving:
         except TransportError as error:
             self._forward_failed(to, pairs, str(error))
             return {}
-        acknowledged: dict[tuple[int, bytes], None] = {}
+        acknowledged: dict[tuple[int, bytes, Term], None] = {}
         by_shard = {item.shard: owned for item, owned in pairs}
+        terms = {entry.shard: Term(entry.term_number, entry.term_node) for entry in message.shards}
         for result in results:
             owned = by_shard.get(result.shard)
             if owned is None:
                 continue
             if result.status == "ok":
-                acknowledged[result.shard, to.node_id] = None
+                acknowledged[result.shard, to.node_id, terms[result.shard]] = None
             elif result.status == "fenced":
                 self._fenced(result, owned)
             else:
@@ -348,27 +359,40 @@ class Serving:
         return Reply(encode(Verdict(taken, [])))
 
     async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Reply:
-        verdict = self._verdict(sender, message.shards, self._become_owner)
+        known = {where.shard: count for where, count in zip(message.shards, message.known, strict=False)}
+
+        def take(where: Where, sender: Contact) -> bool:
+            return self._become_owner(where, sender, known.get(where.shard, -1))
+
+        verdict = self._verdict(sender, message.shards, take)
         if verdict.taken:
             self._core.log.info("shards_received", count=len(verdict.taken), source=sender.node_id.hex()[:8])
             self._core.wake()
         return Reply(encode(verdict))
 
-    def _become_owner(self, where: Where, sender: Contact) -> bool:
+    def _become_owner(self, where: Where, sender: Contact, known: int) -> bool:
         mine = self._store.owned.get(where.shard)
         if mine is not None and mine.term == where.term:
             return True  # the answer to the first hand-over was lost
         backed = self._store.backed.get(where.shard)
-        if backed is None or backed.state is None or backed.owner.node_id != sender.node_id:
+        if backed is None or backed.state is None or not backed.in_office or backed.owner.node_id != sender.node_id:
             return False
         if where.term < self._store.fence(where.shard):
             return False
         now = self._core.clock.monotonic()
         owned = self._store.own(where.shard, backed.state, where.term, self._core.me(), now, tenured=True)
-        owned.backup = sender if self._core.settings.replicas else None
+        # It may lack a delta whose acknowledgement got lost on the way to it: then it must be taught again.
+        complete = known == owned.state.known_count
+        owned.backup = sender if self._core.settings.replicas and complete else None
         if self._core.synchronous:
             owned.state.fold(self._core.passed_step, self._store.rule)
         return True
+
+    async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Reply:
+        return Reply(encode(self._verdict(sender, message.shards, self._release)))
+
+    def _release(self, where: Where, sender: Contact) -> bool:
+        return self._store.release(where.shard, where.term, sender)
 
     # -- questions ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from overlay.peers import Contact
 from training.codecs import Vector
-from training.exchange.messages import ZERO_TERM, Standing, Term, Where
+from training.exchange.messages import ZERO_TERM, Role, Standing, Term, Where
 from training.shards import DeltaId, Rule, ShardState
 
 
@@ -32,6 +32,8 @@ class Owned:
     backup: Contact | None = None
     learner: Contact | None = None
     moving: bool = False
+    #: The highest number promised to a learner for the day it becomes backup: no two snapshots share one.
+    promised: int = 0
     #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
     tenured: bool = False
 
@@ -52,12 +54,23 @@ class Waiting:
 
 @dataclass(slots=True)
 class Backed:
-    """A shard whose backup (or learner, while `state` is None) this node is."""
+    """A shard whose backup this node is, or is to become.
+
+    A learner has no `state` yet, or has one with a `promised` term: it becomes the backup in office when the owner
+    first speaks under that term. Until then it neither claims nor fences anything by it, because the owner may never
+    have heard that the state arrived, and may go on with another backup. `waiting` keeps the live deltas until then:
+    should a newer snapshot replace this one, they have to be added to that one as well.
+    """
 
     owner: Contact
     term: Term
     state: ShardState | None = None
+    promised: Term | None = None
     waiting: list[Waiting] = field(default_factory=list)
+
+    @property
+    def in_office(self) -> bool:
+        return self.state is not None and self.promised is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,7 @@ class ShardStore:
         if not 0 <= shard < len(self.bounds):
             return False
         known = self.beliefs.get(shard)
-        if known is not None and term < known.term:
+        if term < self.fence(shard) or (known is not None and term < known.term):
             return False
         if known is not None and term == known.term and known.owner == owner:
             return False
@@ -128,9 +141,9 @@ class ShardStore:
         if mine is not None and term > mine.term and owner.node_id != self.node_id:
             del self.owned[shard]
         backed = self.backed.get(shard)
-        replaced = backed is not None and (backed.owner.node_id != owner.node_id or backed.state is not None)
-        if backed is not None and replaced and term > backed.term:
-            # Another pair has this shard, or its owner chose another backup: every new pair has a new term.
+        if backed is not None and term > backed.term and backed.owner.node_id != owner.node_id:
+            # Another pair took over without us. News of our own owner's next term do not end our office: only the
+            # owner knows whether that switch took place, and it says so by `release`.
             del self.backed[shard]
         return True
 
@@ -162,9 +175,26 @@ class ShardStore:
         return owned
 
     def next_term(self, shard: int, *above: Term) -> Term:
-        """A term of our own above every one seen here or given."""
-        highest = max((self.fence(shard), *above))
+        """A term of our own above every one seen here, held, promised or given."""
+        owned = self.owned.get(shard)
+        own = (owned.term, Term(owned.promised, self.node_id)) if owned is not None else ()
+        highest = max((self.fence(shard), *own, *above))
         return Term(highest.number + 1, self.node_id)
+
+    def promise(self, shard: int) -> Term:
+        """The term under which a learner will be the backup; never the same twice."""
+        term = self.next_term(shard)
+        self.owned[shard].promised = term.number
+        return term
+
+    def appoint(self, shard: int, backup: Contact, term: Term, me: Contact, now: float) -> Contact | None:
+        """Make the learner that has everything the backup, under the term promised to it; returns the former one."""
+        owned = self.owned[shard]
+        former, owned.backup, owned.learner = owned.backup, backup, None
+        owned.term, owned.since = term, now
+        self.beliefs[shard] = Belief(term, me)
+        self.raise_fence(shard, term)
+        return former
 
     def demote(self, shard: int, owner: Contact, term: Term) -> None:
         """Hand over: the new owner's backup from now on, with the state we had as owner."""
@@ -180,26 +210,32 @@ class ShardStore:
         if term < self.fence(shard) or not 0 <= shard < len(self.bounds):
             return False
         self.note_owner(shard, term, owner)
-        backed = self.backed.get(shard)
-        if backed is None or backed.owner.node_id != owner.node_id:
-            self.backed[shard] = Backed(owner=owner, term=term)
-        else:
-            # Learning again from the same owner: its coming snapshot is newer than what we have.
-            backed.term, backed.state = term, None
+        # Learning again from the same owner begins anew: its coming snapshot is newer than what we have.
+        self.backed[shard] = Backed(owner=owner, term=term)
         return True
 
-    def take_state(self, shard: int, term: Term, owner: Contact, state: ShardState) -> bool:
-        """Put the streamed state under the deltas that came meanwhile; False when this node no longer learns it."""
+    def take_state(self, shard: int, promised: Term, owner: Contact, state: ShardState) -> bool:
+        """Put the streamed state under the deltas that came meanwhile; False when this node does not learn it, or
+        has a newer snapshot already."""
         backed = self.backed.get(shard)
-        if backed is None or backed.owner.node_id != owner.node_id or term < self.fence(shard):
+        if backed is None or backed.owner.node_id != owner.node_id or promised < self.fence(shard):
             return False
-        backed.state, backed.term = state, term
-        self.beliefs[shard] = Belief(term, owner)
-        self.raise_fence(shard, term)
-        waiting, backed.waiting = backed.waiting, []
-        for item in waiting:
+        if backed.in_office or (backed.promised is not None and promised < backed.promised):
+            return False
+        backed.state, backed.promised = state, promised
+        for item in backed.waiting:
             self._add(state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
         return True
+
+    def release(self, shard: int, term: Term, owner: Contact) -> bool:
+        """The owner has another backup under a newer term: forget the shard."""
+        backed = self.backed.get(shard)
+        if backed is None or backed.owner.node_id != owner.node_id or not term > backed.term:
+            return False
+        if backed.promised is not None and backed.promised >= term:
+            return False  # released as a former backup, and taught anew since
+        del self.backed[shard]
+        return self.note_owner(shard, term, owner)
 
     def accept_forward(
         self, shard: int, term: Term, item: Waiting, folded_step: int, sender: bytes
@@ -211,9 +247,14 @@ class ShardStore:
             return "fenced", fence
         if backed is None or backed.owner.node_id != sender:
             return "unknown", fence
-        if backed.state is None:
+        if backed.promised is not None and term >= backed.promised:
+            backed.term, backed.promised = term, None
+            backed.waiting.clear()
+            self.beliefs[shard] = Belief(term, backed.owner)
+            self.raise_fence(shard, term)
+        if not backed.in_office:
             backed.waiting.append(item)
-        else:
+        if backed.state is not None:
             backed.state.fold(folded_step, self.rule)
             self._add(backed.state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
         return "ok", term
@@ -241,7 +282,8 @@ class ShardStore:
         if owned is not None:
             return Standing(shard, "owner", *owned.term, owned.state.version, *fence, step)
         if backed is not None and backed.state is not None:
-            return Standing(shard, "backup", *backed.term, backed.state.version, *fence, step)
+            role: Role = "backup" if backed.in_office else "learner"
+            return Standing(shard, role, *backed.term, backed.state.version, *fence, step)
         if replica is not None:
             return Standing(shard, "replica", *replica[0], replica[1], *fence, step)
         return Standing(shard, "none", *ZERO_TERM, 0, *fence, step)
