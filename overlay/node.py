@@ -358,7 +358,20 @@ class Overlay:
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
         """Ask these for their beats, all at once; what they say lands in `peers`."""
         contacts = [contact for node_id in node_ids if (contact := self.contact(node_id)) is not None]
-        await asyncio.gather(*(self._ask(contact, Ping()) for contact in contacts))
+        if not contacts:
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = len(contacts)
+
+        def on_result(_: Result | None) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not waiting.done():
+                waiting.set_result(None)
+
+        for contact in contacts:
+            self._protocol.call(contact, Ping(), on_result)
+        await waiting
 
     # -- the swarm -----------------------------------------------------------------------------------------------
 

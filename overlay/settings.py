@@ -56,9 +56,7 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = []
     allow_open: Annotated[
         bool,
-        Meta(
-            description="There is no swarm key yet: who reaches the port can join. True listens beyond the loopback."
-        ),
+        Meta(description="There is no swarm key yet: who reaches the port can join. True listens beyond the loopback."),
     ] = False
 
 

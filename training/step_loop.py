@@ -156,8 +156,7 @@ class StepLoop:
     async def run(self, start_step: int, after_step: Callable[[], Awaitable[None]]) -> End:
         """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints."""
         progress = self.progress
-        progress.step = start_step
-        self._exchange.core.step = start_step
+        self._advance(start_step)
         self._base_step = start_step
         started = self._clock.monotonic()
         self._overlay.announce(step=start_step)
@@ -207,7 +206,8 @@ class StepLoop:
         progress = self.progress
         step = progress.step + 1
         began = self._clock.monotonic()
-        order = StepOrder(step, self._training.local_steps, self._overlay.workers(), is_first=self._is_first())
+        workers = self._exchange.core.worker_count()
+        order = StepOrder(step, self._training.local_steps, workers, is_first=self._is_first())
         report = await self._train(order)
         self._note_training(report)
         trained = self._clock.monotonic()
@@ -267,7 +267,7 @@ class StepLoop:
     def _weight(self, samples: int) -> float:
         if self._settings.weight == "sum":
             return 1.0
-        share = 1.0 / max(1.0, self._overlay.workers())
+        share = 1.0 / max(1.0, self._exchange.core.worker_count())
         if self._settings.weight == "population" or samples <= 0:
             return share
         now = self._clock.monotonic()

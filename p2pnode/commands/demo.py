@@ -24,7 +24,10 @@ def demo(
     data_dir: Annotated[str, typer.Option("--data-dir", help="The task's data; empty: its own.")] = "",
     until: Annotated[float, typer.Option("--until", min=0.0, max=1.0, help="Accuracy that ends it.")] = 0.95,
     barrier: Annotated[str, typer.Option("--barrier", help=f"One of {', '.join(_BARRIERS)}.")] = "pssp",
-    time_limit: Annotated[float, typer.Option("--time-limit", min=1.0, help="Seconds after which it fails.")] = 180.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=1.0, help="Seconds after which it fails; 180, and 900 for mnist."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the training.")] = 0,
     no_exchange: Annotated[bool, typer.Option("--no-exchange", help="Exchange nothing; then it must fail.")] = False,
     as_json: JsonOption = False,
@@ -38,7 +41,7 @@ def demo(
 
     Example: p2pnode demo --nodes 4 --task digits --until 0.95
     """
-    from p2pnode.demo import DemoPlan, node_config, run
+    from p2pnode.demo import TIME_LIMIT_S, USUAL_TIME_LIMIT_S, DemoPlan, node_config, run
 
     if barrier not in _BARRIERS:
         raise UserError(f'--barrier "{barrier}" is no barrier', f"one of {', '.join(_BARRIERS)}", ExitCode.USAGE)
@@ -57,7 +60,7 @@ def demo(
         data_dir=data_dir,
         until=until,
         barrier=cast(BarrierMethod, barrier),
-        time_limit_s=time_limit,
+        time_limit_s=time_limit or TIME_LIMIT_S.get(task, USUAL_TIME_LIMIT_S),
         seed=seed,
         exchange=not no_exchange,
         keep=keep,

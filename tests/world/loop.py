@@ -24,7 +24,7 @@ START_S = 1000.0
 SPIN_TURNS = 2_000_000
 #: Loop turns between two collections of garbage. Fixed, because finalisers schedule callbacks: collections at the
 #: interpreter's own moments would make the history depend on how many objects happen to be allocated.
-COLLECT_TURNS = 20_000
+COLLECT_TURNS = 100_000
 
 
 class Deadlock(Exception):

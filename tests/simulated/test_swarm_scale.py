@@ -1,0 +1,40 @@
+"""Two hundred real nodes, a hundred steps, a tenth of them killed: twice, under different hash seeds, one history."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SEED = 7
+
+
+def history(hash_seed: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.world.history", "--nodes", "200", "--steps", "100", "--crash", "0.1"]
+    return subprocess.Popen(
+        [*command, "--seed", str(SEED)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_seed_gives_the_same_history() -> None:
+    """The survivors of 200 nodes finish 100 steps, and the event log is the same under another PYTHONHASHSEED."""
+    print(f"seed {SEED}")
+    runs = [history("1"), history("2")]
+
+    first, second = (json.loads(run.communicate(timeout=800)[0]) for run in runs)
+
+    print(first, second)
+    assert first["crashed"] == 20
+    assert first["steps"] >= 180 * 100
+    assert first["digest"] == second["digest"]
