@@ -121,15 +121,17 @@ class Discovery:
             peer = self._membership.peer(node_id)
             return peer is not None and peer.is_worker(now) and not self._membership.detector.is_suspect(node_id)
 
-        everybody = [peer.node_id for peer in self._membership.peers]
         if self._membership.everybody_known():
-            drawn = draw_distinct(everybody, count, allowed, self._rng)
+            drawn = draw_distinct(self._everybody(), count, allowed, self._rng)
         else:
             drawn = self.pool.draw(count, allowed, self._rng)
             if len(drawn) < count:  # just joined: the pool is still being filled
-                rest = [node_id for node_id in everybody if node_id not in drawn]
+                rest = [node_id for node_id in self._everybody() if node_id not in drawn]
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
         return [peer for node_id in drawn if (peer := self._membership.peer(node_id)) is not None]
+
+    def _everybody(self) -> list[bytes]:
+        return [peer.contact.node_id for peer in self._membership.peers]
 
     def everyone(self) -> list[Peer]:
         """All live peers known that train. In a large swarm asking keeps a crawl going in the background."""

@@ -23,6 +23,7 @@ from p2pnode import logs
 from p2pnode.config import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.events import EventLog, EventRing
+from p2pnode.loop_delay import LoopDelay
 from p2pnode.node import Doors, Node
 from p2pnode.report import Report
 from p2pnode.status_server import StatusServer
@@ -79,7 +80,9 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
     )
     node = Node(config, doors)
     _leave_on_signals(node)
-    server = StatusServer(Report(node, events), config.status)
+    loop_delay = LoopDelay(clock)
+    measuring = asyncio.create_task(loop_delay.run(), name="loop-delay")
+    server = StatusServer(Report(node, events, loop_delay), config.status)
     address = await server.start()
     status_file = folder / STATUS_FILE
     try:
@@ -96,6 +99,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
             exit_code=ExitCode.CANNOT_BIND,
         ) from error
     finally:
+        measuring.cancel()
         status_file.unlink(missing_ok=True)
         await server.stop()
         workers.close()

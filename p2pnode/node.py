@@ -446,6 +446,7 @@ class Node:
         """Save, hand over, say goodbye."""
         self.phase = "leaving"
         self.log.info("leaving", step=self.progress.step)
+        self.overlay.set_willing(False)  # nobody should hand anything to a node that goes
         if self.exchange is not None:
             if self.config.training.checkpoint_s:
                 await self._checkpoint(trainer_save_s=LAST_SAVE_S)

@@ -13,6 +13,7 @@ from overlay.peers import Activity
 from p2pnode import __version__
 from p2pnode.config_rules import advise
 from p2pnode.events import EventRing
+from p2pnode.loop_delay import LoopDelay
 from p2pnode.node import Node
 
 SCHEMA = 1
@@ -21,9 +22,10 @@ SCHEMA = 1
 class Report:
     """A `StatusSource` over a node."""
 
-    def __init__(self, node: Node, events: EventRing) -> None:
+    def __init__(self, node: Node, events: EventRing, loop_delay: LoopDelay) -> None:
         self._node = node
         self._events = events
+        self._loop_delay = loop_delay
         self._started = node.doors.clock.monotonic()
 
     @property
@@ -91,6 +93,7 @@ class Report:
             },
             "exchange": self._exchange(),
             "overlay": overlay.report(),
+            "loop": self._loop_delay.report(),
             "health": self._health(),
         }
 
@@ -216,8 +219,6 @@ class Report:
     def _health(self) -> list[dict[str, str]]:
         node = self._node
         findings = [_finding("warning", advice.what, advice.do) for advice in advise(node.config)]
-        if not node.config.swarm.allow_open and node.overlay.address.host not in ("127.0.0.1", "::1"):
-            findings.append(_finding("warning", "the swarm is open", "set a swarm key as soon as there is one"))
         for address, reason in node.overlay.attempts.items():
             findings.append(
                 _finding("warning", f"bootstrap {address}: {reason}", "check that it runs and the address is right")

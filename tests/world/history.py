@@ -18,7 +18,7 @@ from tests.world.loop import VirtualLoop
 from tests.world.swarm import Host, Swarm
 from tests.world.trainer import StubTrainer, exponential
 
-STEP_S = 0.25
+STEP_S = 0.15
 
 
 def settings(steps: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ What it gives the simulated tier: a second costs nothing, the same program gives
 `PYTHONHASHSEED`, a program that can never go on is a `Deadlock` that names its tasks, and an exception that nobody
 handled ends the run. What it never does: wait, read a socket, or start a thread.
 
-How: only the selector is replaced. asyncio asks it to wait until the next timer; it sets the clock there instead.
+How: one turn of the loop is replaced. Where asyncio waits for the next timer, the clock moves there.
 (Design: overlay-practice section 5, "virtual-time loop".)
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import heapq
 import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -56,16 +57,6 @@ class _VirtualTask(asyncio.Task[Any]):
         return self.number
 
 
-class _JumpingSelector(selectors.SelectSelector):
-    """Never blocks: where a real selector would wait for `timeout`, the loop's clock moves there."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        self.loop._turn(timeout)
-        return []
-
-
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop of the simulated tier. `run` once, then it is closed."""
 
@@ -76,10 +67,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._turns_at_jump = 0
         self._tasks_made = 0
         self._failures: list[dict[str, Any]] = []
-        selector = _JumpingSelector()
-        selector.loop = self
-        super().__init__(selector)
-        self._clock_resolution = 1e-9
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        super().__init__(selectors.SelectSelector())
         self.set_exception_handler(VirtualLoop._record)
         self.set_task_factory(VirtualLoop._make_task)
 
@@ -99,21 +89,49 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _write_to_self(self) -> None:
         """There is no thread to be woken from: spare the system call."""
 
-    def _turn(self, timeout: float | None) -> None:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """As asyncio's, with a heap of tuples: compared in C, and timers of one moment keep their order."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are dropped when their time comes."""
+
+    def _run_once(self) -> None:
+        """One turn: jump to the next timer if nothing is ready, then run what is."""
         self._turns += 1
         if self._turns % COLLECT_TURNS == 0:
             gc.collect(1)
-        if timeout is None:
-            raise Deadlock(f"nothing is ready and nothing is scheduled; {self._pending()}")
-        if timeout > 0:
-            # The exact moment of the timer, not now + timeout: sums of floats would drift apart from it.
-            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
-            self._turns_at_jump = self._turns
-            if self._now > self._limit:
-                limit_s = self._limit - START_S
-                raise TimeLimit(f"not finished after {limit_s:.0f} virtual seconds; {self._pending()}")
+        ready = self._ready  # type: ignore[attr-defined]
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            self._jump()
         elif self._turns - self._turns_at_jump > SPIN_TURNS:
             raise TimeLimit(f"{SPIN_TURNS} turns of the loop in no time at all; {self._pending()}")
+        timers = self._timers
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            if not timer.cancelled():
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _jump(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)[2]._scheduled = False  # type: ignore[attr-defined]
+        if not timers:
+            raise Deadlock(f"nothing is ready and nothing is scheduled; {self._pending()}")
+        self._now = max(self._now, timers[0][0])
+        self._turns_at_jump = self._turns
+        if self._now > self._limit:
+            limit_s = self._limit - START_S
+            raise TimeLimit(f"not finished after {limit_s:.0f} virtual seconds; {self._pending()}")
 
     def _pending(self) -> str:
         tasks = self._living()

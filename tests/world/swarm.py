@@ -133,7 +133,8 @@ class Swarm:
 
     def value(self) -> Vector:
         """The model as its owners have it, float32[total]; `AssertionError` for a shard without one acting owner."""
-        exchanges = [host.living.exchange for host in self.running()]
+        # Nodes that have left count: what the last one owned has nobody to go to.
+        exchanges = [host.node.exchange for host in self.hosts.values() if host.node is not None]
         stores = [exchange.store for exchange in exchanges if exchange is not None]
         total = stores[0].bounds[-1][1]
         value = np.zeros(total, np.float32)

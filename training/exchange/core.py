@@ -66,6 +66,8 @@ class Core:
     #: Steps completed by this node, and the last one whose barrier it has passed.
     step: int = 0
     passed_step: int = 0
+    #: A leaving node takes nothing more.
+    leaving: bool = False
     #: Set by `keeping`: called when something about ownership should be looked at soon.
     wake: Callable[[], None] = lambda: None
     #: When a request to a node last failed, in monotonic seconds.

@@ -66,7 +66,6 @@ class Keeping:
         self._serving = serving
         self._awake = asyncio.Event()
         self._jobs: dict[tuple[str, bytes], asyncio.Task[None]] = {}
-        self.leaving = False
         core.wake = self._awake.set
         core.overlay.register("appeal", checked(Appeal, core.genesis, self._on_appeal))
 
@@ -151,8 +150,8 @@ class Keeping:
             ]
             if not others:
                 continue
-            settled = self.leaving or not owned.tenured or now - owned.since >= self._core.settings.tenure_s
-            elsewhere = self.leaving or ranked[0].node_id != me
+            settled = self._core.leaving or not owned.tenured or now - owned.since >= self._core.settings.tenure_s
+            elsewhere = self._core.leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and settled and self._has(owned, others[0])):
                 if owned.backup is not None:
                     hand.setdefault(owned.backup.node_id, (owned.backup, []))[1].append(shard)
@@ -168,12 +167,12 @@ class Keeping:
         """Whether the node that should own it has everything; a leaving owner takes any backup."""
         if owned.backup is None:
             return False
-        return self.leaving or owned.backup.node_id == first.node_id
+        return self._core.leaving or owned.backup.node_id == first.node_id
 
     def _wants_teaching(self, owned: Owned, first: Contact, *, settled: bool, elsewhere: bool) -> bool:
         if owned.backup is None:
             return bool(self._core.settings.replicas) or (elsewhere and settled)
-        return settled and owned.backup.node_id != first.node_id and not self.leaving
+        return settled and owned.backup.node_id != first.node_id and not self._core.leaving
 
     def _partners(self) -> list[bytes]:
         """Nodes whose death this node must notice soon: backups of its shards and owners of those it backs."""
@@ -296,7 +295,7 @@ class Keeping:
 
     async def leave(self, timeout_s: float) -> int:
         """Hand over everything owned; returns how many shards are left when nobody takes them or time is up."""
-        self.leaving = True
+        self._core.leaving = True
         try:
             async with asyncio.timeout(timeout_s):
                 while self._store.owned and self._core.other_eligible():

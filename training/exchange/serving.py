@@ -338,7 +338,7 @@ class Serving:
         return Reply(encode(self._verdict(sender, message.shards, self._learn)))
 
     def _learn(self, where: Where, sender: Contact) -> bool:
-        return self._store.learn(where.shard, where.term, sender)
+        return not self._core.leaving and self._store.learn(where.shard, where.term, sender)
 
     def _verdict(self, sender: Contact, wheres: list[Where], take: _Take) -> Verdict:
         taken, others = [], []
@@ -376,6 +376,8 @@ class Serving:
             return True  # the answer to the first hand-over was lost
         backed = self._store.backed.get(where.shard)
         if backed is None or backed.state is None or not backed.in_office or backed.owner.node_id != sender.node_id:
+            return False
+        if self._core.leaving:
             return False
         if where.term < self._store.fence(where.shard):
             return False

@@ -1,0 +1,212 @@
+"""`p2pnode run -- python train.py`: the user's own loop in real daemons, to the end, and what is said when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pnode.client import NodeClient, find
+from p2pnode.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+#: Importing torch on a loaded machine is most of every wait here.
+START_S = 60.0
+STEPS = 20
+
+#: The lines the README shows, word for word.
+SNIPPET = """\
+import p2pnode
+
+swarm = p2pnode.attach(model, optimizer)
+while not swarm.done:
+    loss = train_one_batch(model, optimizer)
+    swarm.step(samples=32, loss=loss.item())
+"""
+
+BEFORE = """\
+import json
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(int(sys.argv[2]))  # Each node begins elsewhere, and has data of its own.
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+seen = []
+
+
+def train_one_batch(model, optimizer):
+    seen.append((swarm.step_number, swarm.done))
+    inputs = torch.randn(32, 4)
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+print("before attaching")
+"""
+
+AFTER = """\
+with open(sys.argv[1], "w") as file:
+    json.dump(
+        {
+            "done": swarm.done,
+            "numbers": [number for number, _ in seen],
+            "samples": swarm.samples_seen,
+            "values": torch.cat([value.detach().flatten() for value in model.parameters()]).tolist(),
+        },
+        file,
+    )
+print("the swarm is done at step", swarm.step_number)
+"""
+
+
+class Run:
+    """One `p2pnode run` process around a script, its files in a folder of its own."""
+
+    def __init__(self, folder: Path, script: str, *flags: str, seed: int = 0) -> None:
+        folder.mkdir()
+        self.state_dir = folder / "state"
+        self.result = folder / "result.json"
+        (folder / "train.py").write_text(script)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
+        self._out, self._err = folder / "out", folder / "err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "p2pnode", "run", "--port", "0", "--status-port", "0"]
+                + ["--state-dir", str(self.state_dir), "--set", "training.threads=1", *flags]
+                + ["--", sys.executable, "train.py", str(self.result), str(seed)],
+                cwd=folder,
+                env=environment | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def error(self) -> str:
+        return self._err.read_text()
+
+    def status(self) -> dict[str, Any]:
+        """Its status, empty while it cannot be asked."""
+        found = find(self.state_dir)
+        try:
+            return NodeClient(found.address).status() if found and found.pid == self.process.pid else {}
+        except UserError:
+            return {}
+
+    def wait(self) -> int:
+        """Its exit code. Raises `AssertionError` with its log when it does not end."""
+        try:
+            return self.process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end: {self.error}") from None
+
+    def end(self) -> None:
+        """Kill what is left of its session, trainer included."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def start(script: str, *flags: str) -> Run:
+        number = len(started)
+        started.append(Run(tmp_path / str(number), script, *flags, seed=number))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.end()
+
+
+def address_of(run: Run) -> str:
+    """Where a node listens, as soon as it says so."""
+    end_s = time.monotonic() + START_S
+    while not (status := run.status()):
+        assert run.process.poll() is None, run.error
+        assert time.monotonic() < end_s, run.error
+        time.sleep(0.05)
+    return str(status["node"]["address"])
+
+
+def test_the_readme_shows_the_script_that_is_tested() -> None:
+    """The snippet of the README is the one below."""
+    assert f"```python\n{SNIPPET}```" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("barrier", ["bsp", "pssp"])
+def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -> None:
+    """The README's loop in a founder and a joiner: what it prints arrives, `done` ends it, the step grows, both exit
+    0, and both end with the same model."""
+    flags = [f"training.max_steps={STEPS}", "training.local_steps=5", "training.min_nodes=2", "training.linger_s=20"]
+    settings = [part for flag in [*flags, f"barrier.method={barrier}"] for part in ("--set", flag)]
+    script = BEFORE + SNIPPET + AFTER
+    founder = launch(script, *settings)
+    joiner = launch(script, "--bootstrap", address_of(founder), *settings)
+
+    results = []
+    for run in (founder, joiner):
+        assert run.wait() == 0, run.error
+        assert "Traceback" not in run.error
+        assert run.out.splitlines() == ["before attaching", f"the swarm is done at step {STEPS}"]
+        results.append(json.loads(run.result.read_text()))
+    for result in results:
+        numbers = result["numbers"]
+        assert result["done"]
+        # A late joiner may begin further on, never elsewhere.
+        assert sorted(numbers) == numbers
+        assert numbers[-1] == STEPS
+        assert len(set(numbers)) > STEPS // 2
+        assert result["samples"] == 32 * len(numbers)
+    np.testing.assert_allclose(results[0]["values"], results[1]["values"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("print('nothing to train')\n", "ended before the swarm was done"),
+        (BEFORE + "import no_module_of_that_name\n", "No module named 'no_module_of_that_name'"),
+        (
+            BEFORE + SNIPPET.replace("while not swarm.done", "for _ in range(7)") + AFTER,
+            "ended before the swarm was done",
+        ),
+    ],
+)
+def test_a_script_that_cannot_train_is_explained(script: str, words: str, launch: Callable[..., Run]) -> None:
+    """Ended with code 0 before or after attaching, or crashed at once: exit code 8, one sentence and a hint."""
+    run = launch(script, "--set", "training.local_steps=2")
+
+    assert run.wait() == 8, run.error
+    lines = run.error.splitlines()
+    assert "Traceback" not in "".join(line for line in lines if line.startswith("{"))
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["error", "hint"], run.error
+    assert sum(line.startswith("error:") for line in lines) == 1
+    assert words in lines[-2]
+    assert len(lines[-1]) > len("hint: ")
+    # What the script prints is passed on as it is, its own traceback included.
+    assert run.out.startswith(script.partition('print("')[2].partition('"')[0] or "nothing to train")
