@@ -1,8 +1,8 @@
 """A task in the plain torch loop, as a process that is told when to run: what a node's speed is held against.
 
 No runner, no vector, no daemon: zero_grad, loss, backward, step. It reads JSON lines and answers each with one:
-`{"calibrate": seconds}` finds how many rounds of `benchmarks.tasks:Load` fill an optimiser step, `{"train": seconds}`
-trains that long and answers with optimiser steps and seconds. It ends when its input does.
+`{"calibrate": seconds, "width": n}` finds how many rounds of `benchmarks.tasks:Load` fill an optimiser step, and
+`{"train": seconds}` trains that long and answers with optimiser steps and seconds. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from training.trainer.loading import build_task
 TASK = "benchmarks.tasks:Load"
 #: Optimiser steps of one timing while the load is sized.
 TIMED_STEPS = 15
-#: Seconds between two looks at the clock would cost: the clock is read once per optimiser step.
 MOST_ROUNDS = 4096
 
 
@@ -47,7 +46,7 @@ def step_seconds(options: dict[str, Any]) -> float:
     return statistics.median(durations_s)
 
 
-def calibrated(target_s: float, timed: Callable[[int], float] = lambda rounds: step_seconds({"rounds": rounds})) -> int:
+def calibrated(target_s: float, timed: Callable[[int], float]) -> int:
     """Rounds that make an optimiser step last about `target_s`; at least 1. `timed` gives a step's seconds."""
     rounds = 1
     duration_s = timed(rounds)
@@ -55,6 +54,14 @@ def calibrated(target_s: float, timed: Callable[[int], float] = lambda rounds: s
         rounds *= 2
         duration_s = timed(rounds)
     return max(1, min(MOST_ROUNDS, round(rounds * target_s / duration_s)))
+
+
+def sized(target_s: float, width: int) -> dict[str, Any]:
+    """Options of the task that make its optimiser step last about `target_s` here and now."""
+    return {
+        "width": width,
+        "rounds": calibrated(target_s, lambda rounds: step_seconds({"width": width, "rounds": rounds})),
+    }
 
 
 def train_for(step: Callable[[], None], seconds: float) -> tuple[int, float]:
@@ -72,7 +79,7 @@ def main() -> int:
     for line in sys.stdin:
         order = json.loads(line)
         if "calibrate" in order:
-            options = {"rounds": calibrated(order["calibrate"])}
+            options = sized(order["calibrate"], order["width"])
             step = stepper(options)
             answer: dict[str, Any] = {"options": options}
         else:

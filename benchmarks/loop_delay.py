@@ -56,10 +56,14 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     series = []
     for case in CASES:
         runs = [_run(case) for _ in range(repetitions)]
-        p50, p99, most = zip(*(np.percentile(late_ms, (50, 99, 100)) for late_ms, _ in runs), strict=True)
-        details = {"max_ms": [round(float(value), 3) for value in most], "steps_per_s": [rate for _, rate in runs]}
-        series.append(Series(f"loop delay p50, {case.name}", "ms", [float(value) for value in p50]))
-        series.append(Series(f"loop delay p99, {case.name}", "ms", [float(value) for value in p99], case.aim, details))
+        p50, p99 = ([float(np.percentile(run.late_ms, share)) for run in runs] for share in (50, 99))
+        details = {
+            "max_ms": [round(max(run.late_ms), 3) for run in runs],
+            "steps_per_s": [round(run.steps_per_s, 2) for run in runs],
+            "as_the_daemon_says": [run.own for run in runs],
+        }
+        series.append(Series(f"loop delay p50, {case.name}", "ms", p50))
+        series.append(Series(f"loop delay p99, {case.name}", "ms", p99, case.aim, details))
     conditions = (
         f"a task in the daemon's own loop sleeps {1000 * PERIOD_S:.0f} ms and notes how late it wakes, for "
         f"{WINDOW_S:.0f} s; the trainer has PyTorch's default threads and never rests; uvloop where it is installed"
@@ -67,8 +71,15 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     return Outcome("loop_delay", conditions, series)
 
 
-def _run(case: Case) -> tuple[list[float], float]:
-    """Milliseconds late of every wake-up in one window, and steps per second in it."""
+class Run(NamedTuple):
+    """One window: milliseconds late of every wake-up, the daemon's pace, and its own figures from `/status`."""
+
+    late_ms: list[float]
+    steps_per_s: float
+    own: dict[str, float]
+
+
+def _run(case: Case) -> Run:
     with TemporaryDirectory(prefix="p2pnode-bench-") as folder, daemons() as group:
         out = Path(folder) / "wakes.json"
         node = group.start(case.training, command=("benchmarks.probed", str(out), "start"))
@@ -76,11 +87,9 @@ def _run(case: Case) -> tuple[list[float], float]:
         for _ in range(case.nodes - 1):
             other = group.start(case.training, bootstrap=node.listens_at)
             wait_until(other, lambda status: status["training"]["optimizer_steps"] > 0, what="training")
-        before = wait_until(node, lambda _: True, what="there")["step"]
-        start_s = time.monotonic()
+        before, start_s = wait_until(node, lambda _: True, what="there"), time.monotonic()
         time.sleep(WINDOW_S)
-        stop_s = time.monotonic()
-        after = wait_until(node, lambda _: True, what="there")["step"]
+        stop_s, after = time.monotonic(), wait_until(node, lambda _: True, what="there")
         node.terminate()
         late_ms = window(json.loads(out.read_text(encoding="utf-8")), start_s, stop_s)
-    return late_ms, round((after - before) / (stop_s - start_s), 2)
+    return Run(late_ms, (after["step"] - before["step"]) / (stop_s - start_s), after["loop"])

@@ -2,7 +2,7 @@
 
 Both stay up for the whole run and take turns of a few seconds, the node paused while the loop runs and the loop idle
 while the node does, so that what else the machine does falls on both alike. The load is sized on this machine so that
-a step of the swarm (`local_steps` optimiser steps) takes about 50 and 200 ms.
+a step of the swarm (`local_steps` optimiser steps) takes about as long as wanted.
 """
 
 from __future__ import annotations
@@ -15,15 +15,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.bare_loop import TASK
 from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.settings import TrainingSettings
 
-STEP_MS = (50, 200)
-REPETITIONS = 7
+
+class Case(NamedTuple):
+    """A load: how long a step of the swarm is to take, and four square layers of `width`."""
+
+    name: str
+    step_ms: int
+    width: int
+
+
+#: The exchange costs by the parameter and not by the second: short steps of a large model show it most.
+CASES = (
+    Case("50 ms, 0.26 M parameters", 50, 256),
+    Case("50 ms, 1.05 M parameters", 50, 512),
+    Case("200 ms, 1.05 M parameters", 200, 512),
+)
+REPETITIONS = 5
 WINDOW_S = 3.0
 WARM_STEPS = 5
 #: Between two looks while the end of a step is awaited.
@@ -65,19 +79,19 @@ def bare_loop() -> Iterator[BareLoop]:
 
 def measure(arguments: argparse.Namespace) -> Outcome:
     repetitions = arguments.repetitions or REPETITIONS
-    series = [_ratio(step_ms, repetitions) for step_ms in STEP_MS]
+    series = [_ratio(case, repetitions) for case in CASES]
     conditions = (
         f"one node against the plain loop (zero_grad, loss, backward, step), the same task, taking turns of "
-        f"{WINDOW_S:.0f} s; 1.05 M parameters, AdamW, {TrainingSettings().local_steps} local steps, default exchange, "
+        f"{WINDOW_S:.0f} s; AdamW, {TrainingSettings().local_steps} local steps, default exchange, "
         f"PyTorch's default threads"
     )
     return Outcome("steps", conditions, series)
 
 
-def _ratio(step_ms: int, repetitions: int) -> Series:
+def _ratio(case: Case, repetitions: int) -> Series:
     local_steps = TrainingSettings().local_steps
     with bare_loop() as bare, daemons() as group:
-        options = bare.ask({"calibrate": step_ms / 1000 / local_steps})["options"]
+        options = bare.ask({"calibrate": case.step_ms / 1000 / local_steps, "width": case.width})["options"]
         training = TrainingSettings(task=TASK, options=options, eval_steps=0, checkpoint_s=0.0)
         node = group.start(training)
         wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training")
@@ -97,7 +111,7 @@ def _ratio(step_ms: int, repetitions: int) -> Series:
         "bare_ms_per_swarm_step": round(1000 * local_steps / statistics.median(theirs for _, theirs in pairs), 1),
         "node_and_bare_optimizer_steps_per_s": [[round(x, 2) for x in pair] for pair in pairs],
     }
-    return Series(f"steps/s of a node over the bare loop's, steps of {step_ms} ms", "", ratios, "≥ 0.95", details)
+    return Series(f"steps/s of a node over the bare loop's, steps of {case.name}", "", ratios, "≥ 0.95", details)
 
 
 def _node_rate(node: Daemon) -> float:

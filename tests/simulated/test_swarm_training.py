@@ -70,8 +70,7 @@ def test_every_delta_is_in_the_model_once(method: str) -> None:
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(5)
         await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=300, what="12 steps everywhere")
-        # Under bsp the last deltas show when somebody pulls the last step: leaving the barrier does.
-        await swarm.until(lambda: all(map(finished, swarm.hosts.values())), within_s=60, what="all finished")
+        await swarm.until(lambda: not swarm.running(), within_s=60, what="all have finished and left")
 
         np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
@@ -241,7 +240,7 @@ def test_a_crashing_trainer_is_restarted() -> None:
         swarm.start_many(3)
         await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
         swarm.hosts["n1"].trainer.crash_next(2)
-        await swarm.until(lambda: all(map(finished, swarm.hosts.values())), within_s=200, what="all finished")
+        await swarm.until(lambda: not swarm.running(), within_s=200, what="all have finished and left")
 
         assert swarm.hosts["n1"].trainer.starts == 3
         np.testing.assert_array_equal(swarm.value(), expected(swarm))

@@ -207,7 +207,6 @@ def test_every_checkpoint_damaged_is_none() -> None:
     assert len(log.lines) == 2
 
 
-@pytest.mark.xfail(reason="BUG checkpoint.newest: OSError of an unreadable state.json is not passed over", strict=True)
 def test_an_unreadable_state_is_passed_over() -> None:
     """A file that may not be read (another user's) is damaged as far as we are concerned."""
     disk = MemoryDisk()
@@ -382,9 +381,6 @@ def test_a_missing_vector_is_a_value_error() -> None:
         load(disk, 1)
 
 
-@pytest.mark.xfail(
-    reason="BUG checkpoint.read_vector: overwrites `into` before it has checked all tensors", strict=True
-)
 def test_a_vector_that_does_not_fit_changes_nothing() -> None:
     """`into` is the trainer's shared memory with the model's own initial values: all of it is replaced, or none."""
     into = np.full(9, -1.0, dtype=np.float32)

@@ -230,7 +230,6 @@ def test_the_announced_size_is_checked_before_it_is_allocated() -> None:
     assert not asked
 
 
-@pytest.mark.xfail(reason="BUG frames.read_array: gives the last frame's codec for a payload of several", strict=True)
 def test_one_array_has_one_codec() -> None:
     """An array whose frames change their codec cannot be forwarded under one codec: it is a bad frame."""
     mixed = [

@@ -12,7 +12,7 @@ import pytest
 from overlay.peers import Contact
 from overlay.transport import Address, Buffer
 from training.exchange import transfer
-from training.exchange.messages import ZERO_TERM, Standing, State, StateHead, Term, Where, decode, encode
+from training.exchange.messages import ROLE_RANK, ZERO_TERM, Standing, State, StateHead, Term, Where, decode, encode
 from training.exchange.store import ShardStore, Waiting
 from training.frames import BadFrame, FrameReader
 from training.shards import DeltaId, Rule, ShardState
@@ -41,6 +41,9 @@ def delta(step: int, amount: float = 1.0, *, synchronous: bool = False, node: st
     return Waiting(DeltaId(IDS[node], 1, step), 1.0, np.full(4, amount, dtype=np.float32), synchronous)
 
 
+SEEN = delta(1, node="d")
+
+
 def zeros(store: ShardStore, shard: int = 0) -> ShardState:
     return store.fresh_state(shard, np.zeros(store.size(shard), dtype=np.float32))
 
@@ -55,7 +58,11 @@ def backup_of(name: str, owner: str, number: int = 1) -> ShardStore:
     """A store that backs shard 0 of `owner` under the term (number, owner)."""
     store = store_of(name)
     assert store.learn(0, term(number - 1, owner), contact(owner))
-    assert store.take_state(0, term(number, owner), contact(owner), zeros(store))
+    snapshot = zeros(store)
+    snapshot.applied.add(SEEN.identity)
+    assert store.take_state(0, term(number, owner), contact(owner), snapshot)
+    # A delta that the snapshot has already: it adds nothing, and is the owner's first word under the new term.
+    assert store.accept_forward(0, term(number, owner), SEEN, 0, IDS[owner])[0] == "ok"
     return store
 
 
@@ -106,10 +113,6 @@ def test_the_next_term_is_above_all_that_was_seen() -> None:
     assert store.next_term(1) == term(1, "a")
 
 
-@pytest.mark.xfail(
-    reason="BUG store.next_term: forgets an `owned.term` that keeping._drop_dead_partners raised without the fence",
-    strict=True,
-)
 def test_the_next_term_is_above_the_own_one() -> None:
     """An owner that raised its term by itself must not promise a lower one to its next backup."""
     store = owner_of("a")
@@ -195,9 +198,6 @@ def test_news_with_an_address_that_is_none_are_passed_over() -> None:
     assert store.fence(0) == ZERO_TERM
 
 
-@pytest.mark.xfail(
-    reason="BUG store.note_owner: a term below a fence read from disk is believed when no belief stands", strict=True
-)
 def test_news_below_the_fence_are_not_believed() -> None:
     """After a restart the fence is all that is left; an owner that it fences off must not be believed or told on."""
     store = store_of("a")
@@ -274,8 +274,39 @@ def test_forwards_before_the_state_are_acknowledged_and_kept() -> None:
 
     backed = store.backed[0]
     assert value_of(backed.state) == 12.0
-    assert backed.waiting == []
-    assert backed.term == store.fence(0) == term(2, "a")
+    assert (backed.promised, backed.in_office) == (term(2, "a"), False)
+    assert backed.term == store.fence(0) == term(1, "a")
+
+
+def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_term() -> None:
+    """Until then it is a learner whose claims are the old ones; then it is the backup, and what waited is let go."""
+    store = store_of("b")
+    store.learn(0, term(1, "a"), contact("a"))
+    store.take_state(0, term(2, "a"), contact("a"), zeros(store))
+    store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
+    assert store.standing(0, None, 0).role == "learner"
+    assert store.fence(0) == term(1, "a")
+
+    assert store.accept_forward(0, term(2, "a"), delta(2), 0, IDS["a"]) == ("ok", term(2, "a"))
+
+    backed = store.backed[0]
+    assert (backed.in_office, backed.term, backed.waiting) == (True, term(2, "a"), [])
+    assert store.standing(0, None, 0).role == "backup"
+    assert store.fence(0) == store.beliefs[0].term == term(2, "a")
+    assert value_of(backed.state) == 2.0
+
+
+def test_a_newer_snapshot_of_a_learner_replaces_the_older_one() -> None:
+    """What was forwarded since `learn` is added to the newer one as well; the older one never comes back."""
+    store = store_of("b")
+    store.learn(0, term(1, "a"), contact("a"))
+    store.take_state(0, term(2, "a"), contact("a"), zeros(store))
+    store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
+
+    assert store.take_state(0, term(3, "a"), contact("a"), zeros(store))
+    assert value_of(store.backed[0].state) == 1.0
+    assert not store.take_state(0, term(2, "a"), contact("a"), zeros(store))
+    assert store.backed[0].promised == term(3, "a")
 
 
 def test_a_forward_that_the_snapshot_has_already_is_not_doubled() -> None:
@@ -360,92 +391,72 @@ def test_learning_from_a_new_owner_begins_anew() -> None:
     assert value_of(store.backed[0].state) == 0.0
 
 
-def test_learning_again_keeps_what_waits() -> None:
-    """A second `learn` of the same owner must not drop deltas that were acknowledged to it."""
+def test_learning_again_begins_anew() -> None:
+    """What waited belongs to an attempt that was given up; the snapshot of the new one is taken later and has it all."""
     store = store_of("b")
     store.learn(0, term(1, "a"), contact("a"))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
-    store.learn(0, term(1, "a"), contact("a"))
-    store.take_state(0, term(2, "a"), contact("a"), zeros(store))
+    assert store.learn(0, term(1, "a"), contact("a"))
 
-    assert value_of(store.backed[0].state) == 1.0
+    assert (store.backed[0].state, store.backed[0].waiting) == (None, [])
 
 
-def test_a_late_learn_does_not_undo_a_finished_one() -> None:
-    """A `learn` that was held up until the state of a later attempt is in has an older term: it is refused."""
+def test_a_late_learn_does_not_undo_an_office() -> None:
+    """A `learn` held up until its owner has spoken under the term of a later attempt has an older term: refused."""
     store = backup_of("b", "a", 2)
 
     assert not store.learn(0, term(1, "a"), contact("a"))
-    assert store.backed[0].state is not None
+    assert store.backed[0].in_office
 
 
-@pytest.mark.xfail(
-    reason="BUG store.take_state, keeping._teach_batch: two snapshots have one term, the older replaces the newer",
-    strict=True,
-)
 def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
-    """The first attempt's state was held up on the line; the second made us backup, and we have acknowledged since.
-
-    Both snapshots carry `next_term` of an owner whose fence has not moved between them.
-    """
+    """The first attempt's state was held up on the line; the second made us backup, and we have acknowledged since."""
     owner, store = owner_of("a"), store_of("b")
     first = owner.owned[0].state.copy()
     store.learn(0, term(1, "a"), contact("a"))
-    first_term = owner.next_term(0)
+    first_term = owner.promise(0)
     owner.add(0, delta(1))  # the owner gave the attempt up; its former backup has this one
     store.learn(0, term(1, "a"), contact("a"))
-    second_term = owner.next_term(0)
+    second_term = owner.promise(0)
     store.take_state(0, second_term, contact("a"), owner.owned[0].state.copy())
     assert store.accept_forward(0, second_term, delta(2), 0, IDS["a"])[0] == "ok"
 
-    store.take_state(0, first_term, contact("a"), first)
+    assert not store.take_state(0, first_term, contact("a"), first)
 
     assert value_of(store.backed[0].state) == 2.0
 
 
-@pytest.mark.xfail(
-    reason="BUG store.take_state: a learner claims the promised term before its owner has confirmed the switch",
-    strict=True,
-)
 def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
     """The state is in, the answer never reaches the owner, which goes on with its backup and then dies alone.
 
-    A take-over ranks by (term, is a backup, version): the acknowledged delta is at the backup only.
+    A take-over ranks by (term, role, version): the acknowledged delta is at the backup only.
     """
     owner, backup, learner = owner_of("a", 2), backup_of("b", "a", 2), store_of("c")
     learner.learn(0, term(2, "a"), contact("a"))
-    learner.take_state(0, owner.next_term(0), contact("a"), owner.owned[0].state.copy())
+    learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
     backup.accept_forward(0, term(2, "a"), delta(1), 0, IDS["a"])
     owner.add(0, delta(1))
 
-    def rank(standing: Standing) -> tuple[Term, bool, int]:
-        return standing.term, standing.role == "backup", standing.version
+    def rank(standing: Standing) -> tuple[Term, int, int]:
+        return standing.term, ROLE_RANK[standing.role], standing.version
 
     assert rank(backup.standing(0, None, 0)) > rank(learner.standing(0, None, 0))
 
 
-@pytest.mark.xfail(
-    reason="BUG store.take_state: the promised term fences the owner that promised it, so it can never teach again",
-    strict=True,
-)
 def test_a_learner_whose_answer_was_lost_can_be_taught_again() -> None:
     """As above, and the owner lives: its second attempt comes under the term it really has."""
     owner, learner = owner_of("a", 2), store_of("c")
     learner.learn(0, term(2, "a"), contact("a"))
-    learner.take_state(0, owner.next_term(0), contact("a"), owner.owned[0].state.copy())
+    learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
 
     assert learner.learn(0, owner.owned[0].term, contact("a"))
 
 
-@pytest.mark.xfail(
-    reason="BUG store.note_owner: a promised term heard through gossip costs the backup that is still in office",
-    strict=True,
-)
 def test_gossip_of_a_switch_that_did_not_happen_keeps_the_backup() -> None:
     """As above; the learner tells others what it believes. The backup must go on: its owner still forwards to it."""
     owner, backup, learner = owner_of("a", 2), backup_of("b", "a", 2), store_of("c")
     learner.learn(0, term(2, "a"), contact("a"))
-    learner.take_state(0, owner.next_term(0), contact("a"), owner.owned[0].state.copy())
+    learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
     told = learner.where(0)
     assert told is not None
     backup.note([told])
@@ -514,12 +525,48 @@ def test_a_forward_to_a_node_that_backs_nothing_is_unknown() -> None:
     assert not store.backed
 
 
-def test_another_pair_ends_a_backup() -> None:
-    """The owner chose another backup, or there is another owner: either shows by a higher term."""
-    for owner in ("a", "c"):
-        store = backup_of("b", "a")
-        assert store.note_owner(0, term(5, owner), contact(owner))
-        assert 0 not in store.backed
+def test_another_owner_ends_a_backup() -> None:
+    """Somebody took over without us: what we have belongs to no pair any more."""
+    store = backup_of("b", "a")
+
+    assert store.note_owner(0, term(5, "c"), contact("c"))
+    assert 0 not in store.backed
+
+
+def test_news_of_the_own_owner_leave_a_backup() -> None:
+    """Only the owner knows whether it has another backup now, and says so by `release`; gossip does not."""
+    store = backup_of("b", "a")
+
+    assert store.note_owner(0, term(5, "a"), contact("a"))
+    assert store.backed[0].in_office
+
+
+def test_a_release_ends_a_backup() -> None:
+    """Under the newer term of its own owner; memory is freed, and the new term believed."""
+    store = backup_of("b", "a")
+
+    assert store.release(0, term(2, "a"), contact("a"))
+    assert 0 not in store.backed
+    assert store.beliefs[0].term == store.fence(0) == term(2, "a")
+
+
+@pytest.mark.parametrize(("number", "sender"), [(3, "a"), (2, "a"), (5, "c")])
+def test_a_release_that_is_late_or_not_the_owners_is_none(number: int, sender: str) -> None:
+    """Under a term that is not newer than the office, or from somebody else: nothing happens."""
+    store = backup_of("b", "a", 3)
+
+    assert not store.release(0, term(number, sender), contact(sender))
+    assert store.backed[0].in_office
+
+
+def test_a_release_of_a_former_office_does_not_end_a_later_apprenticeship() -> None:
+    """Released under term 2, but taught anew since, for term 3: the release was held up on the line."""
+    store = store_of("b")
+    store.learn(0, term(1, "a"), contact("a"))
+    store.take_state(0, term(3, "a"), contact("a"), zeros(store))
+
+    assert not store.release(0, term(2, "a"), contact("a"))
+    assert store.backed[0].promised == term(3, "a")
 
 
 def test_news_of_the_own_pair_leave_a_backup() -> None:
@@ -624,25 +671,44 @@ def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
     assert old.fence(0) == new.fence(0) == handed
 
 
-@pytest.mark.xfail(
-    reason="BUG store.demote / serving._classify: the former owner becomes backup though it lacks an identity",
-    strict=True,
-)
-def test_a_hand_over_leaves_no_identity_at_the_new_owner_alone() -> None:
-    """The backup took a delta, its answer was lost, the owner added nothing, and then handed over.
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_hand_over_shows_what_the_former_owner_lacks(synchronous: bool) -> None:
+    """The backup took a delta, its answer was lost, the owner added nothing: the counts of known deltas tell.
 
-    The origin's retry is acknowledged by the new owner, which knows it; the new backup must have it, or be none.
+    The new owner must not take the former one for a complete backup then.
     """
     old, new = owner_of("a"), backup_of("b", "a")
-    new.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
-    handed, state = term(2, "b"), new.backed[0].state
+    mine, state = old.owned[0].state, new.backed[0].state
     assert state is not None
-    new.own(0, state, handed, contact("b"), 0.0, tenured=True)
-    old.demote(0, contact("b"), handed)
-    assert new.owned[0].state.knows(delta(1).identity)
+    assert mine.known_count == state.known_count
+    new.accept_forward(0, term(1, "a"), delta(1, synchronous=synchronous), 0, IDS["a"])
+    assert mine.known_count < state.known_count
+    old.add(0, delta(1, synchronous=synchronous))
+    assert mine.known_count == state.known_count
 
-    backed = old.backed.get(0)
-    assert backed is None or backed.state is None or backed.state.knows(delta(1).identity)
+
+def test_no_term_is_promised_twice() -> None:
+    """Attempts to teach that came to nothing have left their terms on the line; those of a hand-over lie above them."""
+    store = owner_of("a")
+
+    promised = [store.promise(0) for _ in range(3)]
+
+    assert promised == [term(2, "a"), term(3, "a"), term(4, "a")]
+    assert store.owned[0].term == store.fence(0) == term(1, "a")
+    assert store.next_term(0) == term(5, "a")
+
+
+def test_an_appointment_puts_the_owner_under_the_promised_term() -> None:
+    """New backup, no learner, the former backup to be released; tenure begins anew."""
+    store = owner_of("a")
+    store.owned[0].backup, store.owned[0].learner = contact("b"), contact("c")
+    promised = store.promise(0)
+
+    assert store.appoint(0, contact("c"), promised, contact("a"), 7.0) == contact("b")
+
+    owned = store.owned[0]
+    assert (owned.backup, owned.learner, owned.term, owned.since) == (contact("c"), None, promised, 7.0)
+    assert store.fence(0) == store.beliefs[0].term == promised
 
 
 def test_a_demoted_owner_refuses_its_own_old_term() -> None:
@@ -657,7 +723,7 @@ def test_a_demoted_owner_refuses_its_own_old_term() -> None:
 
 
 def test_standings_of_all_roles() -> None:
-    """Owner, backup, replica, none; a learner without its state has nothing to offer but its replica."""
+    """Owner, backup, learner, replica, none; a learner without its state has nothing to offer but its replica."""
     store = store_of("b")
     mark = (term(1, "d"), 9)
     fence = (0, b"")
@@ -668,6 +734,9 @@ def test_standings_of_all_roles() -> None:
     assert store.standing(0, mark, 5) == Standing(0, "replica", 1, IDS["d"], 9, 2, IDS["a"], 5)
 
     store.take_state(0, term(3, "a"), contact("a"), zeros(store))
+    learner = store.standing(0, mark, 5)
+    assert (learner.role, learner.term, learner.version) == ("learner", term(2, "a"), 0)
+
     store.accept_forward(0, term(3, "a"), delta(1), 0, IDS["a"])
     assert store.standing(0, mark, 5) == Standing(0, "backup", 3, IDS["a"], 1, 3, IDS["a"], 5)
 

@@ -133,17 +133,19 @@ class Swarm:
 
     def value(self) -> Vector:
         """The model as its owners have it, float32[total]; `AssertionError` for a shard without one acting owner."""
-        # Nodes that have left count: what the last one owned has nobody to go to.
-        exchanges = [host.node.exchange for host in self.hosts.values() if host.node is not None]
-        stores = [exchange.store for exchange in exchanges if exchange is not None]
-        total = stores[0].bounds[-1][1]
-        value = np.zeros(total, np.float32)
-        for shard, (start, stop) in enumerate(stores[0].bounds):
-            owners = [store.owned[shard] for store in stores if shard in store.owned]
+        # Nodes that have left count: what the last ones owned has nobody to go to.
+        hosts = [host for host in self.hosts.values() if host.node is not None and host.node.exchange is not None]
+        stores = {host.name: host.living.exchange.store for host in hosts}
+        bounds = next(iter(stores.values())).bounds
+        value = np.zeros(bounds[-1][1], np.float32)
+        running = [host.name for host in self.running()]
+        for shard, (start, stop) in enumerate(bounds):
+            owners = {name: store.owned[shard] for name, store in stores.items() if shard in store.owned}
             assert owners, f"shard {shard} has no owner (seed {self.seed})"
-            acting = max(owners, key=lambda owned: owned.term)
+            acting = max(owners.values(), key=lambda owned: owned.term)
             # The answer to a hand-over may be on its way; nobody else may think that it still acknowledges.
-            assert all(owned is acting or owned.moving for owned in owners), f"shard {shard} (seed {self.seed})"
+            others = [owned for name, owned in owners.items() if name in running and owned is not acting]
+            assert all(owned.moving for owned in others), f"shard {shard} (seed {self.seed})"
             value[start:stop] = acting.state.value
         return value
 
