@@ -134,9 +134,9 @@ def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
                     last[host.name], stood[host.name] = host.living.progress.step, now
                 if not finished(host):
                     longest = max(longest, now - stood[host.name])
-            return all(map(finished, swarm.running()))
+            return not swarm.running()
 
-        await swarm.until(look, within_s=200, what="the survivors finish")
+        await swarm.until(look, within_s=200, what="the survivors have finished and left")
 
         assert longest <= 10.0 + 4.0  # the detection bound and a slow step of the stub
         ours = swarm.value() - expected(swarm, without=(victim.name,))
@@ -171,7 +171,7 @@ def test_a_leave_is_known_at_once_and_moves_everything() -> None:
         assert leaver.task.result() == "leave"
         assert not node.exchange.store.owned
         assert not swarm.of("shards_taken_over")
-        await swarm.until(lambda: all(map(finished, swarm.running())), within_s=200, what="the others finish")
+        await swarm.until(lambda: not swarm.running(), within_s=200, what="the others have finished and left")
         swarm.value()
 
     simulate(scenario, seed=15, training__max_steps=15)
