@@ -118,7 +118,11 @@ class FolderDisk:
         _sync_folder(path.parent)
 
     def remove(self, name: str) -> None:
-        (self.folder / name).unlink(missing_ok=True)
+        path = self.folder / name
+        path.unlink(missing_ok=True)
+        if path.parent != self.folder:
+            with contextlib.suppress(OSError):  # not empty yet
+                path.parent.rmdir()
 
     def names(self, folder: str = "") -> list[str]:
         root = self.folder / folder

@@ -52,10 +52,14 @@ def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, ke
     }
     disk.write(f"{folder}/vector.safetensors", safetensors.numpy.save(tensors))
     disk.write(f"{folder}/state.json", msgspec.json.format(msgspec.json.encode(state)))
-    for old in _complete(disk)[:-keep]:
+    complete = _complete(disk)
+    for old in complete[:-keep]:
         # The marker goes first: a half-removed checkpoint must not look whole.
         disk.remove(f"{old}/state.json")
-        for name in disk.names(old):
+    kept = [f"{name}/" for name in complete[-keep:]]
+    for name in disk.names(FOLDER):
+        # What older ones, and attempts that failed, have left behind.
+        if not name.startswith(tuple(kept)):
             disk.remove(name)
 
 

@@ -278,7 +278,6 @@ def test_a_full_disk_leaves_the_former_checkpoints_whole(room: int) -> None:
         assert load(disk, step).tobytes() == vector_of(step).tobytes()
 
 
-@pytest.mark.xfail(reason="BUG checkpoint.write: what a failed attempt left behind is never removed", strict=True)
 def test_a_failed_attempt_does_not_stay_for_ever() -> None:
     """A disk that was full at the marker must not keep a model-sized orphan of every attempt."""
     disk = FullAfter()

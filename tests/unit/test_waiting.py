@@ -329,7 +329,7 @@ def test_an_answer_in_the_same_instant_is_an_answer() -> None:
             overlay.hear(node_ids[0], overlay.steps[node_ids[0]])
 
         overlay.query_steps = at_once  # type: ignore[method-assign]
-        later(1.0, lambda: overlay.steps.update({node(1): MINE}))
+        later(0.98, lambda: overlay.steps.update({node(1): MINE}))
         assert await gate.wait(MINE, 1.0) == pytest.approx(1.0)
 
     play(scenario)

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 #: Virtual seconds at the start. Not zero, as no machine's monotonic clock is: `last = 0.0` must look long ago.
 START_S = 1000.0
+#: Timers closer than this are of one moment: sums of floats drift apart where they mean the same.
+RESOLUTION_S = 1e-9
 #: Loop turns without progress of the clock after which the run counts as spinning. 200 nodes do thousands.
 SPIN_TURNS = 2_000_000
 #: Loop turns between two collections of garbage. Fixed, because finalisers schedule callbacks: collections at the
@@ -111,7 +113,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         elif self._turns - self._turns_at_jump > SPIN_TURNS:
             raise TimeLimit(f"{SPIN_TURNS} turns of the loop in no time at all; {self._pending()}")
         timers = self._timers
-        while timers and timers[0][0] <= self._now:
+        moment = self._now + RESOLUTION_S
+        while timers and timers[0][0] <= moment:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False  # type: ignore[attr-defined]
             if not timer.cancelled():
