@@ -145,6 +145,9 @@ class ShardStore:
             # Another pair took over without us. News of our own owner's next term do not end our office: only the
             # owner knows whether that switch took place, and it says so by `release`.
             del self.backed[shard]
+        elif backed is not None and backed.promised is not None and term > backed.promised:
+            # Our owner went on with a later learner: what we have may lack what that one has, and never takes office.
+            del self.backed[shard]
         return True
 
     def note(self, wheres: Iterable[Where]) -> None:
@@ -178,8 +181,13 @@ class ShardStore:
         """A term of our own above every one seen here, held, promised or given."""
         owned = self.owned.get(shard)
         own = (owned.term, Term(owned.promised, self.node_id)) if owned is not None else ()
-        highest = max((self.fence(shard), *own, *above))
+        highest = max((self.fence(shard), self._promised_here(shard), *own, *above))
         return Term(highest.number + 1, self.node_id)
+
+    def _promised_here(self, shard: int) -> Term:
+        """The term that our owner may already use because it was promised to us: a take-over must be above it."""
+        backed = self.backed.get(shard)
+        return ZERO_TERM if backed is None or backed.promised is None else backed.promised
 
     def promise(self, shard: int) -> Term:
         """The term under which a learner will be the backup; never the same twice."""
@@ -277,7 +285,7 @@ class ShardStore:
 
     def standing(self, shard: int, replica: tuple[Term, int] | None, step: int) -> Standing:
         """What this node has of a shard, for a survey."""
-        fence = self.fence(shard)
+        fence = max(self.fence(shard), self._promised_here(shard))
         owned, backed = self.owned.get(shard), self.backed.get(shard)
         if owned is not None:
             return Standing(shard, "owner", *owned.term, owned.state.version, *fence, step)

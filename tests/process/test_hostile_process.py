@@ -1,0 +1,218 @@
+"""Strangers' junk at the ports of two real daemons: they go on stepping, their memory stays bounded, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pnode.client import NodeClient, find
+from p2pnode.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+#: Importing torch on a loaded machine is most of the wait.
+START_S = 60.0
+#: What all of the junk together may add to a daemon's resident memory, in MiB; the junk itself is some 30.
+GROWTH_MIB = 64.0
+SEED = 20
+
+
+class Pair:
+    """One of the two daemons."""
+
+    def __init__(self, folder: Path, name: str, bootstrap: str = "") -> None:
+        self.state_dir = folder / name
+        self._log = folder / f"{name}.log"
+        arguments = ["--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
+        arguments += ["--bootstrap", bootstrap] if bootstrap else []
+        for setting in ("training.threads=1", "training.local_steps=50", "training.checkpoint_s=0"):
+            arguments += ["--set", setting]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
+        with self._log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "p2pnode", "start", *arguments],
+                cwd=folder,
+                env=environment | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def status(self) -> dict[str, Any]:
+        """Its status, empty while it cannot be asked."""
+        found = find(self.state_dir)
+        try:
+            return NodeClient(found.address).status() if found and found.pid == self.process.pid else {}
+        except UserError:
+            return {}
+
+    @property
+    def step(self) -> int:
+        return int(self.status().get("step", -1))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = str(self.status()["node"]["address"]).rpartition(":")
+        return host, int(port)
+
+    @property
+    def status_address(self) -> tuple[str, int]:
+        found = find(self.state_dir)
+        assert found is not None
+        host, _, port = str(found.address).rpartition(":")
+        return host, int(port)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def resident_mib(self) -> float:
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1024
+
+    def end(self) -> None:
+        """Kill what is left of its session, trainer included."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def until(condition: Callable[[], bool], within_s: float, what: str) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Pair, Pair]]:
+    started = [Pair(tmp_path, "first")]
+    try:
+        until(lambda: bool(started[0].status()), START_S, "the founder can be asked")
+        started.append(Pair(tmp_path, "second", "{}:{}".format(*started[0].address)))
+        until(lambda: all(node.step > 2 for node in started), START_S, "both train")
+        yield started[0], started[1]
+    finally:
+        for node in started:
+            node.end()
+
+
+def junk_datagrams(to: tuple[str, int], source: random.Random) -> None:
+    """Random ones of every length, prefixes of plausible ones, and the largest that UDP carries."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for _ in range(1500):
+            sender.sendto(source.randbytes(source.randrange(0, 600)), to)
+        # Kademlia's framing: request or response, a message id, then msgpack; cut off anywhere, or nested for ever.
+        for kind in (b"\x00", b"\x01"):
+            whole = kind + source.randbytes(20) + b"\x94\xc4\x08" + source.randbytes(8) + b"\x9f" + b"\xa4ping" * 20
+            for length in range(len(whole)):
+                sender.sendto(whole[:length], to)
+            sender.sendto(kind + source.randbytes(20) + b"\x91" * 50_000, to)
+            sender.sendto(kind + source.randbytes(20) + b"\xdd\xff\xff\xff\xff", to)
+        for _ in range(50):
+            sender.sendto(source.randbytes(60_000), to)
+
+
+def junk_streams(to: tuple[str, int], source: random.Random) -> list[socket.socket]:
+    """Bytes that are no HTTP, absurd headers, lies about lengths; returns the half-open ones, to be held open."""
+    push = b"POST /p2p/push HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\n"
+    messages = [
+        source.randbytes(100_000),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + source.randbytes(500),
+        b"GET / HTTP/1.1\r\nHost: " + b"a" * 1_000_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
+        push + b"Content-Length: 99999999999999999999\r\n\r\nshort",
+        push + b"Content-Length: -1\r\n\r\n",
+        push + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+        push + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx",
+        # The length of the head is a lie of four gigabytes, in either byte order and either width.
+        push + b"Content-Length: 1000\r\n\r\n" + struct.pack(">I", 0xFFFFFFFF) + source.randbytes(996),
+        push + b"Content-Length: 1000\r\n\r\n" + struct.pack("<I", 0x7FFFFFFF) + source.randbytes(996),
+        push + b"Content-Length: 1000\r\n\r\n" + b"\xff" * 8 + source.randbytes(992),
+        push + b"Content-Length: 1000\r\n\r\n" + struct.pack(">I", 900) + source.randbytes(996),
+        push.replace(b"/push", b"/../../etc/passwd") + b"Content-Length: 0\r\n\r\n",
+        push.replace(b"/push", b"/hello") + b"Content-Length: 200\r\n\r\n" + struct.pack(">I", 196) + b"\x91" * 196,
+    ]
+    held = []
+    for message in messages:
+        connection = socket.create_connection(to, timeout=5)
+        with contextlib.suppress(OSError):  # It may hang up on us in the middle.
+            connection.sendall(message)
+        held.append(connection)
+    for number in range(60):
+        connection = socket.create_connection(to, timeout=5)
+        connection.sendall((push + b"Content-Length: 1000\r\n\r\n")[: number * 2])
+        held.append(connection)
+    for connection in held[:7]:
+        # Reset instead of a farewell.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    return held[7:]
+
+
+def unasked_posts(to: tuple[str, int]) -> list[int]:
+    """Statuses of what a foreign page in the user's browser could send to the HTTP API."""
+    seen = []
+    for path, headers in [
+        ("/leave", {}),
+        ("/pause", {}),
+        ("/leave", {"X-P2PNode": "1", "Host": "evil.example"}),
+        ("/leave", {"X-P2PNode": "1", "Origin": "http://evil.example"}),
+        ("/leave", {"Content-Length": "99999999"}),
+    ]:
+        connection = http.client.HTTPConnection(*to, timeout=5)
+        connection.request("POST", path, headers=headers)
+        seen.append(connection.getresponse().status)
+        connection.close()
+    return seen
+
+
+@pytest.mark.timeout(180)
+def test_junk_neither_stops_nor_fills_a_daemon(pair: tuple[Pair, Pair]) -> None:
+    """Datagrams, streams and requests that are none: both step on, count each other, and leave with 0 at the end."""
+    print("seed", SEED)
+    source = random.Random(SEED)
+    target, other = pair
+    until(lambda: target.status()["population"]["estimate"] == 2, 20, "they count each other")
+    before_mib = {node: node.resident_mib for node in pair}
+    held: list[socket.socket] = []
+    try:
+        for node in pair:
+            junk_datagrams(node.address, source)
+            held += junk_streams(node.address, source)
+            assert unasked_posts(node.status_address) == [403, 403, 403, 403, 413]
+        # With the half-open connections still there.
+        steps = {node: node.step for node in pair}
+        until(lambda: all(node.step >= steps[node] + 10 for node in pair), 20, "both step on")
+        for node in pair:
+            assert node.process.poll() is None
+            assert node.status()["population"]["estimate"] == 2
+            assert node.status()["state"] in ("training", "waiting")
+            assert node.status()["node"]["incarnation"] == 1
+            assert node.resident_mib - before_mib[node] < GROWTH_MIB
+    finally:
+        for connection in held:
+            connection.close()
+    other.process.send_signal(signal.SIGTERM)
+    assert other.process.wait(10) == 0
+    target.process.send_signal(signal.SIGTERM)
+    assert target.process.wait(10) == 0
+    for node in pair:
+        assert "Traceback" not in node.log, node.log
+        assert '"level": "error"' not in node.log, node.log
