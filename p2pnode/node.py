@@ -194,7 +194,7 @@ class Node:
             # The trainer will not come back, but the shards are in good order: hand them over before saying so.
             self._failure = UserError(f"the trainer gave up: {error.reason}", error.hint, ExitCode.TRAINER)
             return "trainer_failed"
-        await self._finish(end)
+        await self._finish()
         return end
 
     async def _start_trainer(self) -> TrainerHello:
@@ -415,12 +415,19 @@ class Node:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    async def _finish(self, end: End) -> None:
-        """Go on owning until the others have finished too, or `linger_s` has passed."""
+    async def _finish(self) -> None:
+        """Go on owning until the others have finished too, or `linger_s` has passed; what they added meanwhile
+        belongs to the model that this node exports."""
         self.phase = "finished"
         self.overlay.announce(activity=Activity.FINISHED)
-        if self.config.training.export and end != "leave":
+        await self._linger()
+        assert self.exchange is not None
+        if self.config.exchange.enabled:
+            await self.exchange.pull(self.progress.step)
+        if self.config.training.export:
             await self._export(self.config.training.export)
+
+    async def _linger(self) -> None:
         try:
             async with asyncio.timeout(self.config.training.linger_s):
                 while True:

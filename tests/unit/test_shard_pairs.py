@@ -254,6 +254,19 @@ def test_an_appointment_puts_the_owner_under_the_promised_term() -> None:
     assert store.fence(0) == store.beliefs[0].term == promised
 
 
+def test_a_dropped_backup_ranks_below_all_that_comes_after() -> None:
+    """It may still hold a state of the old term: what is acknowledged without it is acknowledged under a newer one."""
+    store = owner_of("a")
+    store.owned[0].backup, store.owned[0].learner = contact("b"), contact("c")
+    promised = store.promise(0)
+
+    store.drop_backup(0, contact("a"))
+
+    owned = store.owned[0]
+    assert owned.targets() == []
+    assert owned.term == store.fence(0) == store.beliefs[0].term > promised
+
+
 def test_a_demoted_owner_refuses_its_own_old_term() -> None:
     """A forward that it sent as owner and that comes back late, or another's under the old term, is fenced."""
     store = owner_of("a")

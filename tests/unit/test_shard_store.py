@@ -236,6 +236,29 @@ def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_t
     assert value_of(backed.state) == 2.0
 
 
+def test_a_take_over_is_above_the_term_promised_to_a_learner() -> None:
+    """Its owner may be using that term already: the learner's own take-over, and any that asks it, goes above."""
+    store = store_of("b")
+    store.learn(0, term(1, "a"), contact("a"))
+    store.take_state(0, term(5, "a"), contact("a"), zeros(store))
+
+    assert store.next_term(0) == term(6, "b")
+    assert store.standing(0, None, 0).fence == term(5, "a")
+    assert store.fence(0) == term(1, "a")
+
+
+def test_a_learner_whose_owner_went_on_with_another_has_nothing() -> None:
+    """A term of its owner above the promised one was given to a later learner: what is here may lack deltas."""
+    store = store_of("b")
+    store.learn(0, term(1, "a"), contact("a"))
+    store.take_state(0, term(2, "a"), contact("a"), zeros(store))
+
+    assert store.note_owner(0, term(2, "a"), contact("a"))
+    assert 0 in store.backed
+    assert store.note_owner(0, term(3, "a"), contact("a"))
+    assert 0 not in store.backed
+
+
 def test_a_newer_snapshot_of_a_learner_replaces_the_older_one() -> None:
     """What was forwarded since `learn` is added to the newer one as well; the older one never comes back."""
     store = store_of("b")

@@ -204,6 +204,14 @@ class ShardStore:
         self.raise_fence(shard, term)
         return former
 
+    def drop_backup(self, shard: int, me: Contact) -> None:
+        """Go on without the backup, under a new term: a state it may still hold ranks below all to come."""
+        owned = self.owned[shard]
+        # The learner goes too: what was promised to it is below the new term.
+        owned.backup, owned.learner, owned.term = None, None, self.next_term(shard)
+        self.beliefs[shard] = Belief(owned.term, me)
+        self.raise_fence(shard, owned.term)
+
     def demote(self, shard: int, owner: Contact, term: Term) -> None:
         """Hand over: the new owner's backup from now on, with the state we had as owner."""
         owned = self.owned.pop(shard)
