@@ -18,6 +18,7 @@ from training.exchange.core import REQUEST_TIMEOUT_S, Core, checked
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
     ROLE_RANK,
+    ZERO_TERM,
     Appeal,
     Fetch,
     HandOver,
@@ -54,6 +55,12 @@ DRAIN_S = 1.0
 TOLD = 20
 #: While leaving, how often to look whether everything has been taken.
 RECHECK_S = 0.02
+
+
+def _worth(standing: Standing) -> tuple[Term, int, Term, int]:
+    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version."""
+    promised = standing.fence if standing.role == "learner" else ZERO_TERM
+    return standing.term, ROLE_RANK[standing.role], promised, standing.version
 
 
 class Keeping:
@@ -125,7 +132,7 @@ class Keeping:
                 if owned.moving:
                     # Nobody knows whether it took the shard before it died, and perhaps taught a third node: take it
                     # for the dead owner that it may have been, and ask around like any backup.
-                    self._store.demote(shard, owned.backup, self._hand_over_term(shard, owned.backup))
+                    self._store.demote(shard, owned.backup, self._hand_over_term(shard))
                     continue
                 owned.backup = None
             if owned.learner is not None and gone(owned.learner.node_id):
@@ -261,7 +268,7 @@ class Keeping:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
                 owned.moving = True
-                wheres.append(Where.of(shard, self._hand_over_term(shard, to), to))
+                wheres.append(Where.of(shard, self._hand_over_term(shard), to))
         if not wheres:
             return
         if not await self._serving.drained([where.shard for where in wheres], DRAIN_S):
@@ -289,9 +296,9 @@ class Keeping:
         if taken:
             self._core.log.info("shards_handed_over", count=len(taken), to=to.node_id.hex()[:8])
 
-    def _hand_over_term(self, shard: int, to: Contact) -> Term:
-        """The same at every attempt: above all we have had or promised, and the new owner's."""
-        return Term(self._store.next_term(shard).number, to.node_id)
+    def _hand_over_term(self, shard: int) -> Term:
+        """Above all this node has had or promised, and promised from now on."""
+        return self._store.promise(shard)
 
     async def leave(self, timeout_s: float) -> int:
         """Hand over everything owned; returns how many shards are left when nobody takes them or time is up."""
@@ -377,14 +384,10 @@ class Keeping:
                 self._store.note_owner(shard, standing.term, contact)
                 return None
         ranked = sorted(
-            (
-                ((found.term, ROLE_RANK[found.role], found.version), contact)
-                for contact, found in others
-                if found.role != "none"
-            ),
+            ((_worth(found), contact) for contact, found in others if found.role != "none"),
             key=lambda entry: (entry[0], entry[1].node_id),
         )
-        own_rank = (mine.term, ROLE_RANK[mine.role], mine.version)
+        own_rank = _worth(mine)
         if mine.role == "none" and not ranked:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):

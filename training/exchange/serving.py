@@ -64,6 +64,15 @@ class Item:
     codec: CodecName
 
 
+#: What makes a backup's "ok" count: shard, node, the term it was sent under, and the last promise then. A node that was
+#: taught anew since has a snapshot that may lack what it took before.
+Receipt = tuple[int, bytes, Term, int]
+
+
+def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
+    return shard, to.node_id, owned.term, owned.promised
+
+
 class Serving:
     """Answers for the shards this node holds."""
 
@@ -179,8 +188,7 @@ class Serving:
         self, push: Push, identity: DeltaId, fresh: list[Item], results: dict[int, PushResult]
     ) -> None:
         weight = self._clamped(push.weight)
-        # By term as well: a node that was backup, then none, then taught anew may have lost what it took before.
-        acknowledged: dict[tuple[int, bytes, Term], None] = {}
+        acknowledged: dict[Receipt, None] = {}
         remaining = fresh
         for _ in range(FORWARD_ROUNDS):
             groups: dict[Contact, list[tuple[Item, Owned]]] = {}
@@ -190,7 +198,7 @@ class Serving:
                 if owned is None:
                     results[item.shard] = self._elsewhere(item.shard)
                     continue
-                missing = [to for to in owned.targets() if (item.shard, to.node_id, owned.term) not in acknowledged]
+                missing = [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
                 if missing:
                     waiting.append(item)
                     for to in missing:
@@ -219,7 +227,7 @@ class Serving:
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[tuple[Item, Owned]]
-    ) -> dict[tuple[int, bytes, Term], None]:
+    ) -> dict[Receipt, None]:
         """Send deltas to a backup or learner; returns what it acknowledged and draws the consequences of the rest."""
         message = Forward(
             genesis=self._core.genesis,
@@ -230,6 +238,8 @@ class Serving:
             synchronous=self._core.synchronous,
             shards=[Forwarded(item.shard, *owned.term, owned.state.folded_step) for item, owned in pairs],
         )
+
+        receipts = {item.shard: _receipt(item.shard, to, owned) for item, owned in pairs}
 
         def stream() -> Iterator[Buffer]:
             for item, _ in pairs:
@@ -245,19 +255,18 @@ class Serving:
         except TransportError as error:
             self._forward_failed(to, pairs, str(error))
             return {}
-        acknowledged: dict[tuple[int, bytes, Term], None] = {}
+        acknowledged: dict[Receipt, None] = {}
         by_shard = {item.shard: owned for item, owned in pairs}
-        terms = {entry.shard: Term(entry.term_number, entry.term_node) for entry in message.shards}
         for result in results:
             owned = by_shard.get(result.shard)
             if owned is None:
                 continue
             if result.status == "ok":
-                acknowledged[result.shard, to.node_id, terms[result.shard]] = None
+                acknowledged[receipts[result.shard]] = None
             elif result.status == "fenced":
                 self._fenced(result, owned)
             else:
-                self._drop_target(to, owned)
+                self._drop_target(to, result.shard, owned)
         return acknowledged
 
     def _fenced(self, result: ForwardResult, owned: Owned) -> None:
@@ -277,11 +286,13 @@ class Serving:
                 owned.learner = None  # it missed a delta; a later attempt begins with a new snapshot
         self._core.wake()
 
-    def _drop_target(self, to: Contact, owned: Owned) -> None:
-        if owned.backup is not None and owned.backup.node_id == to.node_id:
-            owned.backup = None
+    def _drop_target(self, to: Contact, shard: int, owned: Owned) -> None:
+        """It says that it does not back this shard."""
         if owned.learner is not None and owned.learner.node_id == to.node_id:
             owned.learner = None
+        is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
+        if is_backup and self._store.owned.get(shard) is owned:
+            self._store.drop_backup(shard, self._core.me())
         self._core.wake()
 
     async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Reply:
@@ -375,17 +386,20 @@ class Serving:
         if mine is not None and mine.term == where.term:
             return True  # the answer to the first hand-over was lost
         backed = self._store.backed.get(where.shard)
-        if backed is None or backed.state is None or not backed.in_office or backed.owner.node_id != sender.node_id:
+        if backed is None or backed.state is None or backed.owner.node_id != sender.node_id:
             return False
-        if self._core.leaving:
+        # A hand-over right after the switch may come before any delta has put this backup into office.
+        appointed = backed.promised is not None and where.term.number == backed.promised.number + 1
+        if self._core.leaving or not (backed.in_office or appointed):
             return False
         if where.term < self._store.fence(where.shard):
             return False
         now = self._core.clock.monotonic()
         owned = self._store.own(where.shard, backed.state, where.term, self._core.me(), now, tenured=True)
         # It may lack a delta whose acknowledgement got lost on the way to it: then it must be taught again.
-        complete = known == owned.state.known_count
-        owned.backup = sender if self._core.settings.replicas and complete else None
+        owned.backup = sender if self._core.settings.replicas else None
+        if owned.backup is not None and known != owned.state.known_count:
+            self._store.drop_backup(where.shard, self._core.me())
         if self._core.synchronous:
             owned.state.fold(self._core.passed_step, self._store.rule)
         return True
