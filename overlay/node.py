@@ -139,6 +139,7 @@ class Overlay:
         self._protocol.serve(Unreached, self._unreached)
         self._discovery.candidates.own = lambda: (self._own_contact(), self._may_own())
         self._discovery.candidates.reachable = self._streams.is_reachable
+        self._membership.on_change(self._on_change)
         self._joining = Joining(
             Dialler(transport, rng, log, run=swarm.run, own_id=self.node_id),
             Remembered(disk, clock, log),
@@ -418,6 +419,14 @@ class Overlay:
             own_id=self.node_id,
             closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
         )
+
+    def _on_change(self, change: PeerChange) -> None:
+        if change.kind in ("up", "restarted", "moved"):
+            self._streams.forgive(change.node_id)
+
+    def may_own(self, peer: Peer) -> bool:
+        """Whether a peer is a candidate for shards as far as this node can tell: eligible, and its streams work."""
+        return peer.eligible and self._streams.is_reachable(peer.node_id)
 
     def _complain(self, contact: Contact) -> None:
         if contact.node_id in self.peers:

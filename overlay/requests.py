@@ -92,6 +92,10 @@ class Streams:
         count, last = self._failures.get(node_id, (0, 0.0))
         return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
 
+    def forgive(self, node_id: bytes) -> None:
+        """It has come back: what failed while it was away says nothing about its streams now."""
+        self._failures.pop(node_id, None)
+
     async def serve(self, incoming: Incoming) -> Reply:
         """Answer one request. Raises `Rejection` with the reason."""
         self.counters["requests_in"] += 1

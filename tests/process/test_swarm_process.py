@@ -149,6 +149,36 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     until(lambda: abs(again.step - first.step) <= 50, 20, "it has caught up")
 
 
+def longest_stand(nodes: list[Daemon], seconds: float) -> float:
+    """The longest time that any of the nodes completed no step, over so many seconds."""
+    began = time.monotonic()
+    steps = [node.step for node in nodes]
+    moved = [began] * len(nodes)
+    longest = 0.0
+    while (now := time.monotonic()) - began < seconds:
+        for place, node in enumerate(nodes):
+            if (step := node.step) != steps[place]:
+                steps[place], moved[place] = step, now
+            longest = max(longest, now - moved[place])
+        time.sleep(0.05)
+    return longest
+
+
+@pytest.mark.timeout(240)
+def test_a_stopped_daemon_holds_nobody_and_wakes_into_the_swarm(daemons: Callable[..., Daemon]) -> None:
+    """SIGSTOP for eight seconds: the other goes on within the detection bound; after SIGCONT both go on within it."""
+    first = daemons("first")
+    until(lambda: first.trains, START_S, "the founder trains")
+    second = daemons("second", first.address)
+    until(lambda: second.trains and second.step > first.step - 50, START_S, "both train")
+
+    second.process.send_signal(signal.SIGSTOP)
+    assert longest_stand([first], 8.0) <= DETECTION_BOUND_S
+    second.process.send_signal(signal.SIGCONT)
+    until(lambda: second.trains, 10, "it answers again")
+    assert longest_stand([first, second], 14.0) <= DETECTION_BOUND_S
+
+
 @pytest.mark.timeout(120)
 def test_a_second_node_on_one_state_directory_is_refused(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     """Two daemons on one state directory: the second says so and ends with the code of an unusable directory."""

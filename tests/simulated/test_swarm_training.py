@@ -292,6 +292,35 @@ def test_a_paused_node_holds_nobody_and_catches_up() -> None:
     simulate(scenario, seed=20, barrier__method="bsp", training__min_nodes=3)
 
 
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_frozen_node_holds_nobody_and_wakes_into_the_swarm(nodes: int) -> None:
+    """A node whose machine stands still for eight seconds: the others go on, and when it wakes all go on."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(nodes)
+        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
+        frozen = swarm.hosts["n1"].living.overlay.address
+        swarm.network.pause(frozen)
+        await asyncio.sleep(8.0)
+        swarm.network.resume(frozen)
+        last, stood, longest = steps(swarm), [swarm.clock.monotonic()] * nodes, 0.0
+
+        def look() -> bool:
+            nonlocal longest
+            now = swarm.clock.monotonic()
+            for place, step in enumerate(steps(swarm)):
+                if step != last[place]:
+                    last[place], stood[place] = step, now
+                longest = max(longest, now - stood[place])
+            return min(last) >= 40
+
+        await swarm.until(look, within_s=120, what="all go on")
+
+        assert longest <= 10.0 + 4.0  # the detection bound and a slow step of the stub
+
+    simulate(scenario, seed=23)
+
+
 def test_another_model_is_refused_with_both_values() -> None:
     """A joiner whose layout differs is refused, and the message names both sides' values."""
 

@@ -118,7 +118,7 @@ class Core:
         now = self.clock.monotonic()
         checked_at, answer = self._others_eligible
         if now - checked_at > GLANCE_S or checked_at < 0:
-            answer = any(peer.eligible for peer in self.overlay.members())
+            answer = any(self.overlay.may_own(peer) for peer in self.overlay.members())
             self._others_eligible = (now, answer)
         return answer
 
