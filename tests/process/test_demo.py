@@ -37,15 +37,16 @@ def _watch_for_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     assert list(tmp_path.glob("p2pnode-demo-*")) == []
 
 
-def children(mark: str) -> list[str]:
-    """Command lines of processes that mention a text of this test."""
+def children(mark: str, folder: Path | None = None) -> list[str]:
+    """Command lines of processes that mention a text of this test; with `folder`, only those started under it."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            mine = folder is None or str(folder).encode() in (entry / "environ").read_bytes()
         except (OSError, UnicodeDecodeError):
             continue
-        if mark in command and entry.name != str(os.getpid()):
+        if mark in command and mine and entry.name != str(os.getpid()):
             found.append(command)
     return found
 
@@ -175,7 +176,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
         assert time.monotonic() < deadline
         assert demo.poll() is None
         time.sleep(0.05)
-    sleepers = children("sleep 600")
+    sleepers = children("sleep 600", tmp_path)
 
     demo.send_signal(number)
     printed, _ = demo.communicate(timeout=30)
@@ -184,9 +185,9 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
     assert "it was interrupted" in printed
     assert len(sleepers) == 2
     deadline = time.monotonic() + 5
-    while children("sleep 600") and time.monotonic() < deadline:
+    while children("sleep 600", tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)  # a killed process is listed until it has been reaped
-    assert children("sleep 600") == []
+    assert children("sleep 600", tmp_path) == []
 
 
 def demo_of_daemons(*arguments: str) -> tuple[int, dict[str, Any], str]:
