@@ -22,7 +22,7 @@ from benchmarks.record import Outcome, Series
 from training.settings import TrainingSettings
 
 REPETITIONS = 3
-WINDOW_S = 10.0
+WINDOW_S = 6.0
 #: Steps of the swarm before the window: the first ones allocate.
 WARM_STEPS = 3
 

@@ -16,6 +16,7 @@ from benchmarks import outer_rule
 from benchmarks.bare_loop import MOST_ROUNDS, calibrated, stepper, train_for
 from benchmarks.outer_rule import Study, completions, default_rule, differences
 from benchmarks.probed import probe, window
+from benchmarks.steps import disturbed
 from training.settings import ExchangeSettings
 from training.shards import Rule
 
@@ -77,6 +78,20 @@ def test_the_load_is_sized_by_timing_it(target_s: float, rounds: int) -> None:
     found = calibrated(target_s, lambda count: 0.001 * (1 + count))
 
     assert found == pytest.approx(rounds, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "reason"),
+    [
+        ([(95.0, 100.0), (99.0, 104.0)], ""),
+        ([(95.0, 100.0), (30.0, 31.0)], "the bare loop alone made 31 to 100"),
+        ([(285.0, 100.0)], "the node was 2.85 times as fast"),
+    ],
+)
+def test_a_disturbed_comparison_is_refused(pairs: list[tuple[float, float]], reason: str) -> None:
+    """A ratio taken while something else had the processor is no figure, however good it looks."""
+    assert disturbed(pairs).startswith(reason)
+    assert bool(disturbed(pairs)) == bool(reason)
 
 
 def test_the_bare_loop_trains_the_load() -> None:
