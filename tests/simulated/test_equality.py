@@ -105,13 +105,15 @@ def bare(task: Any, steps: int) -> np.ndarray:
     return np.concatenate([value.detach().numpy().ravel() for _, value in named + buffers])
 
 
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [world_tasks.Plain, world_tasks.Normed])
-def test_one_node_gives_the_weights_of_the_bare_loop(kind: Any) -> None:
-    """One node with plain sum, outer_lr 1, μ 0: the torch loop's weights to 1e-6 after 200 steps."""
+def test_one_node_gives_the_weights_of_the_bare_loop(kind: Any, codec: str) -> None:
+    """One node with plain sum, outer_lr 1, μ 0: the torch loop's weights to 1e-6 after 200 steps, whatever the codec:
+    what a node owns alone is not sent, and so not rounded."""
     value, _ = swarm_of(
         {"n0": kind({}, node_seed=11, **OPTIONS)},
         200,
-        **{"training.local_steps": 1, "exchange.weight": "sum"},
+        **{"training.local_steps": 1, "exchange.weight": "sum", "exchange.codec": codec},
     )
 
     np.testing.assert_allclose(value, bare(kind({}, node_seed=11, **OPTIONS), 200), rtol=0, atol=1e-6)
