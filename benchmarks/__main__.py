@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps. `outer_rule` needs the MNIST files, and with
-`--network conv` half an hour: it runs by name or with `--all`. A missed aim is said and shown in the table; it is no
+Without names the standing ones run: start, loop_delay, steps. `outer_rule` and `codecs` need the MNIST files, and with
+`--network conv` half an hour: they run by name or with `--all`. A missed aim is said and shown in the table; it is no
 failure of the command.
 """
 
@@ -17,7 +17,7 @@ from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
 STANDING = ("start", "loop_delay", "steps")
-BY_NAME = ("outer_rule",)
+BY_NAME = ("outer_rule", "codecs")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,9 +27,9 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--all", action="store_true", help="those that run by name alone too")
     line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
-    line.add_argument("--data-dir", type=Path, default=None, help="outer_rule: folder with the MNIST files")
-    line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule: which network")
-    line.add_argument("--device", default="cpu", help="outer_rule: where it trains")
+    line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
+    line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
+    line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
     line.add_argument(
         "--rule",
         action="append",

@@ -160,3 +160,25 @@ def test_a_late_joiner_stands_where_the_schedule_of_the_others_stands() -> None:
     joined = [(order.step, rate) for order, rate in zip(trainers["n1"].orders, trainers["n1"].rates, strict=True)]
     assert joined[0][0] >= 14
     assert all(rate == pytest.approx(by_step[step]) for step, rate in joined if step in by_step)
+
+
+@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), ("int8", 2e-4)])
+def test_a_lossy_codec_stays_beside_the_joined_batch(codec: str, within: float) -> None:
+    """Rounded deltas with error feedback end where exact ones end, to a ten-thousandth of what the weights moved."""
+    tasks = {f"n{part}": Fixed({"part": part, "parts": 2}, node_seed=part, **OPTIONS) for part in range(2)}
+
+    value, _ = swarm_of(
+        tasks,
+        50,
+        **{
+            "training.local_steps": 1,
+            "barrier.method": "bsp",
+            "training.min_nodes": 2,
+            "exchange.codec": codec,
+        },
+    )
+
+    joined = bare(Fixed({"part": 0, "parts": 1}, node_seed=0, **OPTIONS), 50)
+    difference = np.abs(value - joined).max()
+    print(f"{codec}: {difference:.6f} off; the weights moved by {np.abs(joined).max():.3f} at most")
+    assert 0.0 < difference < within

@@ -19,7 +19,7 @@ import numpy as np
 from overlay.peers import Contact
 from overlay.transport import Buffer, TransportError
 from training import codecs
-from training.codecs import Vector
+from training.codecs import CodecName, Vector
 from training.exchange.core import REQUEST_TIMEOUT_S, Core
 from training.exchange.finding import Finding
 from training.exchange.messages import Push, PushAnswer, PushResult, encode
@@ -34,11 +34,18 @@ VALUES_A_TURN = 1 << 18
 
 @dataclass(slots=True)
 class Outgoing:
-    """One shard of a delta on its way."""
+    """One shard of a delta on its way, as it goes over the wire; `values` is the number it decodes to."""
 
     shard: int
-    encoded: bytes
-    delta: Vector
+    encoded: bytes | bytearray
+    codec: CodecName
+    values: int
+
+    def item(self) -> Item:
+        """As its owner gets it."""
+        delta = np.empty(self.values, dtype=np.float32)
+        codecs.decode(self.encoded, self.codec, delta)
+        return Item(self.shard, delta, self.encoded, self.codec)
 
 
 @dataclass(slots=True)
@@ -113,13 +120,15 @@ class Pushing:
         rest = []
         values = 0
         for shard, (start, stop) in enumerate(self._core.store.bounds):
-            exact = self._exact(shard, delta[start:stop]) if shard in self._owing else delta[start:stop]
+            exact = delta[start:stop]
+            if shard in self._owing:
+                exact = exact + self._owed(shard)
             result = self._serving.add_alone(delivery.push, shard, exact)
             if result is None:
                 rest.append(shard)
                 continue
             self._count(delivery, result)
-            self._owe(shard, None)
+            self._settle_debt(shard)
             values += stop - start
             if values >= VALUES_A_TURN:
                 values = 0
@@ -162,40 +171,28 @@ class Pushing:
         outgoing = []
         for shard in shards:
             start, stop = self._core.store.bounds[shard]
+            part = delta[start:stop]
             if codec == "float32":
-                part = delta[start:stop].copy()
-                outgoing.append(Outgoing(shard, codecs.encode(part, codec), part))
-                continue
-            exact = self._exact(shard, delta[start:stop])
-            encoded = codecs.encode(exact, codec)
-            rounded = np.empty_like(exact)
-            codecs.decode(encoded, codec, rounded)
-            with np.errstate(invalid="ignore"):
-                self._owe(shard, exact - rounded)
-            outgoing.append(Outgoing(shard, encoded, rounded))
+                encoded = codecs.encode(part, codec)
+            else:
+                encoded = codecs.encode_with_feedback(part, self._owed(shard), codec)
+                self._owing.add(shard)
+            outgoing.append(Outgoing(shard, encoded, codec, stop - start))
         return outgoing
 
     # -- error feedback: what a lossy codec rounded off goes with the next delta ---------------------------------
 
-    def _exact(self, shard: int, delta: Vector) -> Vector:
-        """The delta with what is owed from the one before, as a new array."""
-        if shard not in self._owing or self._residual is None:
-            return delta.copy()
-        start, stop = self._core.store.bounds[shard]
-        exact = delta + self._residual[start:stop]
-        # One that is not finite is refused by its owner, as it is.
-        return exact if codecs.all_finite(exact) else delta.copy()
-
-    def _owe(self, shard: int, residual: Vector | None) -> None:
-        """Remember what the codec rounded off; None, or something not finite, for nothing."""
-        if residual is None or not codecs.all_finite(residual):
-            self._owing.discard(shard)
-            return
+    def _owed(self, shard: int) -> Vector:
+        """The shard's slice of the residual, to be written."""
         if self._residual is None:
             self._residual = np.zeros(self._core.store.bounds[-1][1], dtype=np.float32)
         start, stop = self._core.store.bounds[shard]
-        self._residual[start:stop] = residual
-        self._owing.add(shard)
+        return self._residual[start:stop]
+
+    def _settle_debt(self, shard: int) -> None:
+        if shard in self._owing:
+            self._owing.discard(shard)
+            self._owed(shard)[:] = 0.0
 
     def _bound_outbox(self) -> None:
         limit = self._core.settings.outbox_bytes
@@ -243,14 +240,12 @@ class Pushing:
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> list[PushResult]:
         push = msgspec.structs.replace(delivery.push, shards=shards)
         items = [delivery.waiting[shard] for shard in shards]
-        codec = self._core.settings.codec
         if owner.node_id == self._core.overlay.node_id:
-            own = [Item(item.shard, item.delta, item.encoded, codec) for item in items]
-            return await self._serving.accept(push, own)
+            return await self._serving.accept(push, [item.item() for item in items])
 
         def stream() -> Iterator[Buffer]:
             for item in items:
-                for buffer in encoded_frames(item.shard, item.encoded, codec, Part.DELTA, step=push.step):
+                for buffer in encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step):
                     self._core.counters.bytes_sent += len(buffer)
                     yield buffer
 

@@ -260,7 +260,7 @@ class Serving:
 
         def stream() -> Iterator[Buffer]:
             for item, _ in pairs:
-                yield from encoded_frames(item.shard, bytes(item.encoded), item.codec, Part.DELTA, step=push.step)
+                yield from encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step)
 
         size = sum(len(item.encoded) for item, _ in pairs)
         self._core.counters.bytes_sent += size
