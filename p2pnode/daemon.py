@@ -27,6 +27,7 @@ from p2pnode.loop_delay import LoopDelay
 from p2pnode.node import Doors, Node
 from p2pnode.report import Report
 from p2pnode.status_server import StatusServer
+from training.shared_memory import available_memory_bytes
 from training.supervisor import ProcessTrainer
 from training.trainer_door import Trainer
 
@@ -76,6 +77,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
         log=log,
         make_trainer=make_trainer,
         state_path=folder,
+        available_memory=available_memory_bytes,
     )
     node = Node(config, doors)
     _leave_on_signals(node)

@@ -22,6 +22,7 @@ from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from training import agreement, checkpoint
 from training.agreement import ManifestRefused
 from training.barriers import BarrierNotFound, make_barrier
+from training.budget import Budget, budget
 from training.checkpoint import CheckpointState
 from training.exchange.service import Exchange
 from training.manifest import Manifest, propose
@@ -56,6 +57,8 @@ class Doors:
     #: (node id, callback for the trainer's state) → trainer
     make_trainer: Callable[[bytes, Callable[[str], None]], Trainer]
     state_path: Path | None = None
+    #: Bytes this process may still take; None where nobody can tell.
+    available_memory: Callable[[], int | None] = lambda: None
 
 
 class Node:
@@ -281,6 +284,7 @@ class Node:
             exchange=config.exchange,
         )
         peer = None if self.founder else await self._agree(self.manifest)
+        self._check_memory()
         self.exchange = Exchange(
             overlay=self.overlay,
             manifest=self.manifest,
@@ -318,6 +322,38 @@ class Node:
         elif config.exchange.enabled:
             await self._fetch_vector(peer)
             self.progress.step = max(self.progress.step, self.exchange.core.median_step())
+
+    def budget(self, nodes: float | None = None) -> Budget | None:
+        """Memory of the exchange among so many nodes, or as many as there are; None while the model is not known."""
+        if self.manifest is None:
+            return None
+        nodes = self.overlay.population().estimate if nodes is None else nodes
+        return budget(self.manifest.layout.total, self.config.exchange, nodes)
+
+    def _check_memory(self) -> None:
+        """Raises `UserError` where this node's share cannot fit; a share that only fits while others live is a warning.
+
+        Replica and delta are claimed already, and the outbox is empty at the start.
+        """
+        available = self.doors.available_memory()
+        share, alone = self.budget(), self.budget(nodes=1)
+        if available is None or share is None or alone is None:
+            return
+        needed = share.total - share.shared - share.outbox
+        if needed > available:
+            free = f"{available / 1e6:,.1f} MB are free"
+            raise UserError(
+                f"the exchange of this model takes {needed / 1e6:,.1f} MB more memory, and {free}",
+                hint="give the machine or its container more; replicas = 0 and outer_momentum = 0 need less of it",
+                exit_code=ExitCode.TRAINER,
+            )
+        if alone.total - alone.shared > available:
+            self.log.warning(
+                "memory_tight",
+                free_bytes=available,
+                alone_bytes=alone.total - alone.shared,
+                hint="enough while other nodes hold their shares of the model; not for this node alone",
+            )
 
     async def _agree(self, proposal: Manifest) -> Contact:
         """Ask peers until one has a manifest to compare with."""

@@ -92,6 +92,7 @@ class Report:
                 "trainer_failures": progress.trainer_failures,
             },
             "exchange": self._exchange(),
+            "memory": self._memory(),
             "overlay": overlay.report(),
             "loop": self._loop_delay.report(),
             "health": self._health(),
@@ -185,6 +186,15 @@ class Report:
             "outstanding_steps": exchange.pushing.outstanding_steps,
             "lost": counters.lost,
             "state_bytes": exchange.store.size_bytes,
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        """The budget of the exchange by parts, and what is free; the trainer's own memory is not in it."""
+        budget = self._node.budget()
+        return {
+            "budget_bytes": None if budget is None else budget.total,
+            "parts": {} if budget is None else budget.parts(),
+            "available_bytes": self._node.doors.available_memory(),
         }
 
     def _summary(self) -> str:

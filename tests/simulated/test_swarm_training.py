@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from overlay.peers import Activity
+from p2pnode.errors import ExitCode, UserError
 from tests.world.loop import VirtualLoop
 from tests.world.swarm import Host, Swarm
 from tests.world.trainer import StubTrainer, exponential, initial_vector
@@ -337,6 +338,28 @@ def test_another_model_is_refused_with_both_values() -> None:
         assert "[256]" in str(error)
 
     simulate(scenario, seed=21)
+
+
+def test_memory_is_checked_before_it_is_taken() -> None:
+    """A founder whose share cannot fit is refused; a joiner whose share fits, but not the whole model, is warned."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
+        swarm.available_memory = 3 * SIZE  # a quarter owned and a quarter backed up take 2, everything takes 4
+        joiner = swarm.start("joiner", bootstrap="n0")
+        await swarm.until(lambda: joiner.living.progress.step >= 1, within_s=60, what="the joiner trains")
+        assert any(record.event == "memory_tight" and record.node == "joiner" for record in swarm.records)
+        assert joiner.living.budget().owned == SIZE
+
+        alone = swarm.start("alone")
+        await swarm.until(lambda: alone.task.done(), within_s=20, what="it ends")
+        error = alone.task.exception()
+        assert isinstance(error, UserError)
+        assert error.exit_code == ExitCode.TRAINER
+        assert "0.0 MB more memory" in error.message
+
+    simulate(scenario, seed=27)
 
 
 def test_the_whole_swarm_comes_back_after_being_switched_off() -> None:

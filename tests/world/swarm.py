@@ -61,6 +61,8 @@ class Swarm:
         self.records: list[Record] = []
         self.hosts: dict[str, Host] = {}
         self._make_trainer = make_trainer
+        #: What every machine says is free; None where it does not say.
+        self.available_memory: int | None = None
 
     def start(self, name: str, *, bootstrap: str | None = None, **settings: Any) -> Host:
         """Start a node on a new machine, or again on its old one. `bootstrap` names a host."""
@@ -89,6 +91,7 @@ class Swarm:
             workers=InlineWorkers(),
             log=ListLog(self.records, name, self.clock),
             make_trainer=make_trainer,
+            available_memory=lambda: self.available_memory,
         )
         host.node = Node(configured(chosen), doors)
         host.task = asyncio.create_task(host.node.run(), name=f"node-{name}")
