@@ -11,11 +11,11 @@ import asyncio
 import ipaddress
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from overlay.doors import Log
-from overlay.hello import Greeted, Unsuitable, say_hello
+from overlay.hello import Caller, Greeted, TwinMet, Unsuitable, say_hello
 from overlay.transport import Address, Transport
 
 #: Longest wait for one `hello`: connecting, and its answer.
@@ -48,13 +48,21 @@ class _Target:
 class Dialler:
     """Dials until somebody of our swarm answers. `attempts` holds the last failure by address."""
 
-    def __init__(self, transport: Transport, rng: random.Random, log: Log, *, run: str, own_id: bytes) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        rng: random.Random,
+        log: Log,
+        caller: Caller,
+        *,
+        twin: Callable[[int, int, Address], None],
+    ) -> None:
         self.attempts: dict[str, str] = {}
         self._transport = transport
         self._rng = rng
         self._log = log
-        self._run = run
-        self._own_id = own_id
+        self._caller = caller
+        self._twin = twin
 
     async def dial(self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None) -> Greeted:
         """The first node of our swarm that answers; for ever. Raises `NotThisSwarm`."""
@@ -112,12 +120,13 @@ class Dialler:
             greeted = await say_hello(
                 self._transport,
                 target.address,
-                run=self._run,
-                own_id=self._own_id,
+                caller=self._caller,
                 genesis=genesis,
                 timeout_s=HELLO_TIMEOUT_S,
             )
         except Unsuitable as error:
+            if isinstance(error, TwinMet):
+                self._twin(error.incarnation, error.boot, error.address)
             results.put_nowait((target, error))
         else:
             results.put_nowait((target, greeted))

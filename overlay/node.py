@@ -29,6 +29,7 @@ from overlay.membership import Membership
 from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
 from overlay.population import Population
 from overlay.probing import Prober
+from overlay.proofs import Proofs
 from overlay.reachability import Reachability
 from overlay.remembered import Remembered
 from overlay.requests import Handler, Node, Streams
@@ -88,11 +89,15 @@ class Overlay:
         now = clock.monotonic()
         detector = Detector(self.node_id, incarnation, liveness, rng, now)
         self._detector = detector
-        self._membership = Membership(self.node_id, boot, detector, clock, log, kademlia.k)
+        self._identity = identity
+        self._membership = Membership(
+            self.node_id, boot, detector, clock, log, kademlia.k, ids_per_address=swarm.ids_per_address
+        )
         self._server = SwarmServer(
             ksize=kademlia.k,
             alpha=kademlia.alpha,
             node_id=self.node_id,
+            proofs=Proofs(identity),
             listener=self._membership,
             clock=clock,
             entropy=entropy,
@@ -109,6 +114,7 @@ class Overlay:
             own=self._own_contact,
             k=kademlia.k,
             alpha=kademlia.alpha,
+            ids_per_address=swarm.ids_per_address,
         )
         self._discovery = Discovery(
             self.node_id, kademlia.k, self._membership, self._lookups, clock, rng, training=self._is_training
@@ -124,9 +130,9 @@ class Overlay:
             unreached=self._complain,
         )
         self._streams.register_bare(hello.HELLO, self._answer_hello)
+        caller = hello.Caller(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
         self._reachability = Reachability(
-            self.node_id,
-            swarm.run,
+            caller,
             transport,
             self._streams,
             clock,
@@ -141,7 +147,7 @@ class Overlay:
         self._discovery.candidates.reachable = self._streams.is_reachable
         self._membership.on_change(self._on_change)
         self._joining = Joining(
-            Dialler(transport, rng, log, run=swarm.run, own_id=self.node_id),
+            Dialler(transport, rng, log, caller, twin=self._membership.proven_twin),
             Remembered(disk, clock, log),
             self._membership,
             self._lookups,
@@ -416,7 +422,8 @@ class Overlay:
             incoming,
             run=self._swarm.run,
             genesis=self.genesis,
-            own_id=self.node_id,
+            identity=self._identity,
+            beat=self.beat,
             closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
         )
 
@@ -432,8 +439,10 @@ class Overlay:
         if contact.node_id in self.peers:
             self._protocol.tell(contact, [], Unreached())
 
-    def _unreached(self, _body: Unreached, beat: Beat, _source: Address, _message_id: bytes) -> None:
-        self._reachability.complaint(beat.node_id)
+    def _unreached(self, _body: Unreached, beat: Beat, source: Address, _message_id: bytes) -> None:
+        peer = self.peers.get(beat.node_id)
+        if peer is not None and peer.address.host == (beat.host or source.host):  # a stranger's word costs us nothing
+            self._reachability.complaint(beat.node_id)
 
     # -- report --------------------------------------------------------------------------------------------------
 

@@ -118,6 +118,8 @@ class Streams:
         beat = envelope.beat
         address = Address(literal(beat.host) or incoming.source.host, beat.port)
         self._spoke(beat, Address(incoming.source.host, beat.port))
+        if beat.node_id == self._own_id:
+            raise Rejection(f"{short(beat.node_id)} is this node's own id: its key is used twice")
         reply = await handler(Contact(beat.node_id, address), envelope.payload, incoming.body)
         node = self._node()
         assert node.tag is not None
