@@ -181,6 +181,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
                 pending.timer.cancel()
             self._guarded(pending.on_result, None)
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their answers."""
+        return len(self._outstanding)
+
     # -- asking --------------------------------------------------------------------------------------------------
 
     def call(

@@ -452,7 +452,9 @@ class Overlay:
         return {
             **protocol.counters,
             **self._streams.counters,
+            "socket": dict(self._transport.counters),
             "peers": len(self.peers),
+            "calls_waiting": protocol.waiting,
             "contacts": len(protocol.router),
             "suspects": self._detector.suspects,
             "lost": len(self._membership.lost),

@@ -15,6 +15,7 @@ import ipaddress
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -80,6 +81,11 @@ class SocketTransport:
     @property
     def is_open(self) -> bool:
         return self._is_open
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """See `Transport.counters`."""
+        return self._datagrams.counters if self._datagrams is not None else {}
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """See `Transport.open`."""

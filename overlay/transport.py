@@ -8,7 +8,7 @@ an in-memory network behind the same interface. Nothing above this line knows wh
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -117,6 +117,11 @@ Body = AsyncIterator[Buffer] | Iterable[Buffer]
 
 class Transport(Protocol):
     """What a node needs of a network. One instance per node; `open` once, `close` once."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Datagrams sent, received and dropped before they were handed on, by reason; for `/status`."""
+        ...
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """Bind and begin to serve; returns the bound address (a port of 0 was replaced by a free one, the same
