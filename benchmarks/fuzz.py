@@ -53,8 +53,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     details = {"minutes": round(seconds / 60, 2), "seeds": seeds, "heads": heads, "failures": failures, **dropped}
     conditions = (
         f"simulated swarms of {NODES} nodes, one after another, for {minutes:g} minutes; mutated recordings and "
-        f"made-up messages of every kind from strangers, made-up ids and peers' addresses; after each round of {ROUND} tables, "
-        "sizes and tasks are checked and the node is asked by others"
+        f"made-up messages of every kind from strangers, made-up ids and peers' addresses; after each round of {ROUND} "
+        "tables, sizes and tasks are checked and the node is asked by others"
     )
     return Outcome(
         "fuzz",

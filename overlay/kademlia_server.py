@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from kademlia.network import Server
@@ -404,7 +405,8 @@ class SwarmServer(Server):  # type: ignore[misc]
         ceiling_s: float,
         log: Log,
     ) -> None:
-        super().__init__(ksize, alpha, node_id, storage={})
+        super().__init__(ksize, alpha, node_id)
+        self.storage = MappingProxyType({})  # the package makes one that keeps everything for a week
         self._make = partial(
             self.protocol_class,
             self.node,

@@ -173,12 +173,12 @@ class Overlay:
         self._lookups.ipv6 = ":" in bound.host
         self._server.attach(self._transport)
         self._prober.start()
-        self._run("sampling", self._discovery.keep_sampling())
-        self._run("refresh", self._discovery.keep_table_fresh())
-        self._run("crawl", self._discovery.keep_crawling())
-        self._run("reachability", self._reachability.run())
-        self._run("remember", self._joining.keep_remembering())
-        self._run("redial", self._joining.keep_connected())
+        self._run("sampling", self._discovery.keep_sampling)
+        self._run("refresh", self._discovery.keep_table_fresh)
+        self._run("crawl", self._discovery.keep_crawling)
+        self._run("reachability", self._reachability.run)
+        self._run("remember", self._joining.keep_remembering)
+        self._run("redial", self._joining.keep_connected)
 
     def found(self, genesis: bytes) -> None:
         """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
@@ -212,13 +212,13 @@ class Overlay:
         self._server.stop()
         await self._transport.close()
 
-    def _run(self, name: str, service: Coroutine[Any, Any, None]) -> None:
+    def _run(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.append(asyncio.create_task(self._supervised(name, service), name=f"overlay {name}"))
 
-    async def _supervised(self, name: str, service: Coroutine[Any, Any, None]) -> None:
+    async def _supervised(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A service that fails is a fault of ours: it is said, and shown in `report`, and the others go on."""
         try:
-            await service
+            await service()
         except Exception as error:
             self._protocol.counters["faults"] += 1
             self._log.error("overlay_service_failed", service=name, error=repr(error))
