@@ -406,7 +406,9 @@ class SwarmServer(Server):  # type: ignore[misc]
         log: Log,
     ) -> None:
         super().__init__(ksize, alpha, node_id)
-        self.storage = MappingProxyType({})  # the package makes one that keeps everything for a week
+        self.storage: MappingProxyType[bytes, object] = MappingProxyType(
+            {}
+        )  # the package makes one that keeps everything for a week
         self._make = partial(
             self.protocol_class,
             self.node,

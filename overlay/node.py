@@ -151,6 +151,7 @@ class Overlay:
             Remembered(disk, clock, log),
             self._membership,
             self._lookups,
+            rng,
             log,
             own=self._own_contact,
             genesis=lambda: self.genesis,
@@ -170,6 +171,7 @@ class Overlay:
         port = advertised[1] if advertised is not None and advertised[1] else bound.port
         self.address = Address(host, port)
         self._speak(port=port, host=advertised[0] if advertised is not None else "")
+        self._joining.bound(bound)
         self._lookups.ipv6 = ":" in bound.host
         self._server.attach(self._transport)
         self._prober.start()
@@ -179,6 +181,7 @@ class Overlay:
         self._run("reachability", self._reachability.run)
         self._run("remember", self._joining.keep_remembering)
         self._run("redial", self._joining.keep_connected)
+        self._run("islands", self._joining.keep_whole)
 
     def found(self, genesis: bytes) -> None:
         """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""

@@ -274,7 +274,7 @@ def test_kademlia_fault_08_a_new_id_at_an_old_address_keeps_its_ghost() -> None:
 
 
 def test_kademlia_fault_09_a_changed_address_is_never_learnt() -> None:
-    """Stock: a known id that speaks from elsewhere stays where it was. Ours: asked there, it proves itself and moves."""
+    """Stock: a known id speaking from elsewhere stays where it was. Ours: asked there, it proves itself, moves."""
 
     async def stock() -> None:
         network = StockNetwork()
