@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from kademlia.network import Server
 from kademlia.node import Node
@@ -25,7 +26,8 @@ from kademlia.protocol import KademliaProtocol
 from overlay import wire
 from overlay.doors import Clock, Entropy, Log
 from overlay.gossip import NewsQueue
-from overlay.peers import Beat, Contact, Peer
+from overlay.listener import Listener
+from overlay.peers import Beat, Contact
 from overlay.proofs import Proofs
 from overlay.routing import ContactTable
 from overlay.timeouts import RoundTrips
@@ -58,65 +60,21 @@ C = TypeVar("C")
 _TELL = Tell()
 
 
-class Listener(Protocol):
-    """What the protocol tells: facts about nodes, as they pass."""
-
-    def answered(
-        self, beat: Beat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
-    ) -> None:
-        """The node we asked answered; `rtt_s` is None when it had to be asked twice. `proven`: it proved its id."""
-
-    def impostor(self, beat: Beat, source: Address, asked: Contact, *, proven: bool = False) -> None:
-        """Another node answered at the address of the one we asked."""
-
-    def spoke(self, beat: Beat, source: Address) -> None:
-        """A node asked us something."""
-
-    def silent(self, contact: Contact) -> None:
-        """A node did not answer, with a retry."""
-
-    def own_id_used(self, beat: Beat, source: Address, *, proven: bool = False) -> None:
-        """A datagram of another process claims our own id; `proven`: it has our key."""
-
-    def news(self, news: News, sender: bytes) -> None:
-        """A piece of gossip."""
-
-    def peer(self, node_id: bytes) -> Peer | None:
-        """What is known of a node, for its round trips."""
-
-    def stretch(self) -> float:
-        """By how much our own time-outs stretch (local health)."""
-
-
+@dataclass(slots=True, eq=False)
 class _Pending:
-    """A call that waits for its answer."""
+    """A call that waits for its answer. Times in seconds; `second_s` is the wait after the retry, 0 once it is out."""
 
-    __slots__ = (
-        "blame",
-        "contact",
-        "datagram",
-        "due",
-        "excused",
-        "on_result",
-        "on_slow",
-        "prove",
-        "second_s",
-        "sent",
-        "timer",
-    )
-
-    def __init__(self, contact: Contact, datagram: bytes, on_result: OnResult, sent: float) -> None:
-        self.contact = contact
-        self.datagram = datagram
-        self.on_result = on_result
-        self.on_slow: Callable[[], None] | None = None
-        self.sent = sent
-        self.due = sent
-        self.second_s = 0.0
-        self.excused = False
-        self.blame = True
-        self.prove = False
-        self.timer: asyncio.TimerHandle | None = None
+    contact: Contact
+    datagram: bytes
+    on_result: OnResult
+    on_slow: Callable[[], None] | None
+    sent: float
+    second_s: float
+    blame: bool
+    prove: bool
+    due: float = 0.0
+    excused: bool = False
+    timer: asyncio.TimerHandle | None = None
 
 
 class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
@@ -218,14 +176,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         peer = self._listener.peer(contact.node_id)
         prove = prove or peer is None or peer.contact.address != contact.address
         datagram = wire.encode(REQUEST, message_id, self._head, body, self.queue.take(), prove)
-        pending = _Pending(contact, datagram, on_result, now)
-        pending.prove = prove
-        if limit_s is None:
-            first_s, pending.second_s = self.round_trips.waits(peer, self._listener.stretch())
-        else:
-            first_s = limit_s
-        pending.on_slow = on_slow
-        pending.blame = blame
+        first_s, second_s = limit_s, 0.0
+        if first_s is None:
+            first_s, second_s = self.round_trips.waits(peer, self._listener.stretch())
+        pending = _Pending(contact, datagram, on_result, on_slow, now, second_s, blame, prove)
         self._outstanding[message_id] = pending
         self._wait(message_id, pending, first_s, now)
         self._send(contact.address, datagram)
