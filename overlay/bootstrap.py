@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from overlay.doors import Log
 from overlay.hello import Caller, Greeted, TwinMet, Unsuitable, say_hello
 from overlay.transport import Address, Transport
+from overlay.wire import literal
 
 #: Longest wait for one `hello`: connecting, and its answer.
 HELLO_TIMEOUT_S = 2.0
@@ -225,3 +226,14 @@ async def resolve(text: str) -> list[Address]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(Address.checked(str(entry[4][0]), port) for entry in found))
+
+
+async def advertised_address(text: str) -> tuple[str, int] | None:
+    """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
+    if not text:
+        return None
+    if literal(text) is not None:
+        return str(literal(text)), 0
+    has_port = text.rpartition(":")[2].isdigit()
+    address = (await resolve(text if has_port else f"{text}:1"))[0]
+    return address.host, address.port if has_port else 0

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from overlay import hello, wire
-from overlay.bootstrap import Dialler, NotThisSwarm, resolve
+from overlay.bootstrap import Dialler, NotThisSwarm, advertised_address
 from overlay.discovery import Discovery
 from overlay.doors import Clock, Disk, Entropy, Log
 from overlay.identity import Identity
@@ -30,12 +30,13 @@ from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
 from overlay.population import Population
 from overlay.probing import Prober
 from overlay.proofs import Proofs
+from overlay.questions import Questions
 from overlay.reachability import Reachability
 from overlay.remembered import Remembered
 from overlay.requests import Handler, Node, Streams
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
 from overlay.transport import Address, Answer, Body, Incoming, Reply, Transport
-from overlay.wire import Call, Ping, Pong, Result, Unreached
+from overlay.wire import Unreached
 
 __all__ = ["NotThisSwarm", "Overlay", "OverlaySettings", "PeerChange"]
 
@@ -105,6 +106,7 @@ class Overlay:
             log=log,
         )
         self._protocol = self._server.protocol
+        self._questions = Questions(self._protocol, self._membership.peers)
         self._prober = Prober(self._protocol, self._membership, detector, liveness, clock, rng)
         self._membership.connect(self._protocol, self._prober.perform)
         self._lookups = Lookups(
@@ -165,7 +167,7 @@ class Overlay:
     async def start(self) -> None:
         """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
         self._joining.load()
-        advertised = await _advertised(self._node.advertise)
+        advertised = await advertised_address(self._node.advertise)
         bound = await self._transport.open(self._protocol.datagram_received, self._streams.serve)
         host = advertised[0] if advertised is not None else bound.host
         port = advertised[1] if advertised is not None and advertised[1] else bound.port
@@ -338,50 +340,11 @@ class Overlay:
 
     async def ping(self, contact: Contact) -> Beat | None:
         """Ask one node for its beat; None when it stays silent."""
-        answered = await self._ask(contact, Ping())
-        peer = self.peers.get(contact.node_id)
-        if not isinstance(answered, Pong) or peer is None:
-            return None
-        return Beat(
-            peer.node_id,
-            peer.incarnation,
-            peer.boot,
-            peer.address.port,
-            peer.address.host,
-            int(peer.activity),
-            peer.step,
-            peer.step_seconds,
-            peer.samples,
-            peer.eligible,
-        )
-
-    async def _ask(self, contact: Contact, body: Call) -> Result | None:
-        waiting: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
-
-        def on_result(result: Result | None) -> None:
-            if not waiting.done():  # the caller may have been cancelled
-                waiting.set_result(result)
-
-        self._protocol.call(contact, body, on_result)
-        return await waiting
+        return await self._questions.ping(contact)
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
         """Ask these for their beats, all at once; what they say lands in `peers`."""
-        contacts = [contact for node_id in node_ids if (contact := self.contact(node_id)) is not None]
-        if not contacts:
-            return
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        left = len(contacts)
-
-        def on_result(_: Result | None) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0 and not waiting.done():
-                waiting.set_result(None)
-
-        for contact in contacts:
-            self._protocol.call(contact, Ping(), on_result)
-        await waiting
+        await self._questions.query_steps(node_ids)
 
     # -- the swarm -----------------------------------------------------------------------------------------------
 
@@ -474,14 +437,3 @@ class Overlay:
 
 def _is_any(host: str) -> bool:
     return wire.literal(host) is None
-
-
-async def _advertised(text: str) -> tuple[str, int] | None:
-    """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
-    if not text:
-        return None
-    if wire.literal(text) is not None:
-        return str(wire.literal(text)), 0
-    has_port = text.rpartition(":")[2].isdigit()
-    address = (await resolve(text if has_port else f"{text}:1"))[0]
-    return address.host, address.port if has_port else 0

@@ -13,8 +13,8 @@ from overlay import wire
 from overlay.identity import Identity, identity_from_seed
 from overlay.node import NotThisSwarm, Overlay
 from overlay.peers import Beat, Contact
-from overlay.proofs import Proofs
-from overlay.transport import Address, Rejection
+from overlay.proofs import PROOFS_AT_ONCE, PROOFS_PER_S, Proofs
+from overlay.transport import Address, Rejection, group_of
 from tests.simulated.overlay_world import GENESIS, PORT, OverlayWorld, address_of, endpoint
 from tests.world.doors import MemoryDisk
 from tests.world.loop import VirtualLoop
@@ -275,7 +275,38 @@ def test_a_forged_start_does_not_replace_a_peer() -> None:
     play(story())
 
 
+def test_proofs_are_made_at_a_bounded_rate() -> None:
+    """A burst, then so many a second: who asks for more gets an answer without proof, and is asked again later."""
+    identity = identity_from_seed(b"r" * 32)
+    proofs = Proofs(identity)
+    made = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.0)) for _ in range(int(PROOFS_AT_ONCE) + 10)]
+    later = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.5)) for _ in range(int(PROOFS_PER_S))]
+
+    assert sum(made) == PROOFS_AT_ONCE
+    assert sum(later) == PROOFS_PER_S / 2
+    assert proofs.holds(
+        proofs.make(b"a" * 20, b"m" * 20, b"head", 9.0), identity.node_id, b"a" * 20, b"m" * 20, b"head"
+    )
+
+
 # -- few ids behind one address
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("::5", "::6", True),
+    ],
+)
+def test_addresses_count_by_what_they_cost(one: str, other: str, same: bool) -> None:
+    """An IPv4 address by itself, an IPv6 address by its /64; the loopback never."""
+    assert (group_of(one) == group_of(other)) is same
+    assert group_of(one)
+    assert group_of("127.0.0.1") == group_of("127.9.9.9") == group_of("::1") == ""
 
 
 def test_one_address_gets_few_places_in_a_table() -> None:

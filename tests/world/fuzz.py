@@ -291,7 +291,9 @@ class Fuzz:
     async def _serves(self, nodes: list[Overlay], target: Overlay) -> None:
         """Others' traffic goes on: asked at its address, the node answers."""
         for node in (nodes[0], nodes[2]):
-            assert await node._ask(target._own_contact(), wire.FindNode(target.node_id)) is not None, self.tally
+            assert await node._questions.ask(target._own_contact(), wire.FindNode(target.node_id)) is not None, (
+                self.tally
+            )
 
 
 def services() -> list[str]:
