@@ -118,7 +118,7 @@ class Membership:
         elif asked.address == (claimed := _claimed(beat, source)):
             self._verified(beat, claimed, rtt_s, known)
         elif known is not None and known.address == asked.address:
-            self._fold(beat, known.address, rtt_s, now)
+            self._verified(beat, known.address, rtt_s, known)
         elif known is None:
             # It answered where we asked and says it lives elsewhere: prefer its word if that answers too.
             def settle(result: Result | None) -> None:
@@ -147,7 +147,7 @@ class Membership:
         claimed = _claimed(beat, source)
         if known is not None and known.address == claimed and _same_start(beat, known):
             self._hear_again(beat, claimed, None, self._clock.monotonic())
-        elif known is not None and _is_twin(beat, known):
+        elif known is not None and known.address != claimed and _is_twin(beat, known):
             self._tell_of_twin(beat, source, known)
         elif beat.activity != Activity.LEAVING and (known is not None or self._wants(beat.node_id)):
             self.ask_back(Contact(beat.node_id, claimed))
@@ -259,6 +259,11 @@ class Membership:
 
     def _verified(self, beat: Beat, address: Address, rtt_s: float | None, known: Peer | None) -> None:
         if known is None:
+            self._insert(beat, address, rtt_s)
+        elif known.address == address and _is_twin(beat, known):
+            # Two processes cannot share an address: the start we knew is over, its directory was put back.
+            now = self._clock.monotonic()
+            self._perform(self.detector.declare_dead(beat.node_id, now, "started again from an older state directory"))
             self._insert(beat, address, rtt_s)
         elif known.address == address or beat.incarnation > known.incarnation:
             self._settle_at(beat, address, rtt_s)

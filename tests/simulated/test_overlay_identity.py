@@ -203,6 +203,45 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
     play(story())
 
 
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_directory_put_back_from_a_copy_is_no_twin(incarnation: int) -> None:
+    """Killed at its second start, and started again at its address from an older copy, as its first or second: the
+    others take it for what it is within seconds, and nobody speaks of a twin."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=47)
+        await world.raise_swarm(3)
+        await asyncio.sleep(2)
+        await world.crash(1, refused=True)
+        second = world.make(1)
+        await second.start()
+        await second.join([f"{address_of(0)}:{PORT}"], genesis=None)
+        rest = [world.nodes[0], world.nodes[2]]
+        await world.until(
+            lambda: all(starts(n, second) == (2, second.beat.boot) for n in rest), 5.0, "the second start"
+        )
+        await world.crash(1, refused=True)
+        world.disks[1].files["incarnation"] = str(incarnation - 1).encode()
+        third = world.make(1)
+        await third.start()
+        await third.join([f"{address_of(0)}:{PORT}"], genesis=None)
+        expected = (incarnation, third.beat.boot)
+        await world.until(lambda: all(starts(n, third) == expected for n in rest), 10.0, "the third start")
+        await asyncio.sleep(20)
+        assert all(starts(n, third) == expected for n in rest)
+        assert twins(world, 0, 1, 2) == [False] * 3
+        assert not [r for r in world.records if r.event == "identity_used_twice"]
+        await world.stop()
+
+    play(story())
+
+
+def starts(at: Overlay, node: Overlay) -> tuple[int, int] | None:
+    """The start under which one node lists another."""
+    peer = at.peers.get(node.node_id)
+    return None if peer is None else (peer.incarnation, peer.boot)
+
+
 # -- ids bound to keys
 
 
