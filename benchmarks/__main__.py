@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps. `outer_rule` needs the MNIST files, and with
+Without names the standing ones run: start, loop_delay, steps. `outer_rule` and `codecs` need the MNIST files, and with
 `--network conv` half an hour; `fuzz` takes its `--minutes`: they run by name or with `--all`. A missed aim is said and
 shown in the table; it is no failure of the command.
 """
@@ -17,7 +17,7 @@ from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
 STANDING = ("start", "loop_delay", "steps")
-BY_NAME = ("outer_rule", "fuzz")
+BY_NAME = ("outer_rule", "codecs", "fuzz")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,9 +28,9 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
     line.add_argument("--minutes", type=float, default=0.0, help="fuzz: how long; 0: ten")
-    line.add_argument("--data-dir", type=Path, default=None, help="outer_rule: folder with the MNIST files")
-    line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule: which network")
-    line.add_argument("--device", default="cpu", help="outer_rule: where it trains")
+    line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
+    line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
+    line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
     line.add_argument(
         "--rule",
         action="append",
@@ -78,7 +78,7 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
     parts = [name]
     if name == "fuzz" and arguments.minutes:
         parts.append(f"--minutes {arguments.minutes:g}")
-    if name == "outer_rule" and arguments.network != "mlp":
+    if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")

@@ -77,10 +77,8 @@ class VirtualNode:
         """The delta as its owner gets it, with the error feedback of `training.exchange.pushing`."""
         if codec == "float32":
             return delta.copy()
-        exact = delta + self._residual
-        rounded = np.empty_like(exact)
-        codecs.decode(codecs.encode(exact, codec), codec, rounded)
-        self._residual = exact - rounded
+        rounded = np.empty_like(delta)
+        codecs.decode(codecs.encode_with_feedback(delta, self._residual, codec), codec, rounded)
         return rounded
 
     def pull(self, value: Vector) -> None:
@@ -96,12 +94,14 @@ class VirtualNode:
 class Study:
     """Runs bare loops and swarms from equal beginnings."""
 
-    def __init__(self, network: str, data_dir: Path | None, device: str) -> None:
+    def __init__(
+        self, network: str, data_dir: Path | None, device: str, settings: ExchangeSettings | None = None
+    ) -> None:
         self._task = TASKS[network]
         self._data_dir = str(data_dir.resolve()) if data_dir else ""
         self._device = device
         self._local_steps = TrainingSettings().local_steps
-        self._settings = ExchangeSettings()
+        self._settings = settings or ExchangeSettings()
 
     def bare(self, seed: int) -> Curve:
         """One torch loop: each turn's delta is added as it is, which is the loop itself."""

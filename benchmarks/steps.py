@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from benchmarks.bare_loop import TASK
 from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.settings import TrainingSettings
+from training.supervisor import KEEP_MEMORY
 
 
 class Case(NamedTuple):
@@ -72,7 +74,12 @@ class BareLoop:
 @contextlib.contextmanager
 def bare_loop() -> Iterator[BareLoop]:
     command = [sys.executable, "-m", "benchmarks.bare_loop"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    # With the same settings of the C library's memory as a trainer gets: what the exchange costs is to be seen, and not
+    # what these settings save.
+    environment = {**os.environ, **KEEP_MEMORY}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             yield BareLoop(process)
         finally:
@@ -85,7 +92,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     conditions = (
         f"one node against the plain loop (zero_grad, loss, backward, step), the same task, taking turns of "
         f"{WINDOW_S:.0f} s; AdamW, {TrainingSettings().local_steps} local steps, default exchange, "
-        f"PyTorch's default threads"
+        f"PyTorch's default threads, both with the trainer's memory settings"
     )
     return Outcome("steps", conditions, series)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -16,12 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from overlay.doors import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.doors import Disk, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
 from overlay.sockets import SocketTransport
-from overlay.transport import PortInUse
+from overlay.transport import Address, PortInUse
 from p2pnode import logs
+from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config import Config
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.events import EventLog, EventRing
 from p2pnode.loop_delay import LoopDelay
 from p2pnode.node import Doors, Node
@@ -30,7 +30,6 @@ from p2pnode.status_server import StatusServer
 from training.supervisor import ProcessTrainer
 from training.trainer_door import Trainer
 
-STATUS_FILE = "status.json"
 LOCK_FILE = "lock"
 
 
@@ -84,12 +83,8 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
     measuring = asyncio.create_task(loop_delay.run(), name="loop-delay")
     server = StatusServer(Report(node, events, loop_delay), config.status)
     address = await server.start()
-    status_file = folder / STATUS_FILE
     try:
-        doors.disk.write(
-            STATUS_FILE,
-            json.dumps({"address": str(address), "pid": os.getpid(), "id": node.overlay.node_id.hex()}).encode(),
-        )
+        _write_status_file(doors.disk, folder, address, node)
         log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
         await node.run()
     except PortInUse as error:
@@ -100,10 +95,18 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
         ) from error
     finally:
         measuring.cancel()
-        status_file.unlink(missing_ok=True)
+        (folder / STATUS_FILE).unlink(missing_ok=True)
         await server.stop()
         workers.close()
     return ExitCode.OK
+
+
+def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node) -> None:
+    """Where the commands find this node (`p2pnode.client`)."""
+    try:
+        disk.write(STATUS_FILE, status_file(str(address), os.getpid(), node.overlay.node_id.hex()))
+    except OSError as error:
+        raise state_directory_unusable(folder, error) from error
 
 
 def _pass_on(output: bytes) -> None:
@@ -130,16 +133,11 @@ def _leave_on_signals(node: Node) -> None:
 @contextlib.contextmanager
 def _state_folder(folder: Path) -> Iterator[None]:
     """The state directory, made where it is missing and held against a second node."""
-    hint = "check its permissions, or name another one with --state-dir or node.state_dir"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock: IO[str] = (folder / LOCK_FILE).open("w")
     except OSError as error:
-        raise UserError(
-            f"the state directory {folder} cannot be used: {error.strerror or error}",
-            hint=hint,
-            exit_code=ExitCode.STATE_DIRECTORY,
-        ) from error
+        raise state_directory_unusable(folder, error) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

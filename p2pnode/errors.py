@@ -55,3 +55,12 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+def state_directory_unusable(folder: object, error: Exception) -> UserError:
+    """For a state directory that cannot be read or written."""
+    return UserError(
+        f"the state directory {folder} cannot be used: {getattr(error, 'strerror', None) or error}",
+        hint="check its permissions and free space, or name another one with --state-dir or node.state_dir",
+        exit_code=ExitCode.STATE_DIRECTORY,
+    )

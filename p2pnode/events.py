@@ -22,6 +22,9 @@ Level = Literal["debug", "info", "warning", "error"]
 CAPACITY = 2000
 #: Longest text kept of one field, in characters: an event is a line, not a report.
 MAX_FIELD_CHARACTERS = 2000
+#: Events of which the log gets one in so many seconds; the others go there as `debug`.
+THINNED = frozenset({"evaluated"})
+THINNED_S = 5.0
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -134,20 +137,23 @@ class Writer(Protocol):
 class EventLog:
     """The log door: each event goes to the writer and, from `info` up, into the ring.
 
-    Debug events stay out of the ring: at one per datagram they would push everything else out of it.
+    Debug events stay out of the ring: at one per datagram they would push everything else out of it. Evaluations are
+    all in the ring, and one every few seconds in the log: fast steps would fill a terminal with nothing else.
     """
 
     def __init__(self, ring: EventRing, writer: Writer, clock: Clock) -> None:
         self._ring = ring
         self._writer = writer
         self._clock = clock
+        self._written: dict[str, float] = {}
 
     def debug(self, event: str, **fields: Any) -> None:
         self._writer.debug(event, **{key: plain(value) for key, value in fields.items()})
 
     def info(self, event: str, **fields: Any) -> None:
         entry = self._ring.add("info", event, fields, wall=self._clock.wall())
-        self._writer.info(event, **entry.fields)
+        write = self._writer.debug if self._is_routine(event) else self._writer.info
+        write(event, **entry.fields)
 
     def warning(self, event: str, **fields: Any) -> None:
         entry = self._ring.add("warning", event, fields, wall=self._clock.wall())
@@ -156,3 +162,14 @@ class EventLog:
     def error(self, event: str, **fields: Any) -> None:
         entry = self._ring.add("error", event, fields, wall=self._clock.wall())
         self._writer.error(event, **entry.fields)
+
+    def _is_routine(self, event: str) -> bool:
+        """Whether the log said the like a moment ago."""
+        if event not in THINNED:
+            return False
+        now = self._clock.monotonic()
+        written = self._written.get(event)
+        if written is not None and now - written < THINNED_S:
+            return True
+        self._written[event] = now
+        return False

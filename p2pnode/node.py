@@ -19,7 +19,7 @@ from overlay.node import NotThisSwarm, Overlay
 from overlay.peers import Activity, Contact, PeerChange
 from overlay.transport import Transport, TransportError
 from p2pnode.config import Config
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from training import agreement, checkpoint
 from training.agreement import ManifestRefused
 from training.barriers import BarrierNotFound, make_barrier
@@ -71,11 +71,7 @@ class Node:
             self.incarnation = next_incarnation(doors.disk)
             self._stored_genesis = doors.disk.read(GENESIS_FILE)
         except (UnreadableIdentity, OSError) as error:
-            raise UserError(
-                f"the state directory {config.node.state_dir} cannot be used: {error}",
-                hint="check its permissions and free space, or name another one with node.state_dir",
-                exit_code=ExitCode.STATE_DIRECTORY,
-            ) from error
+            raise state_directory_unusable(config.node.state_dir, error) from error
         self.overlay = Overlay(
             identity=self.identity,
             incarnation=self.incarnation,
@@ -280,8 +276,12 @@ class Node:
         self._store_genesis(genesis)
 
     def _store_genesis(self, genesis: bytes) -> None:
+        """Without it the next start would not know its swarm."""
+        try:
+            self.doors.disk.write(GENESIS_FILE, genesis)
+        except OSError as error:
+            raise state_directory_unusable(self.config.node.state_dir, error) from error
         self._stored_genesis = genesis
-        self.doors.disk.write(GENESIS_FILE, genesis)
 
     async def _enter(self, hello: TrainerHello) -> None:
         """Agree on the manifest, then come to the vector."""

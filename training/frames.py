@@ -53,9 +53,9 @@ class BadFrame(Exception):
 
 def frames(
     shard: int, values: Vector, codec: CodecName, part: Part, *, step: int = 0, version: int = 0, sequence: int = 0
-) -> Iterator[bytes]:
+) -> Iterator[Buffer]:
     """A shard's array as header and payload buffers; each payload is encoded when it is asked for."""
-    per_frame = MAX_PAYLOAD_BYTES // codecs.BYTES_PER_VALUE[codec]
+    per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     for offset in range(0, values.size, per_frame):
         payload = codecs.encode(values[offset : offset + per_frame], codec)
         yield header(shard, offset, len(payload), codec, part, step=step, version=version, sequence=sequence)
@@ -63,14 +63,15 @@ def frames(
 
 
 def encoded_frames(
-    shard: int, payload: bytes, codec: CodecName, part: Part, *, step: int = 0, version: int = 0
+    shard: int, payload: Buffer, codec: CodecName, part: Part, *, step: int = 0, version: int = 0
 ) -> Iterator[Buffer]:
     """The same for values that are encoded already, without a copy."""
-    width = codecs.BYTES_PER_VALUE[codec]
+    per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
+    frame_bytes = codecs.size_bytes(codec, per_frame)
     view = memoryview(payload)
-    for start in range(0, len(view), MAX_PAYLOAD_BYTES):
-        piece = view[start : start + MAX_PAYLOAD_BYTES]
-        yield header(shard, start // width, len(piece), codec, part, step=step, version=version)
+    for number, start in enumerate(range(0, len(view), frame_bytes)):
+        piece = view[start : start + frame_bytes]
+        yield header(shard, number * per_frame, len(piece), codec, part, step=step, version=version)
         yield piece
 
 
@@ -157,13 +158,15 @@ async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> 
         if filled and codecs.NAMES[head.codec] != codec:
             raise BadFrame(f"shard {shard} changes its codec at value {filled}")
         codec = codecs.NAMES[head.codec]
-        count = head.payload_bytes // codecs.BYTES_PER_VALUE[codec]
-        if count == 0 or filled + count > size:
-            raise BadFrame(f"shard {shard} has {size} values, a frame brings {count} more after {filled}")
         try:
-            codecs.decode(payload, codec, values[filled : filled + count])
+            count = codecs.count_values(codec, head.payload_bytes)
         except ValueError as error:
             raise BadFrame(str(error)) from error
+        if filled + count < size and count % codecs.cut_values(codec):
+            raise BadFrame(f"shard {shard} is cut inside a block, after value {filled + count}")
+        if count == 0 or filled + count > size:
+            raise BadFrame(f"shard {shard} has {size} values, a frame brings {count} more after {filled}")
+        codecs.decode(payload, codec, values[filled : filled + count])
         encoded += payload
         filled += count
     return values, encoded, codec

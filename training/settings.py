@@ -113,7 +113,12 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         bool,
         Meta(description="False trains alone: nothing is pushed or pulled. For comparison only."),
     ] = True
-    codec: Annotated[Literal["float32", "bfloat16"], Meta(description="How pushed deltas are encoded.")] = "bfloat16"
+    codec: Annotated[
+        Literal["float32", "bfloat16", "int8"],
+        Meta(
+            description="How pushed deltas are encoded: 4, 2 or 1 byte a value; what is rounded off goes with the next."
+        ),
+    ] = "bfloat16"
     pull_codec: Annotated[Literal["float32", "bfloat16"], Meta(description="How pulled values are encoded.")] = (
         "float32"
     )

@@ -19,6 +19,8 @@ from training.codecs import Vector
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
+#: Values worked on at a time: six arrays of this many float32 fit a core's second cache.
+BLOCK_VALUES = 32768
 
 
 class DeltaId(NamedTuple):
@@ -127,28 +129,48 @@ class ShardState:
         self.version += 1
         split = self.parameters
         if split:
-            scaled = delta[:split] * np.float32(weight)
-            self._apply_momentum(scaled, weight, rule)
-            scaled *= np.float32(rule.outer_lr)
-            self.value[:split] += scaled
+            self._add_parameters(weight, delta[:split], rule)
         if split < self.value.size:
             self.value[split:] += delta[split:] * np.float32(weight)
 
-    def _apply_momentum(self, scaled: Vector, weight: float, rule: Rule) -> None:
-        if rule.outer_momentum == 0.0:
-            return
-        if self.momentum is None or self.accumulated is None:
+    def _add_parameters(self, weight: float, delta: Vector, rule: Rule) -> None:
+        """Block by block, so that the passes over one block find it in the processor's cache."""
+        has_momentum = rule.outer_momentum != 0.0
+        if has_momentum and (self.momentum is None or self.accumulated is None):
             self.momentum = np.zeros(self.parameters, dtype=np.float32)
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
-        self.accumulated += scaled
-        self.sum_weight += weight
-        if self.sum_weight < WHOLE_WEIGHT:
-            return
-        self.momentum *= np.float32(rule.outer_momentum)
-        self.momentum += self.accumulated
-        self.accumulated[:] = 0.0
-        self.sum_weight = 0.0
-        self.value[: self.parameters] += np.float32(rule.outer_lr * rule.outer_momentum) * self.momentum
+        # `accumulated` is all zeros whenever nothing was accumulated: then it need not be touched.
+        none_yet = self.sum_weight == 0.0
+        is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
+        w, lr, mu = np.float32(weight), np.float32(rule.outer_lr), np.float32(rule.outer_momentum)
+        lr_mu = np.float32(rule.outer_lr * rule.outer_momentum)
+        scratch = np.empty((2, min(BLOCK_VALUES, delta.size)), dtype=np.float32)
+        for start in range(0, delta.size, BLOCK_VALUES):
+            block = slice(start, min(start + BLOCK_VALUES, delta.size))
+            scaled, step = scratch[:, : block.stop - start]
+            value = self.value[block]
+            np.multiply(delta[block], w, out=scaled)
+            if has_momentum:
+                assert self.momentum is not None
+                assert self.accumulated is not None
+                accumulated = self.accumulated[block]
+                if not is_whole:
+                    accumulated += scaled
+                else:
+                    momentum = self.momentum[block]
+                    momentum *= mu
+                    if none_yet:
+                        momentum += scaled
+                    else:
+                        accumulated += scaled
+                        momentum += accumulated
+                        accumulated[:] = 0.0
+                    np.multiply(momentum, lr_mu, out=step)
+                    value += step
+            scaled *= lr
+            value += scaled
+        if has_momentum:
+            self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 
     def hold(self, identity: DeltaId, weight: float, delta: Vector) -> None:
         """Keep a delta until the barrier of its step has passed."""

@@ -2,7 +2,7 @@
 
 The daemon never imports torch. It orders a step, the trainer works on the shared vector and reports. Vectors pass
 through shared memory (`vector`: base in, daemon → trainer; `delta`: result out, trainer → daemon), words pass over the
-link (`training.link`).
+link (`training.link`). From an order until its answer the daemon leaves `vector` as it is: it is the base of the delta.
 """
 
 from __future__ import annotations

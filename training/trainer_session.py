@@ -68,15 +68,22 @@ class TrainerSession:
         on_lost: Callable[[TrainerSession, TrainerFailed], None],
     ) -> TrainerSession:
         """Start the process and wait until it has connected. Raises `TrainerFailed`."""
-        folder, temporary = _socket_folder(state_dir)
-        path = folder / "link"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         process: TrainerProcess | None = None
         try:
-            listener.setblocking(False)
+            folder, temporary = _socket_folder(state_dir)
+            path = folder / "link"
             path.unlink(missing_ok=True)
+            listener.setblocking(False)
             listener.bind(str(path))
             listener.listen(1)
+        except OSError as error:
+            listener.close()
+            raise TrainerFailed(
+                f"the trainer's socket cannot be made in {state_dir}: {error.strerror or error}",
+                "check the state directory's permissions and free space",
+            ) from error
+        try:
             environment[link.SOCKET_VARIABLE] = str(path)
             try:
                 process = await TrainerProcess.spawn(command, environment, output)

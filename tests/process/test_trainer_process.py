@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from tests.process.trainer_world import ROOT, World, descriptors, lives, until, wait_until
 from training import shared_memory
 from training.layout import Layout
+from training.supervisor import KEEP_MEMORY
 from training.trainer_door import StepOrder, TrainerFailed
 from training.trainer_process import OutputLog
 from training.trainer_session import hidden_package
@@ -31,6 +32,22 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def order(step: int, local_steps: int = 2) -> StepOrder:
     return StepOrder(step, local_steps, 1.0, True)
+
+
+@pytest.mark.parametrize("users", ["", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_a_trainer_keeps_its_memory_unless_the_user_decides(
+    world: World, monkeypatch: pytest.MonkeyPatch, users: str
+) -> None:
+    """The C library is told to keep freed pages, except where the environment says something of its own about them."""
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    if users:
+        monkeypatch.setenv(users, "2")
+
+    environment = world.trainer()._environment()
+
+    assert (KEEP_MEMORY.items() <= environment.items()) is not bool(users)
+    assert not users or environment[users] == "2"
 
 
 @pytest.mark.parametrize("uvloop", [False, True])

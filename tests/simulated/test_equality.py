@@ -105,13 +105,15 @@ def bare(task: Any, steps: int) -> np.ndarray:
     return np.concatenate([value.detach().numpy().ravel() for _, value in named + buffers])
 
 
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [world_tasks.Plain, world_tasks.Normed])
-def test_one_node_gives_the_weights_of_the_bare_loop(kind: Any) -> None:
-    """One node with plain sum, outer_lr 1, μ 0: the torch loop's weights to 1e-6 after 200 steps."""
+def test_one_node_gives_the_weights_of_the_bare_loop(kind: Any, codec: str) -> None:
+    """One node with plain sum, outer_lr 1, μ 0: the torch loop's weights to 1e-6 after 200 steps, whatever the codec:
+    what a node owns alone is not sent, and so not rounded."""
     value, _ = swarm_of(
         {"n0": kind({}, node_seed=11, **OPTIONS)},
         200,
-        **{"training.local_steps": 1, "exchange.weight": "sum"},
+        **{"training.local_steps": 1, "exchange.weight": "sum", "exchange.codec": codec},
     )
 
     np.testing.assert_allclose(value, bare(kind({}, node_seed=11, **OPTIONS), 200), rtol=0, atol=1e-6)
@@ -158,3 +160,25 @@ def test_a_late_joiner_stands_where_the_schedule_of_the_others_stands() -> None:
     joined = [(order.step, rate) for order, rate in zip(trainers["n1"].orders, trainers["n1"].rates, strict=True)]
     assert joined[0][0] >= 14
     assert all(rate == pytest.approx(by_step[step]) for step, rate in joined if step in by_step)
+
+
+@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), ("int8", 2e-4)])
+def test_a_lossy_codec_stays_beside_the_joined_batch(codec: str, within: float) -> None:
+    """Rounded deltas with error feedback end where exact ones end, to a ten-thousandth of what the weights moved."""
+    tasks = {f"n{part}": Fixed({"part": part, "parts": 2}, node_seed=part, **OPTIONS) for part in range(2)}
+
+    value, _ = swarm_of(
+        tasks,
+        50,
+        **{
+            "training.local_steps": 1,
+            "barrier.method": "bsp",
+            "training.min_nodes": 2,
+            "exchange.codec": codec,
+        },
+    )
+
+    joined = bare(Fixed({"part": 0, "parts": 1}, node_seed=0, **OPTIONS), 50)
+    difference = np.abs(value - joined).max()
+    print(f"{codec}: {difference:.6f} off; the weights moved by {np.abs(joined).max():.3f} at most")
+    assert 0.0 < difference < within

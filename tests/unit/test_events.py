@@ -186,3 +186,19 @@ def test_console_logs_are_readable_lines_without_colour_codes_in_a_file() -> Non
     assert "port_unreachable" in stream.getvalue()
     assert "port=8468" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
+
+
+def test_evaluations_in_quick_succession_are_thinned_in_the_log_and_not_in_the_ring() -> None:
+    """Of evaluations within five seconds the log gets one as info; other events are never held back."""
+    ring, writer, clock = EventRing(), ListWriter(), FixedClock()
+    now = 0.0
+    clock.monotonic = lambda: now  # type: ignore[method-assign]
+    log = EventLog(ring, writer, clock)
+    for now in (0.0, 1.0, 4.9, 5.0, 6.0):
+        log.info("evaluated", accuracy=now)
+        log.info("peer_left")
+
+    levels = [(level, fields["accuracy"]) for level, event, fields in writer.lines if event == "evaluated"]
+    assert levels == [("info", 0.0), ("debug", 1.0), ("debug", 4.9), ("info", 5.0), ("debug", 6.0)]
+    assert [level for level, event, _ in writer.lines if event == "peer_left"] == ["info"] * 5
+    assert sum(event.event == "evaluated" for event in ring.since(0).events) == 5

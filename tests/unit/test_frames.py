@@ -47,7 +47,14 @@ def ramp(size: int) -> Vector:
     return (np.arange(size) % 256).astype(np.float32)
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def as_sent(values: Vector, codec: CodecName) -> Vector:
+    """The values as the codec rounds them."""
+    into = np.empty_like(values)
+    codecs.decode(codecs.encode(values, codec), codec, into)
+    return into
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("size", [1, 2, 3, 262_143, 262_144, 262_145, 600_001])
 def test_an_array_survives_its_frames(codec: CodecName, size: int) -> None:
     """Values, payload and codec come back whole, over one frame or several, at and around the cut."""
@@ -55,12 +62,12 @@ def test_an_array_survives_its_frames(codec: CodecName, size: int) -> None:
 
     read_back, encoded, found = read(frames(SHARD, values, codec, Part.DELTA), size)
 
-    assert np.array_equal(read_back, values)
+    assert np.array_equal(read_back, as_sent(values, codec))
     assert bytes(encoded) == codecs.encode(values, codec)
     assert found == codec
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
 def test_encoded_frames_are_the_same_on_the_wire(codec: CodecName) -> None:
     """A payload that is encoded already gives the very bytes that encoding on the way gives."""
     values = ramp(700_000)
@@ -148,23 +155,32 @@ def test_the_values_do_not_share_memory_with_the_transport() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
 def test_a_body_cut_anywhere_is_a_bad_frame(codec: CodecName) -> None:
     """However many bytes of a two-frame array arrive, fewer than all is `BadFrame`, never a shorter array."""
-    values = ramp(6)
+    first = max(3, codecs.cut_values(codec))
+    values = ramp(first + 3)
     whole = b"".join(
         [
-            head(0, 3 * codecs.BYTES_PER_VALUE[codec], codec),
-            codecs.encode(values[:3], codec),
-            head(3, 3 * codecs.BYTES_PER_VALUE[codec], codec),
-            codecs.encode(values[3:], codec),
+            head(0, codecs.size_bytes(codec, first), codec),
+            codecs.encode(values[:first], codec),
+            head(first, codecs.size_bytes(codec, 3), codec),
+            codecs.encode(values[first:], codec),
         ]
     )
-    assert np.array_equal(read([whole], 6)[0], values)
+    assert np.array_equal(read([whole], values.size)[0], as_sent(values, codec))
 
     for kept in range(len(whole)):
         with pytest.raises(BadFrame):
-            read([whole[:kept]], 6)
+            read([whole[:kept]], values.size)
+
+
+def test_an_int8_array_cut_inside_a_block_is_a_bad_frame() -> None:
+    """A short frame before the last would begin the next block in the middle of one."""
+    payload = codecs.encode(ramp(3), "int8")
+
+    with pytest.raises(BadFrame, match="cut inside a block, after value 3"):
+        read([head(0, len(payload), "int8"), payload, head(3, len(payload), "int8"), payload], 6)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +198,7 @@ def test_a_body_cut_anywhere_is_a_bad_frame(codec: CodecName) -> None:
         ([head(payload_bytes=0)], "0 more"),
         ([head(payload_bytes=7), bytes(7)], "7 bytes"),
         ([head(payload_bytes=3, codec="bfloat16"), bytes(3)], "3 bytes"),
+        ([head(payload_bytes=3, codec="int8"), bytes(3)], "3 bytes"),
         ([head(payload_bytes=MAX_PAYLOAD_BYTES + 1), bytes(MAX_PAYLOAD_BYTES + 1)], str(MAX_PAYLOAD_BYTES + 1)),
         ([head(payload_bytes=0xFFFFFFFF)], "4294967295"),
     ],
@@ -198,6 +215,7 @@ def test_a_body_cut_anywhere_is_a_bad_frame(codec: CodecName) -> None:
         "an empty frame",
         "half a float32",
         "half a bfloat16",
+        "a part of an int8 block's scale",
         "over a mebibyte",
         "four gibibytes announced",
     ],
@@ -210,7 +228,7 @@ def test_a_body_that_is_not_what_was_announced(buffers: list[bytes], reason: str
 
 def test_an_unknown_codec_is_a_bad_frame() -> None:
     """A codec number from the future, or from nowhere, is refused before its payload is read."""
-    for number in (2, 7, 255):
+    for number in (3, 7, 255):
         raw = struct.pack("<IIIBBHqQ", SHARD, 0, 8, number, Part.DELTA, 0, 0, 0)
         with pytest.raises(BadFrame, match=f"codec {number}"):
             read([raw], 2)

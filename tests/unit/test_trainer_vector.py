@@ -147,9 +147,9 @@ def test_the_delta_is_what_training_changed() -> None:
     assert delta.tolist() == [2, 2, 0, 0, 0, 0, 0, 0]
 
 
-def test_the_base_is_private() -> None:
-    """A vector that the daemon changes during the training does not enter the delta."""
-    vector = ModelVector(nn.Linear(3, 2))
+def test_the_base_of_a_rounded_model_is_its_own() -> None:
+    """What a half-precision model took over is the base, whatever becomes of the vector it came from."""
+    vector = ModelVector(nn.Linear(3, 2).to(torch.bfloat16))
     shared = np.ones(vector.layout.total, np.float32)
     delta = np.full_like(shared, 9)
 
@@ -158,6 +158,22 @@ def test_the_base_is_private() -> None:
     vector.delta(delta)
 
     assert not delta.any()
+
+
+def test_vectors_may_change_between_loads() -> None:
+    """A delta is measured from the vector loaded last and goes where it is wanted, for a float32 model too."""
+    model = nn.Linear(3, 2)
+    vector = ModelVector(model)
+    for base in (1.0, 4.0):
+        shared = np.full(vector.layout.total, base, np.float32)
+        delta = np.zeros_like(shared)
+        vector.load(shared)
+        with torch.no_grad():
+            model.weight += 2.0
+        vector.delta(delta)
+
+        assert sorted(delta.tolist()) == [0.0] * 2 + [2.0] * 6
+        assert (shared == base).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

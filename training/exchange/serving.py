@@ -122,7 +122,7 @@ class Serving:
             # A retry of an identity that is on its way joins it instead of racing it.
             while (flight := self._in_flight.get((item.shard, identity))) is not None:
                 await flight
-            verdict = self._classify(push, identity, item)
+            verdict = self._classify(push, identity, item.shard, item.delta)
             if verdict is not None:
                 results[item.shard] = verdict
             else:
@@ -149,24 +149,41 @@ class Serving:
             return False
         return True
 
-    def _classify(self, push: Push, identity: DeltaId, item: Item) -> PushResult | None:
-        owned = self._store.owned.get(item.shard)
+    def add_alone(self, push: Push, shard: int, delta: Vector) -> PushResult | None:
+        """Add a shard of this node's own delta at once; None where others have to have it first, or own it.
+
+        `delta` may be the trainer's memory: it is not kept.
+        """
+        owned = self._store.owned.get(shard)
+        identity = DeltaId(push.node, push.incarnation, push.step)
+        if owned is None or owned.targets() or self._unsafe(owned) or (shard, identity) in self._in_flight:
+            return None
+        verdict = self._classify(push, identity, shard, delta)
+        if verdict is not None:
+            return None if verdict.status == "retry" else verdict
+        is_held = self._core.synchronous
+        own = Waiting(identity, self._clamped(push.weight), delta.copy() if is_held else delta, is_held)
+        self.merged[identity.node] = identity.step
+        return PushResult(shard, "ok", self._store.add(shard, own))
+
+    def _classify(self, push: Push, identity: DeltaId, shard: int, delta: Vector) -> PushResult | None:
+        owned = self._store.owned.get(shard)
         if owned is None:
-            return self._elsewhere(item.shard)
+            return self._elsewhere(shard)
         if owned.state.knows(identity):
             # After a hand-over the new owner may be the only one that has it: then it is not safe yet.
             if self._unsafe(owned):
-                return PushResult(item.shard, "retry", reason="no_backup_yet")
-            return PushResult(item.shard, "ok", owned.state.version)
+                return PushResult(shard, "retry", reason="no_backup_yet")
+            return PushResult(shard, "ok", owned.state.version)
         if owned.moving:
-            return PushResult(item.shard, "retry", reason="moving")
+            return PushResult(shard, "retry", reason="moving")
         limit = self._core.stale_limit
         if limit is not None and self._core.median_step() - push.base_step > limit:
-            return self._refuse(item.shard, "late")
+            return self._refuse(shard, "late")
         if push.base_step < owned.state.era_step:
-            return self._refuse(item.shard, "before_era")
-        if not codecs.all_finite(item.delta):
-            return self._refuse(item.shard, "not_finite")
+            return self._refuse(shard, "before_era")
+        if not codecs.all_finite(delta):
+            return self._refuse(shard, "not_finite")
         return None
 
     def _unsafe(self, owned: Owned) -> bool:
@@ -243,7 +260,7 @@ class Serving:
 
         def stream() -> Iterator[Buffer]:
             for item, _ in pairs:
-                yield from encoded_frames(item.shard, bytes(item.encoded), item.codec, Part.DELTA, step=push.step)
+                yield from encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step)
 
         size = sum(len(item.encoded) for item, _ in pairs)
         self._core.counters.bytes_sent += size

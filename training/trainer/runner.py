@@ -216,29 +216,26 @@ class TaskRunner:
 
 
 class _Tally:
-    """Sums over one order. The loss stays on the device until it is asked for: reading it would wait for the device."""
+    """Sums over one order. Losses stay on the device until they are asked for: reading one waits for the device."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.skipped = 0
         self.batches = 0
         self.samples = 0
-        self._sum: Tensor | None = None
-        self._bad: Tensor | None = None
+        self._losses: list[Tensor] = []
 
     def add(self, loss: Tensor, samples: int) -> None:
         self.batches += 1
         self.samples += samples
-        value = loss.float()
-        bad = (~torch.isfinite(value)).to(torch.int64)
-        self._sum = value if self._sum is None else self._sum + value
-        self._bad = bad if self._bad is None else self._bad + bad
+        self._losses.append(loss)
 
     def loss(self) -> tuple[float, int]:
         """The mean loss, and how many were not finite."""
-        if self._sum is None or self._bad is None:
+        if not self._losses:
             return math.nan, 0
-        return float(self._sum) / self.batches, int(self._bad)
+        losses = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
+        return sum(losses) / len(losses), sum(not math.isfinite(loss) for loss in losses)
 
 
 def _check_loss(loss: object) -> None:

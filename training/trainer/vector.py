@@ -44,7 +44,9 @@ def bare_model(model: nn.Module) -> nn.Module:
 class ModelVector:
     """The model's tensors in the vector's order. Raises `TrainerFailed` for a model that cannot be shared.
 
-    `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host.
+    `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. A model
+    that is float32 in the machine's own memory is copied straight from and to the vectors given: then the base of a
+    delta is the loaded vector itself, which must stay as it is until `delta` (`training.trainer_door`).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -65,6 +67,8 @@ class ModelVector:
         # The vector as the model took it, on the model's device: what a delta is measured from.
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
         self._bases = self._views(self._base)
+        self._gains = self._bases
+        self._is_direct = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in self._tensors)
         self._rounded = [
             (tensor, base)
             for tensor, base in zip(self._tensors, self._bases, strict=True)
@@ -83,7 +87,11 @@ class ModelVector:
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
         """Put `vector`, `float32[total]`, into the model and remember it as the base of the next delta."""
-        self._base.copy_(torch.from_numpy(vector))
+        shared = torch.from_numpy(vector)
+        if not self._is_direct:
+            self._base.copy_(shared)
+        elif shared.data_ptr() != self._base.data_ptr():
+            self._base, self._bases = shared, self._views(shared)
         self.load_base()
 
     @torch.no_grad()
@@ -97,9 +105,16 @@ class ModelVector:
     @torch.no_grad()
     def delta(self, into: Vector) -> None:
         """Write what the model gained since `load` into `into`, `float32[total]`. The base is used up."""
+        shared = torch.from_numpy(into)
+        if self._is_direct:
+            if shared.data_ptr() != self._gains[0].data_ptr():
+                self._gains = self._views(shared)
+            for tensor, base, gain in zip(self._tensors, self._bases, self._gains, strict=True):
+                torch.sub(tensor, base, out=gain)
+            return
         for tensor, base in zip(self._tensors, self._bases, strict=True):
             torch.sub(tensor.to(base.device, torch.float32), base, out=base)
-        torch.from_numpy(into).copy_(self._base)
+        shared.copy_(self._base)
 
     @property
     def base(self) -> Tensor:

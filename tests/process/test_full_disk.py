@@ -1,0 +1,82 @@
+"""A state directory on a full disk, at the start and in the middle of training. Needs root, to mount a small disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2pnode.client import NodeClient, find
+from tests.process.test_bad_input import start
+from tests.process.test_swarm_process import Daemon, until
+
+#: Enough for a node with its checkpoints of the digits' small network, and quickly filled.
+SIZE_BYTES = 8 * 1024 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is a disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small disk is not permitted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Write until nothing more fits; returns the file to be removed to make room again."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return ballast
+
+
+def test_a_start_on_a_full_disk_says_so(small_disk: Path) -> None:
+    """One sentence that names the directory and the reason, exit code 7, and no half-written identity."""
+    fill(small_disk)
+    state = small_disk / "state"
+
+    refused = start(small_disk, "--state-dir", str(state))
+
+    assert refused.code == 7
+    assert str(state) in refused.error
+    assert "No space left on device" in refused.error
+    assert "free space" in refused.hint
+    assert not list(state.glob("*.tmp"))
+    assert not (state / "identity.key").exists()
+
+
+@pytest.mark.timeout(120)
+def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:
+    """Checkpoints fail with an event that says why, steps go on, the last whole one stays; with room they succeed."""
+    daemon = Daemon(small_disk, "node")
+    try:
+        until(lambda: daemon.trains, 60, "the node trains")
+        found = find(daemon.state_dir)
+        assert found is not None
+        client = NodeClient(found.address)
+
+        def events(name: str) -> list[str]:
+            return [str(event["fields"]) for event in client.events()["events"] if event["event"] == name]
+
+        until(lambda: bool(events("checkpoint_written")), 30, "a checkpoint")
+        ballast = fill(small_disk)
+        until(lambda: bool(events("checkpoint_not_written")), 30, "a checkpoint that fails")
+        assert "No space left" in events("checkpoint_not_written")[0]
+        assert list(daemon.state_dir.rglob("state.json")), "the earlier checkpoint has gone"
+        reached = daemon.step
+        until(lambda: daemon.step > reached, 10, "steps on a full disk")
+        written = len(events("checkpoint_written"))
+        ballast.unlink()
+        until(lambda: len(events("checkpoint_written")) > written, 30, "a checkpoint once there is room")
+    finally:
+        daemon.end()
