@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
 Without names the standing ones run: start, loop_delay, steps. `outer_rule` and `codecs` need the MNIST files, and with
-`--network conv` half an hour: they run by name or with `--all`. A missed aim is said and shown in the table; it is no
-failure of the command.
+`--network conv` half an hour; `fuzz` takes its `--minutes`: they run by name or with `--all`. A missed aim is said and
+shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
 STANDING = ("start", "loop_delay", "steps")
-BY_NAME = ("outer_rule", "codecs")
+BY_NAME = ("outer_rule", "codecs", "fuzz")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--all", action="store_true", help="those that run by name alone too")
     line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
+    line.add_argument("--minutes", type=float, default=0.0, help="fuzz: how long; 0: ten")
     line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
     line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
@@ -75,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_of(name: str, arguments: argparse.Namespace) -> str:
     """The command that measures this again, without paths of this machine."""
     parts = [name]
-    if name in BY_NAME and arguments.network != "mlp":
+    if name == "fuzz" and arguments.minutes:
+        parts.append(f"--minutes {arguments.minutes:g}")
+    if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")

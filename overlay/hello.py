@@ -2,7 +2,9 @@
 
 It tells both sides who the other is (protocol version, run, genesis, id), what address the answerer saw, and up to 20
 contacts, so that every way of dialling the wrong place has its own clear sentence. Also the other half of the
-eligibility check: opening a `hello` to an address proves that its node can be reached there.
+eligibility check: opening a `hello` to an address proves that its node can be reached there. The answer is signed over
+the asker's nonce: who answers holds the key of the id it gives. Our own id, signed under another start than ours, is
+another process with our key (`TwinMet`).
 """
 
 from __future__ import annotations
@@ -14,24 +16,31 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.ids import short
-from overlay.peers import Contact, Id
+from overlay.identity import Identity
+from overlay.ids import node_id_of, short
+from overlay.peers import Beat, Contact, Id
 from overlay.transport import Address, Incoming, Rejection, Reply, Transport, TransportError
 from overlay.wire import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
 
 HELLO = "hello"
+CONTEXT = b"p2pnode hello\0"
+NONCE_BYTES = 16
 
 
 class HelloRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Who dials. Later versions may append fields."""
+    """Who dials, and what the answer is to be signed over. Later versions may append fields."""
 
     version: int
     run: Annotated[str, Meta(max_length=64)]
     node_id: Id
+    nonce: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Who answers. `genesis` is empty while it has not joined a swarm itself; `nodes` only for its own run."""
+    """Who answers. `genesis` is empty while it has not joined a swarm itself; `nodes` only for its own run.
+
+    `signature` is of `CONTEXT`, the nonce, the asker's id and this answer with an empty signature, by `public_key`.
+    """
 
     version: int
     run: Annotated[str, Meta(max_length=64)]
@@ -39,6 +48,10 @@ class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
     node_id: Id
     observed_host: Annotated[str, Meta(max_length=64)]
     nodes: Nodes
+    incarnation: Annotated[int, Meta(ge=0)] = 0
+    boot: Annotated[int, Meta(ge=0)] = 0
+    public_key: Annotated[bytes, Meta(max_length=32)] = b""
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 @dataclass(frozen=True)
@@ -60,13 +73,29 @@ class Unsuitable(Exception):
         self.final = final
 
 
+class TwinMet(Unsuitable):
+    """Another process answered, and proved it, with our own identity."""
+
+    def __init__(self, address: Address, incarnation: int, boot: int) -> None:
+        super().__init__("runs with this node's own identity", final=True)
+        self.address = address
+        self.incarnation = incarnation
+        self.boot = boot
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _ANSWER = msgspec.msgpack.Decoder(HelloAnswer)
 _REQUEST = msgspec.msgpack.Decoder(HelloRequest)
 
 
-def encode_request(run: str, node_id: bytes) -> bytes:
-    return _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, run, node_id))
+@dataclass(frozen=True)
+class Caller:
+    """Who says hello: our identity, our start and our run; `nonce` draws a fresh one (`NONCE_BYTES`)."""
+
+    identity: Identity
+    boot: int
+    run: str
+    nonce: Callable[[], bytes]
 
 
 def answer_hello(
@@ -74,7 +103,8 @@ def answer_hello(
     *,
     run: str,
     genesis: bytes | None,
-    own_id: bytes,
+    identity: Identity,
+    beat: Beat,
     closest: Callable[[bytes], list[bytes]],
 ) -> Reply:
     """Who we are, for anybody; whom we know (`closest`, packed), for nodes of our run. Raises `Rejection`."""
@@ -82,13 +112,26 @@ def answer_hello(
         request = _REQUEST.decode(incoming.head)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise Rejection("this is no hello; is it another version of p2pnode?") from None
-    known = closest(request.node_id) if request.run == run else []
-    nodes = pack_nodes(known)
-    answer = HelloAnswer(PROTOCOL_VERSION, run, genesis or b"", own_id, incoming.source.host, nodes)
-    return Reply(_ENCODER.encode(answer))
+    answer = HelloAnswer(
+        PROTOCOL_VERSION,
+        run,
+        genesis or b"",
+        identity.node_id,
+        incoming.source.host,
+        pack_nodes(closest(request.node_id) if request.run == run else []),
+        beat.incarnation,
+        beat.boot,
+        identity.public_key,
+    )
+    signature = identity.sign(_statement(request.nonce, request.node_id, answer))
+    return Reply(_ENCODER.encode(msgspec.structs.replace(answer, signature=signature)))
 
 
-def judge_answer(head: bytes, address: Address, *, run: str, own_id: bytes, genesis: bytes | None) -> Greeted:
+def _statement(nonce: bytes, asker: bytes, unsigned: HelloAnswer) -> bytes:
+    return CONTEXT + len(nonce).to_bytes(1, "big") + nonce + asker + _ENCODER.encode(unsigned)
+
+
+def judge_answer(head: bytes, address: Address, nonce: bytes, *, caller: Caller, genesis: bytes | None) -> Greeted:
     """What an answer means for a node of `run` (and of `genesis`, where it knows). Raises `Unsuitable`."""
     try:
         answer = _ANSWER.decode(head)
@@ -96,8 +139,16 @@ def judge_answer(head: bytes, address: Address, *, run: str, own_id: bytes, gene
         raise Unsuitable("answers, but not as a p2pnode", final=True) from None
     if answer.version != PROTOCOL_VERSION:
         raise Unsuitable(f"speaks protocol {answer.version}, this node speaks {PROTOCOL_VERSION}", final=True)
-    if answer.node_id == own_id:
+    own_id, run = caller.identity.node_id, caller.run
+    if answer.node_id == own_id and answer.boot == caller.boot:
         raise Unsuitable("is this node itself", final=True)
+    unsigned = msgspec.structs.replace(answer, signature=b"")
+    if node_id_of(answer.public_key) != answer.node_id or not caller.identity.verifies(
+        answer.public_key, _statement(nonce, own_id, unsigned), answer.signature
+    ):
+        raise Unsuitable(f"says it is {short(answer.node_id)} and cannot prove it", final=True)
+    if answer.node_id == own_id:
+        raise TwinMet(address, answer.incarnation, answer.boot)
     if answer.run != run:
         raise Unsuitable(f"belongs to run {answer.run!r}, this node to {run!r}", final=True)
     if len(answer.genesis) != GENESIS_BYTES:
@@ -112,13 +163,14 @@ def judge_answer(head: bytes, address: Address, *, run: str, own_id: bytes, gene
 
 
 async def say_hello(
-    transport: Transport, address: Address, *, run: str, own_id: bytes, genesis: bytes | None, timeout_s: float
+    transport: Transport, address: Address, *, caller: Caller, genesis: bytes | None, timeout_s: float
 ) -> Greeted:
     """Dial one address. Raises `Unsuitable` with the reason, whatever happens on the way."""
-    head = encode_request(run, own_id)
+    nonce = caller.nonce()
+    head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, caller.run, caller.identity.node_id, nonce))
     try:
         async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:
             received = answer.head
     except TransportError as error:
         raise Unsuitable(error.detail, final=error.kind == "foreign") from error
-    return judge_answer(received, address, run=run, own_id=own_id, genesis=genesis)
+    return judge_answer(received, address, nonce, caller=caller, genesis=genesis)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from overlay.doors import Disk, Entropy
 from overlay.ids import node_id_of
@@ -41,6 +42,14 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """Ed25519 signature, 64 bytes."""
         return self._key.sign(data)
+
+    def verifies(self, public_key: bytes, data: bytes, signature: bytes) -> bool:
+        """Whether the holder of this public key (32 bytes) signed this. Never raises, whatever the bytes."""
+        try:
+            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
 
 
 def identity_from_seed(seed: bytes) -> Identity:

@@ -1,8 +1,10 @@
-"""Joining and staying connected: what happens around a successful dial, and when the table has run empty."""
+"""Joining and staying connected: what happens around a successful dial, when the table has run empty, and, now and
+then, for ever, whether there are others of our swarm that nobody here knows any more (islands of a long partition)."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 
 from overlay.bootstrap import Dialler, NotThisSwarm
@@ -18,6 +20,9 @@ from overlay.transport import Address
 JOIN_LOOKUP_S = 2.0
 #: The table is looked at this often; empty, the node dials again.
 EMPTY_TABLE_S = 5.0
+#: A bootstrap or remembered peer that is not among our peers is dialled this often: the dead are given up after an hour
+#: (`overlay.liveness.DEAD_MEMORY_S`), a partition may last longer.
+ISLAND_S = 60.0
 
 
 class Joining:
@@ -29,6 +34,7 @@ class Joining:
         remembered: Remembered,
         membership: Membership,
         lookups: Lookups,
+        rng: random.Random,
         log: Log,
         *,
         own: Callable[[], Contact],
@@ -41,6 +47,7 @@ class Joining:
         self._remembered = remembered
         self._membership = membership
         self._lookups = lookups
+        self._rng = rng
         self._log = log
         self._own = own
         self._genesis = genesis
@@ -56,6 +63,10 @@ class Joining:
 
     def load(self) -> None:
         self._remembered.load()
+
+    def bound(self, address: Address) -> None:
+        """Where our transport is bound."""
+        self._dialler.bound = address
 
     def others(self) -> list[Address]:
         """Remembered addresses but our own."""
@@ -97,6 +108,24 @@ class Joining:
                 await self._arrive(await self._dialler.dial(self._bootstraps, others, genesis))
             except NotThisSwarm as error:
                 self._log.warning("not_this_swarm", reason=str(error))
+
+    async def keep_whole(self) -> None:
+        """Dial one whom we do not know, now and then; meet it, and all around it, if it is of our swarm."""
+        while True:
+            await asyncio.sleep(ISLAND_S * (0.5 + self._rng.random()))
+            genesis, peers = self._genesis(), self._membership.peers
+            if genesis is None or not len(peers) or self._membership.detector.leaving:
+                continue
+            own = str(self._own().address)
+            known = {str(peer.address) for peer in peers} | {own}
+            labels: list[str | Address] = [*self._bootstraps, *self.others()]
+            strangers = [label for label in labels if str(label) not in known]
+            if not strangers:
+                continue
+            greeted = await self._dialler.knock(self._rng.choice(strangers), genesis)
+            if greeted is not None and greeted.contact.node_id not in peers:
+                self._log.info("island_met", through=str(greeted.contact.address))
+                await self._arrive(greeted)
 
     def remember(self) -> None:
         """Put the peers of this moment on disk."""

@@ -3,7 +3,8 @@
 What is replaced, and why (reference/kademlia.md section 2): attribute magic by an explicit table of procedures
 (faults 4, 10, 13, 15, 18: no values are stored at all); a task per datagram by synchronous dispatch inside one
 `except` that counts (14); five fixed seconds by measured waits with one retry (17); entries that outlive a
-cancellation by entries that are popped (3). Everything read passes `overlay.wire.decode` (1, 2).
+cancellation by entries that are popped (3). Everything read passes `overlay.wire.decode` (1, 2). An answer from
+where we know nobody must prove its id, or it is none (8, 9).
 
 The protocol moves messages and judges nobody: what an answer, a request or a silence means is its `Listener`'s.
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeVar
 
 from kademlia.network import Server
 from kademlia.node import Node
@@ -23,14 +26,31 @@ from kademlia.protocol import KademliaProtocol
 from overlay import wire
 from overlay.doors import Clock, Entropy, Log
 from overlay.gossip import NewsQueue
-from overlay.peers import Beat, Contact, Peer
+from overlay.listener import Listener
+from overlay.peers import Beat, Contact
+from overlay.proofs import Proofs
 from overlay.routing import ContactTable
 from overlay.timeouts import RoundTrips
 from overlay.transport import Address, Transport
-from overlay.wire import REQUEST, RESPONSE, Call, Malformed, News, Request, Response, Result, Tell, Twin, Unreached
+from overlay.wire import (
+    REQUEST,
+    RESPONSE,
+    Call,
+    Malformed,
+    News,
+    Pong,
+    Request,
+    Response,
+    Result,
+    Tell,
+    Twin,
+    Unreached,
+)
 
 #: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
 EXCUSABLE_LAG_S = 0.05
+#: Calls that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
+MOST_OUTSTANDING = 8192
 
 OnResult = Callable[[Result | None], None]
 #: Handles one kind of call: body, caller's beat, its source address, message id. None: answered later, or never.
@@ -40,50 +60,21 @@ C = TypeVar("C")
 _TELL = Tell()
 
 
-class Listener(Protocol):
-    """What the protocol tells: facts about nodes, as they pass."""
-
-    def answered(self, beat: Beat, source: Address, rtt_s: float | None, asked: Contact) -> None:
-        """The node we asked answered; `rtt_s` is None when it had to be asked twice."""
-
-    def impostor(self, beat: Beat, source: Address, asked: Contact) -> None:
-        """Another node answered at the address of the one we asked."""
-
-    def spoke(self, beat: Beat, source: Address) -> None:
-        """A node asked us something."""
-
-    def silent(self, contact: Contact) -> None:
-        """A node did not answer, with a retry."""
-
-    def own_id_used(self, beat: Beat, source: Address) -> None:
-        """A datagram claims our own id."""
-
-    def news(self, news: News, sender: bytes) -> None:
-        """A piece of gossip."""
-
-    def peer(self, node_id: bytes) -> Peer | None:
-        """What is known of a node, for its round trips."""
-
-    def stretch(self) -> float:
-        """By how much our own time-outs stretch (local health)."""
-
-
+@dataclass(slots=True, eq=False)
 class _Pending:
-    """A call that waits for its answer."""
+    """A call that waits for its answer. Times in seconds; `second_s` is the wait after the retry, 0 once it is out."""
 
-    __slots__ = ("blame", "contact", "datagram", "due", "excused", "on_result", "on_slow", "second_s", "sent", "timer")
-
-    def __init__(self, contact: Contact, datagram: bytes, on_result: OnResult, sent: float) -> None:
-        self.contact = contact
-        self.datagram = datagram
-        self.on_result = on_result
-        self.on_slow: Callable[[], None] | None = None
-        self.sent = sent
-        self.due = sent
-        self.second_s = 0.0
-        self.excused = False
-        self.blame = True
-        self.timer: asyncio.TimerHandle | None = None
+    contact: Contact
+    datagram: bytes
+    on_result: OnResult
+    on_slow: Callable[[], None] | None
+    sent: float
+    second_s: float
+    blame: bool
+    prove: bool
+    due: float = 0.0
+    excused: bool = False
+    timer: asyncio.TimerHandle | None = None
 
 
 class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
@@ -94,6 +85,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         source_node: Node,
         ksize: int,
         *,
+        proofs: Proofs,
         listener: Listener,
         clock: Clock,
         entropy: Entropy,
@@ -109,6 +101,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._outstanding: dict[bytes, _Pending] = {}
         self._procedures: dict[type, Procedure] = {}
         self.own_id: bytes = source_node.id
+        self._proofs = proofs
         self._listener = listener
         self._clock = clock
         self._entropy = entropy
@@ -138,12 +131,19 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._head = wire.encode_head(tag, beat) if tag is not None else b""
 
     def close(self) -> None:
-        """Forget what waits; nobody is called any more."""
+        """End what waits: whoever asked gets None, as after a time-out, and nobody is blamed for it."""
         self.transport = None
-        for pending in self._outstanding.values():
+        waiting = list(self._outstanding.values())
+        self._outstanding.clear()
+        for pending in waiting:
             if pending.timer is not None:
                 pending.timer.cancel()
-        self._outstanding.clear()
+            self._guarded(pending.on_result, None)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their answers."""
+        return len(self._outstanding)
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -156,26 +156,30 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         on_slow: Callable[[], None] | None = None,
         limit_s: float | None = None,
         blame: bool = True,
+        prove: bool = False,
     ) -> None:
         """Ask; `on_result` gets the answer, or None after the waits. `on_slow` is called when the retry goes out.
 
         `limit_s` replaces the measured waits by one wait without retry. Without `blame` a silence says nothing
-        about the contact's health (the silence of a helper, or on behalf of others).
+        about the contact's health (the silence of a helper, or on behalf of others). Whom we do not know at this
+        address has to `prove` its id, others when told to.
         """
         if self.transport is None or self._tag is None or self._loop is None:
             on_result(None)
             return
+        if len(self._outstanding) >= MOST_OUTSTANDING:
+            self.counters["calls_not_made"] += 1
+            on_result(None)
+            return
         message_id = self._entropy.token(wire.MESSAGE_ID_BYTES)
         now = self._clock.monotonic()
-        datagram = wire.encode(REQUEST, message_id, self._head, body, self.queue.take())
-        pending = _Pending(contact, datagram, on_result, now)
-        if limit_s is None:
-            peer = self._listener.peer(contact.node_id)
-            first_s, pending.second_s = self.round_trips.waits(peer, self._listener.stretch())
-        else:
-            first_s = limit_s
-        pending.on_slow = on_slow
-        pending.blame = blame
+        peer = self._listener.peer(contact.node_id)
+        prove = prove or peer is None or peer.contact.address != contact.address
+        datagram = wire.encode(REQUEST, message_id, self._head, body, self.queue.take(), prove)
+        first_s, second_s = limit_s, 0.0
+        if first_s is None:
+            first_s, second_s = self.round_trips.waits(peer, self._listener.stretch())
+        pending = _Pending(contact, datagram, on_result, on_slow, now, second_s, blame, prove)
         self._outstanding[message_id] = pending
         self._wait(message_id, pending, first_s, now)
         self._send(contact.address, datagram)
@@ -187,11 +191,15 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         message_id = self._entropy.token(wire.MESSAGE_ID_BYTES)
         self._send(contact.address, wire.encode(REQUEST, message_id, self._head, body, news[: wire.MAX_NEWS]))
 
-    def respond(self, message_id: bytes, to: Address, result: Result) -> None:
-        """Answer a call, at once or later."""
+    def respond(self, message_id: bytes, to: Address, result: Result, *, prove_to: bytes = b"") -> None:
+        """Answer a call, at once or later; with our proof, if the asker `prove_to` wants one."""
         if self.transport is None or self._tag is None:
             return
-        self._send(to, wire.encode(RESPONSE, message_id, self._head, result, self.queue.take()))
+        proof = b""
+        if prove_to:
+            proof = self._proofs.make(prove_to, message_id, self._head, self._clock.monotonic())
+            self.counters["proofs_made" if proof else "proofs_not_made"] += 1
+        self._send(to, wire.encode(RESPONSE, message_id, self._head, result, self.queue.take(), proof))
 
     def _send(self, to: Address, datagram: bytes) -> None:
         self.counters["datagrams_out"] += 1
@@ -246,32 +254,62 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self.counters["dropped_other_swarm"] += 1
             return
         if message.beat.node_id == self.own_id:
-            self.counters["dropped_own_id"] += 1
-            self._guarded(self._listener.own_id_used, message.beat, addr)
-            return
-        if isinstance(message, Response):
+            self._guarded(self._accept_own_id, message_id, message, addr)
+        elif isinstance(message, Response):
             self._guarded(self._accept_response, message_id, message, addr)
         else:
             self._guarded(self._accept_request, message_id, message, addr)
 
+    def _accept_own_id(self, message_id: bytes, message: Request | Response, source: Address) -> None:
+        """Our own datagram come back (several interfaces, a NAT that hairpins), a liar, or a twin: another process with
+        our key. Only the twin can prove its id; we prove ours to it, so that both know."""
+        if self._beat is None or message.beat.boot == self._beat.boot:
+            self.counters["dropped_own_echo"] += 1
+            return
+        self.counters["dropped_own_id"] += 1
+        if isinstance(message, Request):
+            if message.prove:
+                self.respond(message_id, source, Pong(), prove_to=self.own_id)
+            self._listener.own_id_used(message.beat, source)
+            return
+        pending = self._outstanding.get(message_id)
+        if pending is None or pending.contact.node_id != self.own_id or not self._is_proven(message_id, message):
+            return
+        self._settle(message_id, pending)
+        self._listener.own_id_used(message.beat, source, proven=True)
+        pending.on_result(message.body)
+
+    def _is_proven(self, message_id: bytes, response: Response) -> bool:
+        assert self._tag is not None
+        head = wire.encode_head(self._tag, response.beat)
+        return self._proofs.holds(response.proof, response.beat.node_id, self.own_id, message_id, head)
+
+    def _settle(self, message_id: bytes, pending: _Pending) -> None:
+        del self._outstanding[message_id]
+        if pending.timer is not None:
+            pending.timer.cancel()
+
     def _accept_response(self, message_id: bytes, response: Response, source: Address) -> None:
-        pending = self._outstanding.pop(message_id, None)
+        pending = self._outstanding.get(message_id)
         if pending is None:
             self.counters["dropped_unasked"] += 1
             return
-        if pending.timer is not None:
-            pending.timer.cancel()
+        if pending.prove and not self._is_proven(message_id, response):
+            # Not settled: whoever guesses an id and races the true answer wins nothing.
+            self.counters["dropped_unproven"] += 1
+            return
+        self._settle(message_id, pending)
         beat = response.beat
         if beat.node_id != pending.contact.node_id:
             self.counters["impostors"] += 1
-            self._listener.impostor(beat, source, pending.contact)
+            self._listener.impostor(beat, source, pending.contact, proven=pending.prove)
             pending.on_result(None)
             return
         rtt_s: float | None = None
         if pending.second_s > 0:  # neither retried (Karn's rule) nor asked on behalf of others
             rtt_s = self._clock.monotonic() - pending.sent
             self.round_trips.observe(rtt_s)
-        self._listener.answered(beat, source, rtt_s, pending.contact)
+        self._listener.answered(beat, source, rtt_s, pending.contact, proven=pending.prove)
         self._hear(response.news, beat.node_id)
         pending.on_result(response.body)
 
@@ -285,7 +323,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         result = procedure(request.body, beat, source, message_id)
         if result is not None:
-            self.respond(message_id, source, result)
+            self.respond(message_id, source, result, prove_to=beat.node_id if request.prove else b"")
 
     def _hear(self, news: list[News], sender: bytes) -> None:
         for piece in news:
@@ -314,17 +352,22 @@ class SwarmServer(Server):  # type: ignore[misc]
         ksize: int,
         alpha: int,
         node_id: bytes,
+        proofs: Proofs,
         listener: Listener,
         clock: Clock,
         entropy: Entropy,
         ceiling_s: float,
         log: Log,
     ) -> None:
-        super().__init__(ksize, alpha, node_id, storage={})
+        super().__init__(ksize, alpha, node_id)
+        self.storage: MappingProxyType[bytes, object] = MappingProxyType(
+            {}
+        )  # the package makes one that keeps everything for a week
         self._make = partial(
             self.protocol_class,
             self.node,
             ksize,
+            proofs=proofs,
             listener=listener,
             clock=clock,
             entropy=entropy,

@@ -10,6 +10,7 @@ from overlay.kademlia_server import SwarmProtocol
 from overlay.lookup import Lookup
 from overlay.membership import Membership
 from overlay.peers import Contact
+from overlay.quota import Quota
 from overlay.wire import FindNode, Nodes, Result, unpack_nodes
 
 #: A lookup gives what it has after this long (two silent nodes one after another cost two ceilings).
@@ -30,8 +31,10 @@ class Lookups:
         own: Callable[[], Contact],
         k: int,
         alpha: int,
+        ids_per_address: int = 0,
     ) -> None:
         self.ipv6 = True  # whether our socket can send to IPv6 addresses
+        self.ids_per_address = ids_per_address  # that take part in one lookup; 0: any number
         self._protocol = protocol
         self._membership = membership
         self._clock = clock
@@ -43,8 +46,13 @@ class Lookups:
         """The k nodes closest to `target` that answered, closest first, ourselves where we belong."""
         known = [entry.contact for entry in self._protocol.router.closest(target, 2 * self._k)]
         own = self._own()
-        lookup = Lookup(target, own, self._k, self._alpha, self._usable([*known, *seeds]))
-        run = _Run(lookup, self._protocol, self._usable, ipv6=self.ipv6)
+        quota = Quota(self.ids_per_address)
+
+        def usable(contacts: Iterable[Contact]) -> list[Contact]:
+            return quota.admitted(self._usable(contacts))
+
+        lookup = Lookup(target, own, self._k, self._alpha, usable([*known, *seeds]))
+        run = _Run(lookup, self._protocol, usable, ipv6=self.ipv6)
         self._protocol.counters["lookups"] += 1
         started = self._clock.monotonic()
         try:
@@ -55,6 +63,7 @@ class Lookups:
         finally:
             run.ended = True
         self._protocol.counters["lookup_queries"] += lookup.queries
+        self._protocol.counters["contacts_refused_crowded"] += quota.refused
         self._protocol.counters["lookup_ms"] += round(1000 * (self._clock.monotonic() - started))
         return lookup.result()
 

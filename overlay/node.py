@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from overlay import hello, wire
-from overlay.bootstrap import Dialler, NotThisSwarm, resolve
+from overlay.bootstrap import Dialler, NotThisSwarm, advertised_address
 from overlay.discovery import Discovery
 from overlay.doors import Clock, Disk, Entropy, Log
 from overlay.identity import Identity
@@ -29,12 +29,14 @@ from overlay.membership import Membership
 from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
 from overlay.population import Population
 from overlay.probing import Prober
+from overlay.proofs import Proofs
+from overlay.questions import Questions
 from overlay.reachability import Reachability
 from overlay.remembered import Remembered
 from overlay.requests import Handler, Node, Streams
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
 from overlay.transport import Address, Answer, Body, Incoming, Reply, Transport
-from overlay.wire import Call, Ping, Pong, Result, Unreached
+from overlay.wire import Unreached
 
 __all__ = ["NotThisSwarm", "Overlay", "OverlaySettings", "PeerChange"]
 
@@ -88,11 +90,15 @@ class Overlay:
         now = clock.monotonic()
         detector = Detector(self.node_id, incarnation, liveness, rng, now)
         self._detector = detector
-        self._membership = Membership(self.node_id, boot, detector, clock, log, kademlia.k)
+        self._identity = identity
+        self._membership = Membership(
+            self.node_id, boot, detector, clock, log, kademlia.k, ids_per_address=swarm.ids_per_address
+        )
         self._server = SwarmServer(
             ksize=kademlia.k,
             alpha=kademlia.alpha,
             node_id=self.node_id,
+            proofs=Proofs(identity),
             listener=self._membership,
             clock=clock,
             entropy=entropy,
@@ -100,6 +106,7 @@ class Overlay:
             log=log,
         )
         self._protocol = self._server.protocol
+        self._questions = Questions(self._protocol, self._membership.peers)
         self._prober = Prober(self._protocol, self._membership, detector, liveness, clock, rng)
         self._membership.connect(self._protocol, self._prober.perform)
         self._lookups = Lookups(
@@ -109,6 +116,7 @@ class Overlay:
             own=self._own_contact,
             k=kademlia.k,
             alpha=kademlia.alpha,
+            ids_per_address=swarm.ids_per_address,
         )
         self._discovery = Discovery(
             self.node_id, kademlia.k, self._membership, self._lookups, clock, rng, training=self._is_training
@@ -124,9 +132,9 @@ class Overlay:
             unreached=self._complain,
         )
         self._streams.register_bare(hello.HELLO, self._answer_hello)
+        caller = hello.Caller(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
         self._reachability = Reachability(
-            self.node_id,
-            swarm.run,
+            caller,
             transport,
             self._streams,
             clock,
@@ -141,10 +149,11 @@ class Overlay:
         self._discovery.candidates.reachable = self._streams.is_reachable
         self._membership.on_change(self._on_change)
         self._joining = Joining(
-            Dialler(transport, rng, log, run=swarm.run, own_id=self.node_id),
+            Dialler(transport, rng, log, caller, twin=self._membership.proven_twin),
             Remembered(disk, clock, log),
             self._membership,
             self._lookups,
+            rng,
             log,
             own=self._own_contact,
             genesis=lambda: self.genesis,
@@ -158,21 +167,23 @@ class Overlay:
     async def start(self) -> None:
         """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
         self._joining.load()
-        advertised = await _advertised(self._node.advertise)
+        advertised = await advertised_address(self._node.advertise)
         bound = await self._transport.open(self._protocol.datagram_received, self._streams.serve)
         host = advertised[0] if advertised is not None else bound.host
         port = advertised[1] if advertised is not None and advertised[1] else bound.port
         self.address = Address(host, port)
         self._speak(port=port, host=advertised[0] if advertised is not None else "")
+        self._joining.bound(bound)
         self._lookups.ipv6 = ":" in bound.host
         self._server.attach(self._transport)
         self._prober.start()
-        self._run("sampling", self._discovery.keep_sampling())
-        self._run("refresh", self._discovery.keep_table_fresh())
-        self._run("crawl", self._discovery.keep_crawling())
-        self._run("reachability", self._reachability.run())
-        self._run("remember", self._joining.keep_remembering())
-        self._run("redial", self._joining.keep_connected())
+        self._run("sampling", self._discovery.keep_sampling)
+        self._run("refresh", self._discovery.keep_table_fresh)
+        self._run("crawl", self._discovery.keep_crawling)
+        self._run("reachability", self._reachability.run)
+        self._run("remember", self._joining.keep_remembering)
+        self._run("redial", self._joining.keep_connected)
+        self._run("islands", self._joining.keep_whole)
 
     def found(self, genesis: bytes) -> None:
         """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
@@ -206,13 +217,13 @@ class Overlay:
         self._server.stop()
         await self._transport.close()
 
-    def _run(self, name: str, service: Coroutine[Any, Any, None]) -> None:
+    def _run(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.append(asyncio.create_task(self._supervised(name, service), name=f"overlay {name}"))
 
-    async def _supervised(self, name: str, service: Coroutine[Any, Any, None]) -> None:
+    async def _supervised(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A service that fails is a fault of ours: it is said, and shown in `report`, and the others go on."""
         try:
-            await service
+            await service()
         except Exception as error:
             self._protocol.counters["faults"] += 1
             self._log.error("overlay_service_failed", service=name, error=repr(error))
@@ -329,50 +340,11 @@ class Overlay:
 
     async def ping(self, contact: Contact) -> Beat | None:
         """Ask one node for its beat; None when it stays silent."""
-        answered = await self._ask(contact, Ping())
-        peer = self.peers.get(contact.node_id)
-        if not isinstance(answered, Pong) or peer is None:
-            return None
-        return Beat(
-            peer.node_id,
-            peer.incarnation,
-            peer.boot,
-            peer.address.port,
-            peer.address.host,
-            int(peer.activity),
-            peer.step,
-            peer.step_seconds,
-            peer.samples,
-            peer.eligible,
-        )
-
-    async def _ask(self, contact: Contact, body: Call) -> Result | None:
-        waiting: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
-
-        def on_result(result: Result | None) -> None:
-            if not waiting.done():  # the caller may have been cancelled
-                waiting.set_result(result)
-
-        self._protocol.call(contact, body, on_result)
-        return await waiting
+        return await self._questions.ping(contact)
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
         """Ask these for their beats, all at once; what they say lands in `peers`."""
-        contacts = [contact for node_id in node_ids if (contact := self.contact(node_id)) is not None]
-        if not contacts:
-            return
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        left = len(contacts)
-
-        def on_result(_: Result | None) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0 and not waiting.done():
-                waiting.set_result(None)
-
-        for contact in contacts:
-            self._protocol.call(contact, Ping(), on_result)
-        await waiting
+        await self._questions.query_steps(node_ids)
 
     # -- the swarm -----------------------------------------------------------------------------------------------
 
@@ -416,7 +388,8 @@ class Overlay:
             incoming,
             run=self._swarm.run,
             genesis=self.genesis,
-            own_id=self.node_id,
+            identity=self._identity,
+            beat=self.beat,
             closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
         )
 
@@ -432,8 +405,10 @@ class Overlay:
         if contact.node_id in self.peers:
             self._protocol.tell(contact, [], Unreached())
 
-    def _unreached(self, _body: Unreached, beat: Beat, _source: Address, _message_id: bytes) -> None:
-        self._reachability.complaint(beat.node_id)
+    def _unreached(self, _body: Unreached, beat: Beat, source: Address, _message_id: bytes) -> None:
+        peer = self.peers.get(beat.node_id)
+        if peer is not None and peer.address.host == (beat.host or source.host):  # a stranger's word costs us nothing
+            self._reachability.complaint(beat.node_id)
 
     # -- report --------------------------------------------------------------------------------------------------
 
@@ -443,7 +418,9 @@ class Overlay:
         return {
             **protocol.counters,
             **self._streams.counters,
+            "socket": dict(self._transport.counters),
             "peers": len(self.peers),
+            "calls_waiting": protocol.waiting,
             "contacts": len(protocol.router),
             "suspects": self._detector.suspects,
             "lost": len(self._membership.lost),
@@ -460,14 +437,3 @@ class Overlay:
 
 def _is_any(host: str) -> bool:
     return wire.literal(host) is None
-
-
-async def _advertised(text: str) -> tuple[str, int] | None:
-    """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
-    if not text:
-        return None
-    if wire.literal(text) is not None:
-        return str(wire.literal(text)), 0
-    has_port = text.rpartition(":")[2].isdigit()
-    address = (await resolve(text if has_port else f"{text}:1"))[0]
-    return address.host, address.port if has_port else 0

@@ -7,6 +7,7 @@ Who counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barr
 
 from __future__ import annotations
 
+from collections import Counter as Counters
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from overlay.ids import ID_BYTES
-from overlay.transport import Address
+from overlay.transport import Address, group_of
 
 Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 Counter = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -106,13 +107,13 @@ class Peer:
         return silent_since - self.last_progress <= max(STALL_FLOOR_S, STALL_STEPS * self.step_seconds)
 
 
-ChangeKind = Literal["up", "suspect", "refuted", "dead", "left", "restarted", "moved", "eligible", "clone"]
+ChangeKind = Literal["up", "suspect", "refuted", "dead", "left", "restarted", "moved", "eligible", "clone", "twin"]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerChange:
-    """Something about a peer changed. `clone`: two processes speak as one incarnation of this node; where `node_id`
-    is our own id, it is our identity that somebody else uses."""
+    """Something about a peer changed. `clone`: two processes speak as one incarnation of this node. `twin`: another
+    process has proved to hold our own key; `node_id` is ours."""
 
     node_id: bytes
     kind: ChangeKind
@@ -132,6 +133,7 @@ class PeerTable:
     def __init__(self) -> None:
         self._peers: dict[bytes, Peer] = {}
         self._at: dict[Address, bytes] = {}
+        self._sharing: Counters[str] = Counters()
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -149,9 +151,21 @@ class PeerTable:
         """The id known at an address."""
         return self._at.get(address)
 
+    def sharing(self, group: str) -> int:
+        """How many peers live in a group of addresses (`overlay.transport.group_of`)."""
+        return self._sharing[group]
+
+    def _count(self, address: Address, change: int) -> None:
+        group = group_of(address.host)
+        self._sharing[group] += change
+        if not self._sharing[group]:
+            del self._sharing[group]
+
     def remove(self, node_id: bytes) -> Peer | None:
         """Forget a peer; the one that was known is returned."""
         peer = self._peers.pop(node_id, None)
+        if peer is not None:
+            self._count(peer.address, -1)
         if peer is not None and self._at.get(peer.address) == node_id:
             del self._at[peer.address]
         return peer
@@ -176,6 +190,7 @@ class PeerTable:
             peer = _new_peer(beat, place, now)
             self._peers[beat.node_id] = peer
             self._at[place] = beat.node_id
+            self._count(place, 1)
             if rtt is not None:
                 _fold_round_trip(peer, rtt)
             return PeerChange(beat.node_id, "up")
@@ -199,6 +214,8 @@ class PeerTable:
     def _move(self, peer: Peer, place: Address) -> None:
         if self._at.get(peer.address) == peer.node_id:
             del self._at[peer.address]
+        self._count(peer.address, -1)
+        self._count(place, 1)
         peer.contact = Contact(peer.node_id, place)
         self._at[place] = peer.node_id
 

@@ -39,6 +39,8 @@ TELL_AT_ONCE = 20
 ANSWER_CONTACTS = 26
 #: One of the dead is dialled this often.
 REDIAL_DEAD_S = 5.0
+#: Probes on behalf of others under way: whoever asks for more, for whatever addresses, is not answered.
+MOST_FOR_OTHERS = 256
 #: A helper's answer may take this much longer than its own probe.
 HELPER_SHARE = 1.2
 
@@ -64,6 +66,7 @@ class Prober:
         self._clock = clock
         self._rng = rng
         self._inquiries: dict[bytes, int] = {}
+        self._for_others = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_redial = 0.0
@@ -170,6 +173,8 @@ class Prober:
             self._protocol.call(helper, body, on_result, limit_s=limit_s, blame=False)
 
     def _conclude(self, node_id: bytes) -> None:
+        if self._loop is None:
+            return  # stopped: what was still under way proves nothing
         now = self._clock.monotonic()
         self.perform(self._detector.unreachable(node_id, now, "neither we nor others reach it"))
 
@@ -193,8 +198,13 @@ class Prober:
         if contact is None:
             self._protocol.counters["malformed_contacts"] += 1
             return None
+        if self._for_others >= MOST_FOR_OTHERS:
+            self._protocol.counters["probes_not_made"] += 1
+            return None
+        self._for_others += 1
 
         def on_result(result: Result | None) -> None:
+            self._for_others -= 1
             self._protocol.respond(message_id, source, Probed(result is not None))
 
         # Without blame: our own finding would start our own inquiry, and so on through the swarm.

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from overlay.doors import Clock, Log
-from overlay.hello import Unsuitable, say_hello
+from overlay.hello import Caller, Unsuitable, say_hello
 from overlay.ids import short
 from overlay.peers import Contact
 from overlay.requests import Streams
@@ -42,8 +42,7 @@ class Reachability:
 
     def __init__(
         self,
-        own_id: bytes,
-        run: str,
+        caller: Caller,
         transport: Transport,
         streams: Streams,
         clock: Clock,
@@ -58,8 +57,7 @@ class Reachability:
         self.reason = "client_only is set" if client_only else ""
         self.client_only = client_only
         self.confirmed_by: list[bytes] = []
-        self._own_id = own_id
-        self._run = run
+        self._caller = caller
         self._transport = transport
         self._streams = streams
         self._clock = clock
@@ -149,8 +147,7 @@ class Reachability:
             greeted = await say_hello(
                 self._transport,
                 peer.address,
-                run=self._run,
-                own_id=self._own_id,
+                caller=self._caller,
                 genesis=None,
                 timeout_s=DIAL_TIMEOUT_S,
             )

@@ -104,24 +104,33 @@ class Streams:
             return await bare(incoming)
         node = self._node()
         if node.tag is None:
-            raise Rejection("this node has not joined a swarm yet")
+            raise self._refused("no_swarm", "this node has not joined a swarm yet")
         envelope = _open(incoming.head)
         if envelope is None:
-            raise Rejection("the head of this request is no envelope of ours; is it another version of p2pnode?")
+            text = "the head of this request is no envelope of ours; is it another version of p2pnode?"
+            raise self._refused("content", text)
         if envelope.tag != node.tag:
-            raise Rejection("this node belongs to another swarm")
+            raise self._refused("other_swarm", "this node belongs to another swarm")
         if envelope.to != self._own_id:
-            raise Rejection(f"{short(envelope.to)} does not live here, this is {short(self._own_id)}")
+            text = f"{short(envelope.to)} does not live here, this is {short(self._own_id)}"
+            raise self._refused("other_node", text)
+        beat = envelope.beat
+        source = Address(incoming.source.host, beat.port)
+        self._spoke(beat, source)
+        if beat.node_id == self._own_id:
+            raise self._refused("own_id", f"{short(beat.node_id)} is this node's own id: its key is used twice")
         handler = self._handlers.get(incoming.name)
         if handler is None:
-            raise Rejection(f"this node does not serve {incoming.name!r}")
-        beat = envelope.beat
+            raise self._refused("no_handler", f"this node does not serve {incoming.name!r}")
         address = Address(literal(beat.host) or incoming.source.host, beat.port)
-        self._spoke(beat, Address(incoming.source.host, beat.port))
         reply = await handler(Contact(beat.node_id, address), envelope.payload, incoming.body)
         node = self._node()
         assert node.tag is not None
         return Reply(_ENCODER.encode(Envelope(node.tag, node.beat, b"", reply.head)), reply.body)
+
+    def _refused(self, reason: str, text: str) -> Rejection:
+        self.counters[f"requests_refused_{reason}"] += 1
+        return Rejection(text)
 
     def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float

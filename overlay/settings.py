@@ -58,6 +58,15 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         bool,
         Meta(description="There is no swarm key yet: who reaches the port can join. True listens beyond the loopback."),
     ] = False
+    ids_per_address: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Most nodes taken in from one address while the swarm is open (one IPv6 /64 counts as one; the "
+            "loopback is free); raise it where more share one behind a NAT, 0: any number.",
+        ),
+    ] = 8
 
 
 class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -2,34 +2,31 @@
 
 `POST /p2p/{name}`, both ways a length, a head and a raw body (`overlay.sockets_streams`), both ways with the header
 `X-P2PNode: 1`: whoever answers without it is not one of us, and a browser cannot be made to send it. Decides nothing
-about requests: unknown names are the handler's business. The only module of the overlay that knows aiohttp; its traps
-(total timeouts, decompression, large reads, writes that do not yield) are listed in building-blocks.md section 1.
+about requests: unknown names are the handler's business. This is the serving end, and the two put together; the asking
+end is `overlay.sockets_asking`. No other module of the overlay knows aiohttp.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import ipaddress
 import logging
-import os
 import socket
-from types import SimpleNamespace, TracebackType
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from yarl import URL
 
 from overlay.doors import Clock, Log
+from overlay.sockets_asking import MARKER, OURS, PATH, REASON_CHARACTERS, REJECTED, StreamRequest, new_session
 from overlay.sockets_binding import BACKLOG, DatagramSocket, bind_pair
 from overlay.sockets_streams import BadFraming, BodyFailed, Inflow, Outflow, framed, known_size, pour, whole
 from overlay.transport import (
     HANDLER_SILENCE_S,
     MAX_HEAD_BYTES,
     Address,
-    Answer,
     Body,
     DatagramHandler,
     Incoming,
@@ -39,24 +36,14 @@ from overlay.transport import (
     TransportError,
 )
 
-MARKER = "X-P2PNode"
-PATH = "/p2p/"
-OURS = {MARKER: "1"}
-#: Status of an answer whose text is the reason of a `Rejection`.
-REJECTED = 409
-#: Longest reason that is sent or shown, in characters.
-REASON_CHARACTERS = 2000
 #: Requests handled at once; more wait their turn, their senders' patience bounds the queue.
 HANDLERS_AT_ONCE = 256
-#: Idle connections: the client lets go first, so that it seldom writes into a connection the server just closed.
-CLIENT_KEEP_ALIVE_S = 30.0
+#: Idle connections: longer than the client keeps them (`overlay.sockets_asking.CLIENT_KEEP_ALIVE_S`).
 SERVER_KEEP_ALIVE_S = 90.0
 #: After an early answer the rest of a request is read and thrown away for this long, so that the answer is not lost.
 LINGER_S = 5.0
 #: `close` waits this long for cancelled handlers and requests.
 CLOSE_S = 0.4
-#: Errors of connecting that mean "nobody there", beside a refusal.
-UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES, errno.EPERM)
 
 
 class SocketTransport:
@@ -75,11 +62,16 @@ class SocketTransport:
         self._on_request: RequestHandler | None = None
         self._turns = asyncio.Semaphore(HANDLERS_AT_ONCE)
         self._handling: dict[asyncio.Task[Any], bool] = {}
-        self._asking: dict[_Request, bool] = {}
+        self._asking: dict[StreamRequest, bool] = {}
 
     @property
     def is_open(self) -> bool:
         return self._is_open
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """See `Transport.counters`."""
+        return self._datagrams.counters if self._datagrams is not None else {}
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """See `Transport.open`."""
@@ -99,7 +91,7 @@ class SocketTransport:
             keepalive_timeout=SERVER_KEEP_ALIVE_S,
             lingering_time=LINGER_S,
         )
-        self._session = _session()
+        self._session = new_session()
         try:
             self._listener = await loop.create_server(self._server, sock=stream, backlog=BACKLOG)
         except BaseException:
@@ -116,11 +108,11 @@ class SocketTransport:
         if self._is_open and self._datagrams is not None:
             self._datagrams.send(to, datagram)
 
-    def request(self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float) -> _Request:
+    def request(self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float) -> StreamRequest:
         """See `Transport.request`."""
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
-        return _Request(self, self._session, self._asking, to, name, head, body, timeout_s)
+        return StreamRequest(lambda: self._is_open, self._session, self._asking, to, name, head, body, timeout_s)
 
     async def close(self) -> None:
         """See `Transport.close`; takes less than a second."""
@@ -144,8 +136,6 @@ class SocketTransport:
             # Connections are gone only after their `connection_lost`, a few turns of the loop later.
             for _ in range(4):
                 await asyncio.sleep(0)
-
-    # --- serving ------------------------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "POST" or not request.path.startswith(PATH) or request.headers.get(MARKER) != "1":
@@ -216,246 +206,6 @@ def _explain(source: Address, error: Exception) -> TransportError:
     if isinstance(error, TimeoutError):
         return TransportError("timeout", source, f"was silent for {HANDLER_SILENCE_S:g} s")
     return TransportError("reset", source, "broke the stream")
-
-
-# --- asking -----------------------------------------------------------------------------------------------------
-
-
-class _Upload(aiohttp.Payload):
-    """A request's message as aiohttp takes it. Moves the deadline while there is progress; remembers what the body
-    itself raised, and when it is done with it."""
-
-    def __init__(self, head: bytes, body: Body, deadline: asyncio.Timeout, timeout_s: float) -> None:
-        super().__init__(body)
-        size = known_size(body)
-        self._size = None if size is None else len(framed(head)) + size
-        self._head = head
-        self._body = Outflow(body)
-        self._deadline = deadline
-        self._timeout_s = timeout_s
-        self._begun = False
-        self._done = asyncio.Event()
-        #: False once the answer is there, or will never be: reading it has its own bound.
-        self.timed = True
-        self.error: Exception | None = None
-
-    @property
-    def unsent(self) -> bool:
-        return not self._done.is_set()
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        raise TypeError(f"a body that flows has no text, neither {encoding} nor {errors}")
-
-    async def write(self, writer: Any) -> None:
-        """Called by aiohttp, in a task of its own that it cancels when the answer is complete or abandoned."""
-        self._begun = True
-        transport = getattr(writer, "transport", None)
-        try:
-            await pour(
-                writer, transport, self._head, self._body, on_asking=self._our_turn, on_progress=self._peers_turn
-            )
-            self._peers_turn()
-        except BodyFailed as failure:
-            self.error = failure.error
-            raise
-        finally:
-            try:
-                await self._body.close()
-            finally:
-                self._done.set()
-
-    def _our_turn(self) -> None:
-        """The body is being produced: the silence is our own."""
-        self._move_deadline(None)
-
-    def _peers_turn(self) -> None:
-        self._move_deadline(asyncio.get_running_loop().time() + self._timeout_s)
-
-    def _move_deadline(self, when: float | None) -> None:
-        if self.timed and not self._deadline.expired():
-            self._deadline.reschedule(when)
-
-    async def ended(self) -> None:
-        """Wait until nothing touches the body any more; the writing task must have been cancelled or be done."""
-        if self._begun:
-            await self._done.wait()
-        else:
-            await self._body.close()
-
-
-class _Request:
-    """The `async with` around one request."""
-
-    def __init__(
-        self,
-        transport: SocketTransport,
-        session: aiohttp.ClientSession | None,
-        asking: dict[_Request, bool],
-        to: Address,
-        name: str,
-        head: bytes,
-        body: Body,
-        timeout_s: float,
-    ) -> None:
-        self._transport = transport
-        self._session = session
-        self._asking = asking
-        self._to = to
-        self._name = name
-        self._head = head
-        self._body = body
-        self._timeout_s = timeout_s
-        self._response: aiohttp.ClientResponse | None = None
-        self._upload: _Upload | None = None
-
-    async def __aenter__(self) -> Answer:
-        if self._session is None or not self._transport.is_open:
-            await Outflow(self._body).close()
-            raise TransportError("closed", self._to, "was not asked: our own transport is closed")
-        self._asking[self] = True
-        try:
-            return await self._ask(self._session)
-        except BaseException as error:
-            await self._leave(failed=True)
-            if isinstance(error, Exception):
-                translated = self._translate(error)
-                if translated is not error:
-                    raise translated from error
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave(failed=False)
-
-    async def _ask(self, session: aiohttp.ClientSession) -> Answer:
-        message = whole(self._head, self._body)
-        stale = SimpleNamespace(reused=False)
-        try:
-            response = await self._post(session, message, stale)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            # The peer had closed an idle connection of ours (it restarted): nothing was answered, so ask once more.
-            replayable = isinstance(self._body, list | tuple)
-            if not replayable or not stale.reused or isinstance(error, aiohttp.ClientConnectorError):
-                raise
-            if self._upload is not None:
-                await self._upload.ended()
-            response = await self._post(session, message, SimpleNamespace(reused=False))
-        self._response = response
-        if response.headers.get(MARKER) != "1":
-            raise _foreign(self._to)
-        if response.status == REJECTED:
-            raise TransportError("rejected", self._to, await _reason(response))
-        if response.status != 200:
-            raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {response.status})")
-        inflow = Inflow(response.content, self._translate)
-        try:
-            return Answer(await inflow.head(), inflow)
-        except BadFraming as error:
-            raise TransportError("foreign", self._to, f"answered, but {error}") from error
-
-    async def _post(
-        self, session: aiohttp.ClientSession, message: bytes | None, stale: SimpleNamespace
-    ) -> aiohttp.ClientResponse:
-        bounds = aiohttp.ClientTimeout(
-            total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s, ceil_threshold=1e9
-        )
-        try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                data: bytes | _Upload | None = message
-                if message is None:
-                    data = self._upload = _Upload(self._head, self._body, deadline, self._timeout_s)
-                return await session.post(
-                    _url(self._to, self._name),
-                    data=data,
-                    headers=OURS,
-                    timeout=bounds,
-                    allow_redirects=False,
-                    trace_request_ctx=stale,
-                )
-        finally:
-            if self._upload is not None:
-                self._upload.timed = False
-
-    def abort(self) -> None:
-        """Our own transport closes."""
-        if self._response is not None:
-            self._response.close()
-
-    async def _leave(self, *, failed: bool) -> None:
-        self._asking.pop(self, None)
-        upload, response = self._upload, self._response
-        if response is not None:
-            unsent = upload is not None and upload.unsent
-            if failed or unsent or not response.content.at_eof():
-                # Half a message is left on the connection: it cannot be used again, and the peer learns that we left.
-                response.close()
-            else:
-                response.release()
-        if upload is not None:
-            await upload.ended()
-
-    def _translate(self, error: Exception) -> Exception:
-        """What aiohttp raised, as the caller gets it; the body's own failure is the caller's to see."""
-        if self._upload is not None and self._upload.error is not None:
-            return self._upload.error
-        if isinstance(error, TransportError):
-            return error
-        if not self._transport.is_open:
-            return TransportError("closed", self._to, "did not answer before our own transport closed")
-        if isinstance(error, TimeoutError):
-            return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
-        if isinstance(error, aiohttp.ClientConnectorError):
-            return _unconnected(self._to, error)
-        if isinstance(error, aiohttp.ClientResponseError):
-            return _foreign(self._to)
-        if isinstance(error, aiohttp.ClientError | OSError):
-            return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__})")
-        return error
-
-
-def _foreign(to: Address) -> TransportError:
-    return TransportError("foreign", to, "answered, but not as a p2pnode")
-
-
-def _unconnected(to: Address, error: aiohttp.ClientConnectorError) -> TransportError:
-    number = error.os_error.errno
-    if number == errno.ECONNREFUSED:
-        return TransportError("refused", to, "refused the connection: nobody listens there")
-    if number == errno.ETIMEDOUT:
-        return TransportError("timeout", to, "did not answer")
-    if number in UNREACHABLE:
-        return TransportError("refused", to, f"cannot be reached: {os.strerror(number)}")
-    if number in (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED):
-        return TransportError("reset", to, "broke the connection off")
-    return TransportError("refused", to, f"cannot be reached: {error.os_error}")
-
-
-async def _reason(response: aiohttp.ClientResponse) -> str:
-    text = await response.content.read(REASON_CHARACTERS * 4)
-    return text.decode("utf-8", "replace")[:REASON_CHARACTERS]
-
-
-@functools.lru_cache(maxsize=4096)
-def _url(to: Address, name: str) -> URL:
-    return URL.build(scheme="http", host=to.host, port=to.port, path=PATH + name)
-
-
-def _session() -> aiohttp.ClientSession:
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_note_reuse)
-    return aiohttp.ClientSession(
-        # No limit: to how many peers we talk at once is decided above, and a slow one must not hold up the others.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=CLIENT_KEEP_ALIVE_S, use_dns_cache=False),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trace_configs=[trace],
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-    )
-
-
-async def _note_reuse(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: Any) -> None:
-    context.trace_request_ctx.reused = True
 
 
 async def _literal(host: str) -> str:

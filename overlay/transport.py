@@ -8,9 +8,10 @@ an in-memory network behind the same interface. Nothing above this line knows wh
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -44,6 +45,21 @@ class Address(NamedTuple):
         if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
             literal = literal.ipv4_mapped
         return cls(str(literal), port)
+
+
+#: An IPv6 line has at least this prefix to itself, and all addresses under it.
+IPV6_GROUP_BITS = 64
+
+
+@lru_cache(maxsize=16384)
+def group_of(host: str) -> str:
+    """The addresses that cost their holder one: an IPv4 address, an IPv6 /64; empty for the loopback, which is free."""
+    address = ipaddress.ip_address(host)
+    if address.is_loopback:
+        return ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    return str(ipaddress.IPv6Network((int(address), IPV6_GROUP_BITS), strict=False))
 
 
 FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejected"]
@@ -101,6 +117,11 @@ Body = AsyncIterator[Buffer] | Iterable[Buffer]
 
 class Transport(Protocol):
     """What a node needs of a network. One instance per node; `open` once, `close` once."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Datagrams sent, received and dropped before they were handed on, by reason; for `/status`."""
+        ...
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """Bind and begin to serve; returns the bound address (a port of 0 was replaced by a free one, the same

@@ -1,7 +1,8 @@
 """Datagrams: the one place where their bytes are made and read.
 
 Kademlia's framing is kept: byte 0 is 0 for a request and 1 for a response, bytes 1-20 are the message id, then one
-MessagePack array `[swarm tag, beat, body, news]`. Bodies are tagged arrays, so the typed decoder *is* the explicit
+MessagePack array `[swarm tag, beat, body, news]` with a fifth element where a node is to prove its id: true in such a
+request, the proof in its response (`overlay.proofs`). Bodies are tagged arrays, so the typed decoder *is* the explicit
 table of remote procedures: what is not listed here does not decode, and nesting and sizes are bounded by the types.
 `encode` and `decode` are where sealing will stand.
 
@@ -25,25 +26,27 @@ from overlay.ids import ID_BYTES
 from overlay.peers import Beat, Contact, Counter, Id
 from overlay.transport import MAX_DATAGRAM_BYTES, Address
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 REQUEST, RESPONSE = 0, 1
 MESSAGE_ID_BYTES = 20
 HEADER_BYTES = 1 + MESSAGE_ID_BYTES
 TAG_BYTES = 8
 GENESIS_BYTES = 16
+#: An Ed25519 public key and a signature.
+PROOF_BYTES = 32 + 64
 PACKED_V4_BYTES = ID_BYTES + 4 + 2
 PACKED_V6_BYTES = ID_BYTES + 16 + 2
 #: Most contacts read from one answer (reference/kademlia.md section 4 f).
 MAX_CONTACTS = 64
 #: Most news in one datagram: with the largest beat and contacts it still fits.
 MAX_NEWS = 8
-#: Packed contacts in one answer: what is left of a datagram after the header, the largest beat and `MAX_NEWS`.
-MAX_CONTACT_BYTES = MAX_DATAGRAM_BYTES - HEADER_BYTES - 150 - MAX_NEWS * 42
+#: Packed contacts in one answer: what is left of a datagram after the header, the largest beat, `MAX_NEWS`, a proof.
+MAX_CONTACT_BYTES = MAX_DATAGRAM_BYTES - HEADER_BYTES - 150 - MAX_NEWS * 42 - PROOF_BYTES - 2
 
 _KINDS = (b"\x00", b"\x01")
 _ENCODER = msgspec.msgpack.Encoder()
 _NO_NEWS = b"\x90"
-_ARRAY_OF_FOUR = b"\x94"
+_ARRAY_OF_FOUR, _ARRAY_OF_FIVE = b"\x94", b"\x95"
 
 
 class NewsKind(IntEnum):
@@ -93,10 +96,10 @@ class Unreached(_Body, frozen=True, tag="unreached"):
 
 
 class Twin(_Body, frozen=True, tag="twin"):
-    """Another process speaks with your identity, under this boot number. Not answered."""
+    """Another process speaks with your identity, at this address, under this boot number: ask it. Not answered."""
 
-    incarnation: Counter
     boot: Annotated[int, Meta(ge=0)]
+    contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
 
 
 class Pong(_Body, frozen=True, tag="pong"):
@@ -127,6 +130,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     beat: Beat
     body: Call
     news: NewsList
+    prove: bool = False
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -134,6 +138,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     beat: Beat
     body: Result
     news: NewsList
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""
 
 
 _DECODERS = (msgspec.msgpack.Decoder(Request), msgspec.msgpack.Decoder(Response))
@@ -150,13 +155,25 @@ def swarm_tag(run: str, genesis: bytes) -> bytes:
 
 def encode_head(tag: bytes, beat: Beat) -> bytes:
     """The part of every datagram that changes only with the own beat; encoded once, used for many."""
-    return _ARRAY_OF_FOUR + _ENCODER.encode(tag) + _ENCODER.encode(beat)
+    return _ENCODER.encode(tag) + _ENCODER.encode(beat)
 
 
-def encode(kind: int, message_id: bytes, head: bytes, body: Call | Result, news: Sequence[News] = ()) -> bytes:
-    """A datagram of at most `MAX_DATAGRAM_BYTES`, given at most `MAX_NEWS` news and `MAX_CONTACT_BYTES` of contacts."""
+def encode(
+    kind: int,
+    message_id: bytes,
+    head: bytes,
+    body: Call | Result,
+    news: Sequence[News] = (),
+    extra: bool | bytes = b"",
+) -> bytes:
+    """A datagram of at most `MAX_DATAGRAM_BYTES`, given at most `MAX_NEWS` news and `MAX_CONTACT_BYTES` of contacts.
+
+    `extra`: True in a request whose answer should prove who answers, and that proof.
+    """
     tail = _ENCODER.encode(news) if news else _NO_NEWS
-    return _KINDS[kind] + message_id + head + _ENCODER.encode(body) + tail
+    if extra:
+        return _KINDS[kind] + message_id + _ARRAY_OF_FIVE + head + _ENCODER.encode(body) + tail + _ENCODER.encode(extra)
+    return _KINDS[kind] + message_id + _ARRAY_OF_FOUR + head + _ENCODER.encode(body) + tail
 
 
 def decode(datagram: bytes) -> tuple[bytes, Request | Response]:

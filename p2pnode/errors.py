@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     TRAINER = 8
     NOT_REACHABLE = 9
     DEMO_FAILED = 10
+    IDENTITY_IN_USE = 11
 
 
 #: What each code means, in the words of the documentation.
@@ -39,6 +40,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.TRAINER: "the trainer cannot start: the task does not import or fails, or its data is missing",
     ExitCode.NOT_REACHABLE: "no node answered at the address asked",
     ExitCode.DEMO_FAILED: "the demo did not reach its goal",
+    ExitCode.IDENTITY_IN_USE: "another process runs with this node's identity: its state directory was copied",
 }
 
 

@@ -14,8 +14,9 @@ from typing import Literal
 
 from overlay.doors import Clock, Disk, Entropy, Log, Workers
 from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
+from overlay.ids import short
 from overlay.node import NotThisSwarm, Overlay
-from overlay.peers import Activity, Contact
+from overlay.peers import Activity, Contact, PeerChange
 from overlay.transport import Transport, TransportError
 from p2pnode.config import Config
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
@@ -106,6 +107,7 @@ class Node:
         self._checkpointed_at = doors.clock.monotonic()
         self._restored: CheckpointState | None = None
         self._failure: UserError | None = None
+        self.overlay.on_change(self._on_change)
 
     # -- what can be asked of a node ----------------------------------------------------------------------------
 
@@ -138,6 +140,17 @@ class Node:
         if self.progress.paused:
             return "paused"
         return "waiting" if self.gate.waiting is not None else "training"
+
+    def _on_change(self, change: PeerChange) -> None:
+        """Two processes of one identity would undo each other's steps: whoever learns of it, with proof, stops."""
+        if change.kind == "twin" and self._failure is None:
+            self._failure = UserError(
+                f"this node's identity {short(self.identity.node_id)} is in use elsewhere: {change.reason}",
+                hint="a state directory is for one machine; where this one is a copy, remove identity.key and "
+                f"incarnation from {self.config.node.state_dir} and start again: it will be a node of its own",
+                exit_code=ExitCode.IDENTITY_IN_USE,
+            )
+            self._leave.set()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -239,6 +252,8 @@ class Node:
                 await self._find_again(self._stored_genesis)
                 return
         except NotThisSwarm as error:
+            if self._failure is not None:
+                raise self._failure from error
             raise UserError(
                 str(error),
                 hint="check swarm.bootstrap and swarm.run; a state directory belongs to one swarm for good",

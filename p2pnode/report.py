@@ -233,7 +233,17 @@ class Report:
             findings.append(
                 _finding("warning", f"bootstrap {address}: {reason}", "check that it runs and the address is right")
             )
-        reachable = node.overlay.report()["reachable"]
+        overlay = node.overlay.report()
+        if overlay.get("peers_refused_crowded"):
+            limit = node.config.swarm.ids_per_address
+            findings.append(
+                _finding(
+                    "warning",
+                    f"more than {limit} nodes of one address want in; the others are not taken in",
+                    "raise swarm.ids_per_address on all nodes where they share one behind a NAT",
+                )
+            )
+        reachable = overlay["reachable"]
         if reachable["reason"] and not reachable["reached"] and not node.config.node.client_only:
             findings.append(
                 _finding(

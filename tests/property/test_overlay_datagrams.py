@@ -32,7 +32,7 @@ right_beat = [b"beat of a stranger!!", 1, 2, 4000, "", 2, 0, 0.0, 0, False]
 bodies = values | st.builds(
     lambda name, rest: [name, *rest],
     st.sampled_from(
-        ["ping", "find_node", "probe", "news", "unreached", "pong", "nodes", "probed", "store", "find_value"]
+        ["ping", "find_node", "probe", "news", "unreached", "twin", "pong", "nodes", "probed", "store", "find_value"]
     ),
     st.lists(st.binary(max_size=80) | values, max_size=3),
 )
@@ -42,7 +42,12 @@ messages = st.builds(
     st.binary(min_size=20, max_size=20),
     values
     | st.builds(
-        lambda *parts: list(parts), st.just(TAG) | values, st.just(right_beat) | values, bodies, st.just([]) | values
+        lambda *parts: [*parts[:4], *parts[4]],
+        st.just(TAG) | values,
+        st.just(right_beat) | values,
+        bodies,
+        st.just([]) | values,
+        st.lists(st.booleans() | st.binary(max_size=100) | values, max_size=2),
     ),
 )
 datagrams = st.binary(max_size=1500) | messages

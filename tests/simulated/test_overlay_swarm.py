@@ -487,31 +487,6 @@ def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
     play(story())
 
 
-def test_two_processes_with_one_identity_are_told_of() -> None:
-    """A copy of a state directory: both processes and their peers learn of the clone."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=40)
-        nodes = await world.raise_swarm(3)
-        await asyncio.sleep(2)
-        copy = world.disks[100] = type(world.disks[1])()
-        copy.files.update(world.disks[1].files)
-        copy.files["incarnation"] = b"0"
-        clone = world.make(100)
-        assert clone.node_id == nodes[1].node_id
-        await clone.start()
-        await clone.join([f"{address_of(0)}:{PORT}"], genesis=None)
-        await world.until(
-            lambda: all(any(c.kind == "clone" for _, c in world.changes[n]) for n in (0, 1)), 10.0, "they know"
-        )
-        peer = nodes[0].peers.get(clone.node_id)
-        assert peer is not None
-        assert peer.boot == nodes[1].beat.boot, "the first one stays"
-        await world.stop()
-
-    play(story())
-
-
 def test_a_changed_activity_is_known_without_waiting() -> None:
     """Paused: everybody in a small swarm knows within a network delay."""
 

@@ -28,6 +28,8 @@ PURE = (
     "overlay/peers.py",
     "overlay/placement.py",
     "overlay/population.py",
+    "overlay/proofs.py",
+    "overlay/quota.py",
     "overlay/routing.py",
     "overlay/sampling.py",
     "training/barriers.py",

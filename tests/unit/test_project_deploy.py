@@ -230,8 +230,8 @@ def test_unit_knows_the_exit_codes() -> None:
 
     assert settings["Restart"] == ["on-failure"]
     assert settings["RestartForceExitStatus"] == [str(int(ExitCode.RESTART))]
-    # Command line, configuration, another swarm, state directory: codes never change their meaning.
-    assert never == {2, 4, 5, 7}
+    # Command line, configuration, another swarm, state directory, identity: codes never change their meaning.
+    assert never == {2, 4, 5, 7, 11}
     assert never <= {int(code) for code in ExitCode}
 
 

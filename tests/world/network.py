@@ -239,6 +239,7 @@ class MemoryTransport:
         self.loop = network.loop
         self.address = Address(host, port)
         self.crashed = False
+        self.counters: dict[str, int] = {}
         self.streams: dict[Stream, bool] = {}
         self.handlers: dict[asyncio.Task[None], bool] = {}
         self.on_request: RequestHandler | None = None

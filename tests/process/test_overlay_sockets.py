@@ -1,0 +1,376 @@
+"""The overlay on real sockets, under asyncio and uvloop: both address families, names, and the faults of the package
+that only a real socket shows (1 and 12 of reference/kademlia.md section 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import random
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+import umsgpack
+import uvloop
+from kademlia.network import Server
+from kademlia.node import Node
+
+from overlay import wire
+from overlay.bootstrap import resolve
+from overlay.doors import SystemClock, SystemEntropy
+from overlay.identity import load_identity, next_incarnation
+from overlay.node import Overlay
+from overlay.peers import Beat
+from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+from overlay.sockets import SocketTransport
+from overlay.transport import Address
+from tests.world.doors import ListLog, MemoryDisk, Record
+
+V4, V6 = "127.0.0.1", "::1"
+GENESIS = b"genesis of tests"
+TAG = wire.swarm_tag("tests", GENESIS)
+#: Everything here takes milliseconds; this is for a machine that does other things.
+LATE_S = 20.0
+
+
+def ipv6_works() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind((V6, 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not ipv6_works(), reason="this machine has no IPv6 loopback (::1)")
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a test's coroutine on one of the two loops; fails when a task is left over or an error went unhandled."""
+
+    def on_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+        unhandled: list[dict[str, Any]] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
+            async with asyncio.timeout(60):
+                await coroutine
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            assert left == []
+
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+        assert unhandled == []
+
+    return on_loop
+
+
+class Real:
+    """An overlay on real sockets, closed at the end of its block."""
+
+    def __init__(self, host: str = V4) -> None:
+        self.records: list[Record] = []
+        disk, log = MemoryDisk(), ListLog(self.records)
+        entropy = SystemEntropy()
+        self.overlay = Overlay(
+            identity=load_identity(disk, entropy),
+            incarnation=next_incarnation(disk),
+            boot=int.from_bytes(os.urandom(4), "big"),
+            node=NodeSettings(host=host, port=0),
+            swarm=SwarmSettings(run="tests"),
+            liveness=LivenessSettings(),
+            transport=SocketTransport(host, 0, log=log, clock=SystemClock()),
+            clock=SystemClock(),
+            entropy=entropy,
+            disk=disk,
+            log=log,
+        )
+        self.overlay._protocol.fragile = True
+
+    async def __aenter__(self) -> Overlay:
+        await self.overlay.start()
+        return self.overlay
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.overlay.stop()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + LATE_S
+    while not condition():
+        assert loop.time() < end_s, what
+        await asyncio.sleep(0.01)
+
+
+def port_of(node: Overlay) -> int:
+    return node.address.port
+
+
+# -- both families
+
+
+@needs_ipv6
+def test_nodes_of_both_families_join_one_swarm_through_a_dual_stack_node(run: Run) -> None:
+    """A founder on "::", one joiner over 127.0.0.1 and one over ::1: the founder knows each under its own family, no
+    mapped address anywhere, and a node on "::" joins through either."""
+
+    async def main() -> None:
+        async with Real("::") as founder, Real(V4) as four, Real(V6) as six, Real("::") as both:
+            founder.found(GENESIS)
+            await four.join([f"{V4}:{port_of(founder)}"], genesis=None)
+            await six.join([f"[{V6}]:{port_of(founder)}"], genesis=None)
+            await both.join([f"{V4}:{port_of(four)}", f"[{V6}]:{port_of(six)}"], genesis=None)
+            nodes = (founder, four, six, both)
+            await until(lambda: len(founder.peers) == 3, "the founder knows all")
+            await until(lambda: len(both.peers) == 3, "the second dual-stack node knows all")
+            hosts = {peer.node_id: peer.address.host for peer in founder.peers}
+            assert hosts[four.node_id] == V4
+            assert hosts[six.node_id] == V6
+            for node in nodes:
+                for peer in node.peers:
+                    assert ipaddress.ip_address(peer.address.host).is_loopback
+                    assert "ffff" not in peer.address.host
+            found = [contact.node_id for contact in await both.lookup(six.node_id)]
+            assert found[0] == six.node_id
+            # Who listens on one family knows only whom it can send to.
+            assert {peer.address.host for peer in four.peers} == {V4}
+            assert {peer.address.host for peer in six.peers} == {V6}
+
+    run(main())
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", [V4, V6, "::"])
+def test_a_name_of_both_families_leads_in_over_the_one_that_works(run: Run, host: str) -> None:
+    """A name with a dead address, one of each family, a founder on one: in over what works."""
+
+    async def main() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reserved:
+            reserved.bind((V4, 0))
+            dead = Address(V4, reserved.getsockname()[1])  # bound, and nobody listens: refused
+            for founder_host in (V4, V6):
+                if host not in (founder_host, "::"):
+                    continue
+                async with Real(founder_host) as founder, Real(host) as joiner:
+                    founder.found(GENESIS)
+                    port = port_of(founder)
+                    addresses = [dead, Address(V6, port), Address(V4, port)]
+                    dialler = joiner._joining._dialler
+
+                    async def resolver(label: str, addresses: list[Address] = addresses) -> list[Address]:
+                        assert label == "swarm.example:8468"
+                        return addresses
+
+                    dialler.resolver = resolver
+                    await joiner.join(["swarm.example:8468"], genesis=None)
+                    await until(lambda: founder.is_alive(joiner.node_id), "the founder knows it")
+                    await until(lambda: joiner.is_alive(founder.node_id), "it knows the founder")
+
+    run(main())
+
+
+def test_a_real_name_is_resolved_off_the_loop_to_all_its_addresses(run: Run) -> None:
+    """`localhost` gives literal addresses, each once; a joiner gets in by it."""
+
+    async def main() -> None:
+        async with Real(V4) as founder, Real(V4) as joiner:
+            founder.found(GENESIS)
+            addresses = await resolve(f"localhost:{port_of(founder)}")
+            assert Address(V4, port_of(founder)) in addresses
+            assert len(set(addresses)) == len(addresses)
+            assert all(ipaddress.ip_address(address.host).is_loopback for address in addresses)
+            await joiner.join([f"localhost:{port_of(founder)}"], genesis=None)
+            await until(lambda: joiner.is_alive(founder.node_id), "it is in")
+
+    run(main())
+
+
+# -- faults that need a real socket
+
+
+class _Raw(asyncio.DatagramProtocol):
+    """A socket that answers the package's calls, by name, with what it is told."""
+
+    def __init__(self, answer: Callable[[str], Any]) -> None:
+        self._answer = answer
+        self.transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        if data[:1] == b"\x00":
+            name, _ = umsgpack.unpackb(data[21:])
+            self.transport.sendto(b"\x01" + data[1:21] + umsgpack.packb(self._answer(name)), addr)
+
+
+async def stock_liar(answer: Callable[[str], Any]) -> tuple[Any, tuple[str, int]]:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(lambda: _Raw(answer), local_addr=(V4, 0))
+    return transport, transport.get_extra_info("sockname")
+
+
+@pytest.mark.parametrize("place", [("127.0.0.1", 99999), (None, 1)], ids=["port 99999", "nil address"])
+def test_kademlia_fault_01_stock_a_reply_kills_the_socket(place: tuple[Any, int]) -> None:
+    """Stock, asyncio: a contact with an impossible address, and the UDP socket is closed for good."""
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        server = Server(node_id=b"s" * 20)
+        await server.listen(0, V4)
+        lie = [b"x" * 20, *place]
+        transport, liar = await stock_liar(lambda name: b"l" * 20 if name == "ping" else [lie])
+        asking = asyncio.create_task(server.bootstrap([liar]))
+        await until(server.transport.is_closing, "the socket is closed")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        server.stop()
+        transport.close()
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
+    """Ours: contacts without a port, without an address, multicast, of the other family, and beats with hosts that are
+    none, from a real socket; the node counts them and goes on answering."""
+
+    async def main() -> None:
+        async with Real() as node, Real() as other:
+            node.found(GENESIS)
+            await other.join([str(node.address)], genesis=None)
+            await until(lambda: node.is_alive(other.node_id), "they know each other")
+            entries = [b"\x7f\x00\x00\x01\x00\x00", b"\x00" * 6, b"\xe0\x00\x00\x01\x00\x09", b"\xff" * 6]
+            lies = wire.Nodes(
+                b"".join(b"x" * 20 + entry for entry in entries), b"y" * 20 + b"\x00" * 15 + b"\x01\x00\x07"
+            )
+            asked = asyncio.Event()
+
+            def lying(_body: Any, _beat: Any, _source: Any, _message_id: Any) -> wire.Nodes:
+                asked.set()
+                return lies
+
+            other._protocol.serve(wire.FindNode, lying)
+            for _ in range(3):
+                await node.lookup(b"t" * 20)
+            assert asked.is_set()
+            assert node.report()["malformed_contacts"] >= 4
+            beats = [Beat(b"z" * 20, 1, 1, 1, host) for host in ("nowhere.invalid", "255.255.255.255", "fe80::1%lo")]
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
+                for beat in beats:
+                    head = wire.encode_head(TAG, beat)
+                    raw.sendto(wire.encode(0, os.urandom(20), head, wire.Ping()), node.address)
+                    forged = msgspec.msgpack.encode([TAG, [*msgspec.to_builtins(beat)[:3], 99999], ["ping"], []])
+                    raw.sendto(b"\x00" + os.urandom(20) + forged, node.address)
+            await until(lambda: node.report().get("dropped_host", 0) == 3, "hosts that are none are dropped")
+            await until(lambda: node.report().get("dropped_content", 0) >= 3, "and ports that are none")
+            for address in (Address(V4, 99999), Address("", 1), Address("nowhere.invalid", 1)):
+                node._transport.send(address, b"x")
+            assert node.report()["socket"]["not_sent_bad_address"] >= 1
+            contact = other.contact(node.node_id)
+            assert contact is not None
+            assert await other.ping(contact) is not None
+
+    run(main())
+
+
+def test_kademlia_fault_12_names_and_families_stock() -> None:
+    """Stock: uvloop raises where a host name, or an IPv6 contact on an IPv4 socket, is sent to; on "::" an IPv4 peer is
+    known by its mapped address."""
+
+    async def main() -> None:
+        server, dual, four = Server(node_id=b"s" * 20), Server(node_id=b"d" * 20), Server(node_id=b"f" * 20)
+        await server.listen(0, V4)
+        await four.listen(0, V4)
+        for place in (("localhost", 9), ("::1", 9)):
+            with pytest.raises(ValueError, match=r"address|host|AF_INET|socket"):
+                await server.bootstrap([place])
+        if ipv6_works():
+            await dual.listen(0, "::")
+            await four.bootstrap([(V4, dual.transport.get_extra_info("sockname")[1])])
+            hosts = [node.ip for bucket in dual.protocol.router.buckets for node in bucket.nodes.values()]
+            assert hosts == ["::ffff:127.0.0.1"]
+            assert Node(b"f" * 20).id == four.node.id
+        for each in (server, dual, four):
+            each.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_kademlia_fault_12_names_and_families_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours: sending never resolves a name, whatever it is given; names are resolved off the loop, before. (Mapped
+    addresses: the dual-stack test above.)"""
+
+    def never(*arguments: Any, **_: Any) -> None:
+        raise AssertionError(f"resolved {arguments}")
+
+    async def main() -> None:
+        async with Real() as node:
+            node.found(GENESIS)
+            monkeypatch.setattr(socket, "gethostbyname", never)
+            for host in ("nowhere.invalid", "::1"):
+                began = asyncio.get_running_loop().time()
+                node._transport.send(Address(host, 9), b"x")
+                assert asyncio.get_running_loop().time() - began < 0.5
+            counters = node.report()["socket"]
+            assert counters.get("not_sent_bad_address", 0) + counters.get("not_sent_no_way", 0) == 2
+
+    run(main())
+
+
+# -- junk
+
+
+def test_mutated_datagrams_through_a_real_socket(run: Run) -> None:
+    """Twenty thousand random and mutated datagrams in bursts: what was read is dropped or answered, nobody strange is
+    in the table, and the other node is served all along."""
+    seed = 71
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        async with Real() as node, Real() as other:
+            node.found(GENESIS)
+            await other.join([str(node.address)], genesis=None)
+            await until(lambda: node.is_alive(other.node_id), "they know each other")
+            contact = other.contact(node.node_id)
+            assert contact is not None
+            heads = [wire.encode_head(TAG, Beat(rng.randbytes(20), 1, 1, 4000)) for _ in range(20)]
+            bodies = [
+                wire.Ping(),
+                wire.FindNode(b"t" * 20),
+                wire.Unreached(),
+                wire.Pong(),
+            ]  # nothing that names another address
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
+                for burst in range(100):
+                    for _ in range(200):
+                        body = rng.choice(bodies)
+                        kind = isinstance(body, wire.Pong)
+                        datagram = bytearray(wire.encode(kind, rng.randbytes(20), rng.choice(heads), body))
+                        for _ in range(rng.randrange(3)):
+                            datagram[rng.randrange(len(datagram))] = rng.randrange(256)
+                        if rng.random() < 0.1:
+                            datagram = bytearray(rng.randbytes(rng.randrange(1, 3000)))
+                        raw.sendto(datagram, node.address)
+                    await asyncio.sleep(0)
+                    if burst % 10 == 0:
+                        assert await other.ping(contact) is not None
+            assert {peer.node_id for peer in node.peers} == {other.node_id}
+            report = node.report()
+            assert report["dropped_content"] > 1000
+            assert report["socket"]["dropped_long"] > 100
+            assert report.get("faults", 0) == 0
+            assert report["calls_waiting"] <= 520
+
+    run(main())

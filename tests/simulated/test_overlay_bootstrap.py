@@ -1,0 +1,209 @@
+"""Getting in and staying in: names with several addresses, dead resolvers, hours alone, islands. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from overlay.bootstrap import LAST_PAUSE_S
+from overlay.node import Overlay
+from overlay.transport import Address
+from tests.simulated.overlay_world import PORT, OverlayWorld, address_of, endpoint
+from tests.world.loop import VirtualLoop
+
+HOUR_S = 3600.0
+
+
+def play(story: Coroutine[Any, Any, Any], hours: float = 1.0) -> Any:
+    return VirtualLoop().run(story, limit_s=hours * HOUR_S)
+
+
+class Names:
+    """A resolver: addresses by name, which may change; it may fail, or never answer."""
+
+    def __init__(self, **names: list[Address]) -> None:
+        self.names = names
+        self.asked = 0
+        self.failure: Exception | None = None
+        self.hangs = False
+
+    async def __call__(self, label: str) -> list[Address]:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.sleep(1e6)
+        if self.failure is not None:
+            raise self.failure
+        host, _, port = label.rpartition(":")
+        if host in self.names:
+            return self.names[host]
+        return [Address(host, int(port))]
+
+    def serve(self, node: Overlay) -> None:
+        node._joining._dialler.resolver = self
+
+
+def test_one_living_address_of_a_name_is_enough() -> None:
+    """A name of five: two dead machines, a refusing one, one of a family we cannot send to, and the last one lives."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=51)
+        await world.found(0)
+        for number in (7, 8):
+            other = world.make(number)
+            await other.start()
+            await world.crash(number)
+        addresses = [endpoint(7), endpoint(8), endpoint(9), Address("2001:db8::1", PORT), endpoint(0)]
+        node = world.make(1)
+        Names(swarm=addresses).serve(node)
+        await node.start()
+        began = world.clock.monotonic()
+        await node.join(["swarm:8468"], genesis=None)
+        assert world.clock.monotonic() - began < 1.0, "the dead ones hold nobody up"
+        await world.until(lambda: len(node.peers) == 1, 2.0, "it is in")
+        await world.stop()
+
+    play(story())
+
+
+def test_why_each_address_of_a_name_failed_is_said() -> None:
+    """Alone: every address has its own reason, the family we cannot send to names the setting."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=52)
+        node = world.make(1)
+        Names(swarm=[endpoint(9), Address("2001:db8::1", PORT)]).serve(node)
+        await node.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await node.join(["swarm:8468"], genesis=None)
+        assert set(node.attempts) == {str(endpoint(9)), f"[2001:db8::1]:{PORT}"}
+        assert 'node.host = "::"' in node.attempts[f"[2001:db8::1]:{PORT}"]
+        await world.stop()
+
+    play(story())
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(fault: str) -> None:
+    """Restarted while names cannot be resolved: in through a remembered peer at once; alone later, the address that the
+    name had last is dialled; when the resolver is back its new address is."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=53)
+        await world.found(0)
+        names = Names(swarm=[endpoint(0)])
+        node = world.make(1)
+        names.serve(node)
+        await node.start()
+        await node.join(["swarm:8468"], genesis=None)
+        await world.until(lambda: len(node.peers) == 1, 2.0, "it is in")
+        await asyncio.sleep(35)
+        await world.crash(1, refused=True)
+        names.failure = OSError("no name servers") if fault == "fails" else None
+        names.hangs = fault == "hangs"
+        again = world.make(1)
+        names.serve(again)
+        again._joining._dialler._resolved["swarm:8468"] = [endpoint(0)]
+        await again.start()
+        began = world.clock.monotonic()
+        await again.join(["swarm:8468"], genesis=None)
+        assert world.clock.monotonic() - began < 1.0
+
+        await world.crash(0)
+        await world.until(lambda: len(again.peers) == 0, 30.0, "it is alone")
+        again._joining._remembered._met.clear()
+        await asyncio.sleep(20)
+        back = world.make(0)
+        await back.start()
+        back.found(again.genesis or b"")
+        await world.until(lambda: len(again.peers) == 1, 30.0, "in through the name's last address")
+        assert "cannot be resolved" in str([r.fields for r in world.records if r.event == "bootstrap_failed"])
+
+        await world.crash(0)
+        moved = world.make(0, host="10.9.9.9")
+        await moved.start()
+        moved.found(again.genesis or b"")
+        again._joining._remembered._met.clear()
+        names.names["swarm"] = [moved.address]
+        names.failure, names.hangs = None, False
+        await world.until(lambda: any(p.address == moved.address for p in again.peers), 60.0, "at its new address")
+        await world.stop()
+
+    play(story())
+
+
+def test_an_isolated_node_dials_for_ever_with_backoff_and_jitter() -> None:
+    """Six virtual hours alone: bootstraps and remembered peers are all dialled, at least every 15 s and never in step,
+    the log says each reason once, nothing piles up; when the swarm is back the node is in within 20 s."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=54)
+        await world.raise_swarm(4)
+        names = Names(swarm=[endpoint(0), endpoint(1)])
+        node = world.nodes[3]
+        names.serve(node)
+        node._joining._bootstraps = ["swarm:8468", f"{address_of(2)}:{PORT}"]
+        await asyncio.sleep(40)
+        genesis = node.genesis
+        for number in (0, 1, 2):
+            await world.crash(number)
+        await world.until(lambda: len(node.peers) == 0, 30.0, "it is alone")
+        dialled: list[tuple[float, Address]] = []
+        transport: Any = node._transport
+        request = transport.request
+
+        def counted(to: Address, *arguments: Any, **options: Any) -> Any:
+            dialled.append((world.clock.monotonic(), to))
+            return request(to, *arguments, **options)
+
+        transport.request = counted
+        await asyncio.sleep(60)
+        lines, tasks = len(world.records), len(asyncio.all_tasks())
+        calls = len(dialled)
+        await asyncio.sleep(6 * HOUR_S)
+        rounds = [at for at, to in dialled[calls:] if to == endpoint(0)]
+        pauses = [later - at for at, later in itertools.pairwise(rounds) if later - at > 0.5]
+        print(f"{len(rounds)} dials of one, pauses {min(pauses):.1f} to {max(pauses):.1f} s")
+        assert {to for _, to in dialled[calls:]} == {endpoint(0), endpoint(1), endpoint(2)}
+        assert max(pauses) < 1.5 * LAST_PAUSE_S + 2.5, "the last pause, with jitter, and one hello's time-out"
+        assert 6 * HOUR_S / len(rounds) > LAST_PAUSE_S / 4, "and not as fast as it can"
+        assert statistics.stdev(pauses) > 1.0, "never in step with others"
+        assert len(world.records) - lines <= 4
+        assert len(asyncio.all_tasks()) <= tasks + 8
+        assert node.report()["calls_waiting"] <= 1
+
+        back = world.make(1)
+        await back.start()
+        back.found(genesis or b"")
+        took = await world.until(lambda: len(node.peers) == 1, 20.0, "it is in again")
+        print(f"in after {took:.1f} s")
+        await world.stop()
+
+    play(story(), hours=8)
+
+
+def test_islands_of_a_partition_longer_than_any_memory_of_the_dead_become_one() -> None:
+    """Three and three, parted for three virtual hours: each half forgets that the other ever lived, and they are one
+    swarm within five minutes of the healing."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=55)
+        nodes = await world.raise_swarm(6)
+        await asyncio.sleep(60)
+        left, right = nodes[:3], nodes[3:]
+        world.network.partition([n.address.host for n in left], [n.address.host for n in right])
+        await asyncio.sleep(3 * HOUR_S)
+        assert all(len(node.peers) == 2 for node in nodes)
+        assert all(node.report()["lost"] == 0 for node in nodes), "nobody remembers the dead any more"
+        world.network.heal()
+        took = await world.until(lambda: all(len(node.peers) == 5 for node in nodes), 300.0, "one swarm again")
+        print(f"whole after {took:.0f} s")
+        assert [r.event for r in world.records].count("island_met") >= 1
+        await world.stop()
+
+    play(story(), hours=4)

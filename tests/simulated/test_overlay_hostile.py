@@ -1,0 +1,258 @@
+"""Strangers without manners: floods, made-up senders, calls that are given up, doors that close. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlay import wire
+from overlay.ids import random_id
+from overlay.kademlia_server import MOST_OUTSTANDING
+from overlay.membership import ASK_BACK_ENTRIES, MOST_ASKED_BACK, MOST_PEERS
+from overlay.peers import Activity, Beat, Contact
+from overlay.probing import MOST_FOR_OTHERS
+from overlay.proofs import PROOFS_AT_ONCE, PROOFS_PER_S
+from overlay.transport import Address
+from tests.simulated.overlay_world import GENESIS, PORT, OverlayWorld, endpoint
+from tests.world.loop import VirtualLoop
+
+TAG = wire.swarm_tag("tests", GENESIS)
+STRANGER = Address("10.7.7.7", 4000)
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    return VirtualLoop().run(story)
+
+
+def asked(beat: Beat, body: wire.Call, message_id: bytes, *, prove: bool = False, news: Any = ()) -> bytes:
+    return wire.encode(wire.REQUEST, message_id, wire.encode_head(TAG, beat), body, news, prove)
+
+
+@pytest.mark.parametrize("body", ["ping", "find_node", "probe", "news", "unreached", "twin"])
+def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
+    """Four thousand well-formed requests, each from another id and address, within a second: nobody enters, every
+    store of the node stays within its limit, memory grows by less than 8 MB, and the other node is served meanwhile."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=61)
+        nodes = await world.raise_swarm(2)
+        await world.until(lambda: all(len(n.peers) == 1 for n in nodes), 5.0, "they know each other")
+        node, other = nodes
+        rng = random.Random(61)
+        made = {
+            "ping": lambda: wire.Ping(),
+            "find_node": lambda: wire.FindNode(rng.randbytes(20)),
+            "probe": lambda: wire.Probe(rng.randbytes(20) + b"\x0a\x09" + rng.randbytes(4)),
+            "news": lambda: wire.Tell(),
+            "unreached": lambda: wire.Unreached(),
+            "twin": lambda: wire.Twin(rng.getrandbits(32), node.node_id + b"\x0a\x09" + rng.randbytes(4)),
+        }[body]
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for burst in range(20):
+            for _ in range(200):
+                beat = Beat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
+                source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", beat.port)
+                news = [wire.News(2, rng.randbytes(20), 1, 0)]
+                node._protocol.datagram_received(asked(beat, made(), rng.randbytes(20), prove=True, news=news), source)
+            report = node.report()
+            assert report["calls_waiting"] <= min(MOST_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
+            await asyncio.sleep(0.05)
+            if burst % 5 == 0:
+                contact = other.contact(node.node_id)
+                assert contact is not None
+                assert await other.ping(contact) is not None
+        membership = node._membership
+        assert len(node.peers) == len(node._protocol.router) == 1
+        assert len(membership._asked_back) <= ASK_BACK_ENTRIES
+        assert len(membership._told_of_twin) == len(membership.lost) == 0
+        assert len(membership.negative) <= 4096
+        assert len(node._protocol.queue) <= 512
+        assert len(node._reachability._complaints) == 0, "a stranger's complaint is nobody's"
+        await asyncio.sleep(3)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        print(f"{(after - before) / 1e6:.1f} MB more")
+        assert after - before < 8e6
+        assert node.report()["calls_waiting"] <= 1
+        assert node.report()["proofs_made"] <= PROOFS_AT_ONCE + 2 * PROOFS_PER_S + 100 if body != "news" else True
+        await world.stop()
+
+    play(story())
+
+
+def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> None:
+    """Pings, step queries, lookups and candidates, cancelled at any moment or timed out: after the longest wait there
+    is no call, no timer beyond those of the services, no task and no inquiry left."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=62)
+        nodes = await world.raise_swarm(4)
+        await world.until(lambda: all(len(n.peers) == 3 for n in nodes), 5.0, "they know each other")
+        node = nodes[0]
+        rng = random.Random(62)
+        loop: Any = asyncio.get_running_loop()
+        await asyncio.sleep(2)
+        tasks = len(asyncio.all_tasks())
+        timers = len([handle for handle in loop._scheduled if not handle.cancelled()])
+        silent = [Contact(random_id(rng), Address("10.0.0.99", PORT)) for _ in range(20)]
+        for _ in range(100):
+            what = rng.choice(
+                [
+                    lambda: node.ping(rng.choice(silent)),
+                    lambda: node.query_steps([n.node_id for n in nodes]),
+                    lambda: node.lookup(random_id(rng)),
+                    lambda: node._lookups.find(random_id(rng), silent),
+                    lambda: node._lookups.ask(rng.choice(silent), random_id(rng)),
+                    lambda: node.candidates(b"k" * 20),
+                ]
+            )()
+            try:
+                await asyncio.wait_for(what, rng.choice([0.0001, 0.003, 0.05, 0.3]))
+            except TimeoutError:
+                pass
+        for contact in silent:
+            assert await node.ping(contact) is None
+        await asyncio.sleep(3)
+        assert node.report()["calls_waiting"] <= 1
+        assert node._prober._inquiries == {}
+        assert node._prober._for_others == node._membership._asking_back == 0
+        assert node._discovery.candidates._under_way == {}
+        assert len(asyncio.all_tasks()) == tasks
+        # Services and the network have a few of their own; a hundred calls have none.
+        assert len([handle for handle in loop._scheduled if not handle.cancelled()]) <= timers + 20
+        await world.stop()
+
+    play(story())
+
+
+def test_a_door_that_closes_answers_whoever_waits() -> None:
+    """Calls under way when the node stops end with None at once: nobody waits for ever, nobody is blamed."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=63)
+        node = await world.found(0)
+        silent = Contact(b"s" * 20, Address("10.0.0.99", PORT))
+        waiting = [asyncio.create_task(node.ping(silent), name=f"ping {number}") for number in range(5)]
+        waiting.append(asyncio.create_task(node.lookup(b"t" * 20), name="lookup"))  # type: ignore[arg-type]
+        waiting.append(asyncio.create_task(node._lookups.find(b"t" * 20, [silent]), name="find"))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert node.report()["calls_waiting"] >= 5
+        await node.stop()
+        async with asyncio.timeout(0.01):
+            answers = await asyncio.gather(*waiting)
+        assert answers[:5] == [None] * 5
+        assert [contact.node_id for contact in answers[6]] == [node.node_id]  # type: ignore[union-attr]
+        assert node.report()["calls_waiting"] == 0
+        assert await node.ping(silent) is None
+        await world.stop()
+
+    play(story())
+
+
+def test_more_calls_than_the_limit_are_not_made() -> None:
+    """Ten thousand calls at once: those beyond the limit are answered None at once and counted."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=64)
+        node = await world.found(0)
+        rng = random.Random(64)
+        results: list[Any] = []
+        for _ in range(MOST_OUTSTANDING + 100):
+            node._protocol.call(Contact(random_id(rng), STRANGER), wire.Ping(), results.append)
+        assert len(results) >= 100
+        assert node.report()["calls_not_made"] == len(results)
+        assert node.report()["calls_waiting"] == MOST_OUTSTANDING
+        await asyncio.sleep(3)
+        assert len(results) == MOST_OUTSTANDING + 100
+        assert set(results) == {None}
+        assert node.report()["calls_waiting"] <= 1
+        await world.stop()
+
+    play(story())
+
+
+def test_a_table_is_never_a_list_of_everybody() -> None:
+    """Beyond the limit nobody more is taken in, proof or not; who is known is still heard."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=65)
+        node = await world.found(0)
+        rng = random.Random(65)
+        for number in range(MOST_PEERS + 50):
+            address = Address(f"10.{16 + number // 250}.0.{number % 250 + 1}", PORT)
+            beat = Beat(random_id(rng), 1, 1, PORT)
+            node._membership.answered(beat, address, 0.01, Contact(beat.node_id, address), proven=True)
+        assert len(node.peers) == MOST_PEERS
+        assert node.report()["peers_refused_full"] == 50
+        known = next(iter(node.peers))
+        later = Beat(known.node_id, 1, 1, PORT, step=7)
+        node._membership.answered(later, known.address, 0.01, known.contact)
+        assert known.step == 7
+        await world.stop()
+
+    play(story())
+
+
+def test_each_reason_to_drop_is_counted_where_people_look() -> None:
+    """One datagram for each reason, and its counter in the report that `/status` shows."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=66)
+        node = await world.found(0)
+        beat = Beat(b"a stranger's node id", 1, 1, 4000)
+        ping = asked(beat, wire.Ping(), b"m" * 20)
+        own = asked(node.beat, wire.Ping(), b"m" * 20)
+        twin = asked(msgspec.structs.replace(node.beat, boot=1), wire.Ping(), b"m" * 20)
+        other = wire.encode(0, b"m" * 20, wire.encode_head(b"no swarm", beat), wire.Ping())
+        pong = wire.encode(1, b"m" * 20, wire.encode_head(TAG, beat), wire.Pong())
+        named = wire.encode(0, b"m" * 20, wire.encode_head(TAG, Beat(beat.node_id, 1, 1, 1, "a.name")), wire.Ping())
+        for datagram, reason in [
+            (b"", "short"),
+            (ping + bytes(1400), "long"),
+            (b"\x02" + ping[1:], "kind"),
+            (ping[:-1], "content"),
+            (named, "host"),
+            (other, "other_swarm"),
+            (own, "own_echo"),
+            (twin, "own_id"),
+            (pong, "unasked"),
+        ]:
+            before = node.report().get(f"dropped_{reason}", 0)
+            node._protocol.datagram_received(datagram, STRANGER)
+            assert node.report()[f"dropped_{reason}"] == before + 1
+        stranger = world.make(1)
+        await stranger.start()
+        stranger._protocol.datagram_received(ping, STRANGER)
+        assert stranger.report()["dropped_no_swarm"] == 1
+        assert len(node.peers) == 0
+        await world.stop()
+
+    play(story())
+
+
+def test_a_farewell_in_anothers_name_from_elsewhere_is_not_believed() -> None:
+    """LEAVING under a peer's id from a stranger's address, or under another start, changes nothing."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=67)
+        nodes = await world.raise_swarm(3)
+        await world.until(lambda: all(len(n.peers) == 2 for n in nodes), 5.0, "they know each other")
+        leaving = msgspec.structs.replace(nodes[2].beat, activity=int(Activity.LEAVING))
+        for beat, source in [
+            (leaving, STRANGER),
+            (msgspec.structs.replace(leaving, incarnation=9), endpoint(2)),
+            (msgspec.structs.replace(leaving, boot=9), endpoint(2)),
+        ]:
+            nodes[0]._protocol.datagram_received(asked(beat, wire.Tell(), b"m" * 20), source)
+            await asyncio.sleep(1)
+            assert nodes[0].is_alive(nodes[2].node_id)
+        await world.stop()
+
+    play(story())

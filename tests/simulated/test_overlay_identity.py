@@ -1,0 +1,404 @@
+"""Who somebody is: ids proved by their keys, one key in two processes, few ids behind one address. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlay import wire
+from overlay.identity import Identity, identity_from_seed
+from overlay.node import NotThisSwarm, Overlay
+from overlay.peers import Beat, Contact
+from overlay.proofs import PROOFS_AT_ONCE, PROOFS_PER_S, Proofs
+from overlay.transport import Address, Rejection, group_of
+from tests.simulated.overlay_world import GENESIS, PORT, OverlayWorld, address_of, endpoint
+from tests.world.doors import MemoryDisk
+from tests.world.loop import VirtualLoop
+
+TAG = wire.swarm_tag("tests", GENESIS)
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    return VirtualLoop().run(story)
+
+
+def copied(world: OverlayWorld, number: int, to: int, *, incarnation: int | None = None, **node: Any) -> Overlay:
+    """A node on a copy of another's disk; `incarnation` is the one it will start with."""
+    world.disks[to] = copy = MemoryDisk()
+    copy.files.update(world.disks[number].files)
+    if incarnation is not None:
+        copy.files["incarnation"] = str(incarnation - 1).encode()
+    return world.make(to, **node)
+
+
+def twins(world: OverlayWorld, *numbers: int) -> list[bool]:
+    """Who of these has learnt that its identity runs elsewhere."""
+    return [any(change.kind == "twin" for _, change in world.changes[number]) for number in numbers]
+
+
+class Forger:
+    """A host that sends what it likes and hears what comes back."""
+
+    def __init__(self, world: OverlayWorld, host: str, *, answer: Any = None) -> None:
+        self.address = Address(host, PORT)
+        self.heard: list[tuple[wire.Request | wire.Response, bytes, Address]] = []
+        self._transport = world.network.transport(host, PORT)
+        self._answer = answer
+
+    async def open(self) -> Forger:
+        async def refuse(_: Any) -> Any:
+            raise Rejection("no streams here")
+
+        await self._transport.open(self._receive, refuse)
+        return self
+
+    def _receive(self, datagram: bytes, source: Address) -> None:
+        message_id, message = wire.decode(datagram)
+        self.heard.append((message, message_id, source))
+        if self._answer is not None and isinstance(message, wire.Request):
+            self._answer(self, message, message_id, source)
+
+    def ask(self, to: Address, beat: Beat, body: Any = None, *, prove: bool = False) -> None:
+        head = wire.encode_head(TAG, beat)
+        self._transport.send(
+            to, wire.encode(wire.REQUEST, b"forged message id 20", head, body or wire.Ping(), (), prove)
+        )
+
+    def respond(self, to: Address, message_id: bytes, beat: Beat, proof: bytes = b"") -> None:
+        head = wire.encode_head(TAG, beat)
+        self._transport.send(to, wire.encode(wire.RESPONSE, message_id, head, wire.Pong(), (), proof))
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+def proof(identity: Identity, asker: bytes, message_id: bytes, beat: Beat) -> bytes:
+    return Proofs(identity).make(asker, message_id, wire.encode_head(TAG, beat), 0.0)
+
+
+# -- one key, two processes
+
+
+@pytest.mark.parametrize("incarnation", [1, 2, 7])
+def test_two_processes_with_one_key_both_learn_it_and_prove_it(incarnation: int) -> None:
+    """A copy of a state directory, at the same, the next or a far count of starts: both processes get a proof of the
+    other and say where it is; a third node tells of it once and is not misled about itself."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=40)
+        await world.raise_swarm(4)
+        await asyncio.sleep(2)
+        clone = copied(world, 1, 100, incarnation=incarnation)
+        assert clone.node_id == world.nodes[1].node_id
+        await clone.start()
+        await clone.join([f"{address_of(0)}:{PORT}"], genesis=None)
+        await world.until(lambda: all(twins(world, 1, 100)), 10.0, "both know")
+        reasons = {n: [c.reason for _, c in world.changes[n] if c.kind == "twin"] for n in (1, 100)}
+        assert [len(found) for found in reasons.values()] == [1, 1]
+        assert str(endpoint(100)) in reasons[1][0]
+        assert str(endpoint(1)) in reasons[100][0]
+        assert twins(world, 0, 2, 3) == [False] * 3
+        said = [r for r in world.records if r.event == "identity_used_twice" and r.level == "error"]
+        assert {r.node for r in said} == {"n1", "n100"}
+        await world.stop()
+
+    play(story())
+
+
+def test_a_copy_that_dials_its_own_original_is_told_so() -> None:
+    """The founder's directory copied, and the founder as bootstrap: the signed hello says whose identity answers."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=41)
+        await world.found(0)
+        clone = copied(world, 0, 100)
+        await clone.start()
+        with pytest.raises(NotThisSwarm, match="runs with this node's own identity"):
+            await clone.join([f"{address_of(0)}:{PORT}"], genesis=None)
+        assert twins(world, 100) == [True]
+        await world.stop()
+
+    play(story())
+
+
+def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
+    """Its own datagrams, requests and answers, back from another address, as a hairpin NAT or a second interface would
+    bring them, and a bootstrap that is itself: nobody is taken for a twin."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=42)
+        nodes = await world.raise_swarm(3)
+        mirror = world.network.transport("10.0.0.77", PORT)
+
+        async def refuse(_: Any) -> Any:
+            raise Rejection("a mirror")
+
+        # Whatever it is sent it sends to node 1, under its own address.
+        await mirror.open(lambda datagram, _source: mirror.send(endpoint(1), datagram), refuse)
+        node = nodes[1]
+        for _ in range(20):
+            await node.ping(Contact(b"whoever lives there!", Address("10.0.0.77", PORT)))
+            await node.ping(Contact(node.node_id, Address("10.0.0.77", PORT)))
+            await node.ping(Contact(node.node_id, endpoint(1)))
+        with pytest.raises(NotThisSwarm, match="is this node itself"):
+            await node.join([f"{address_of(1)}:{PORT}"], genesis=GENESIS)
+        await asyncio.sleep(5)
+        assert node.report()["dropped_own_echo"] > 20
+        assert twins(world, 0, 1, 2) == [False] * 3
+        assert len(node.peers) == 2
+        await mirror.close()
+        await world.stop()
+
+    play(story())
+
+
+def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
+    """Claims of our id under another start, hints of twins, answers without proof, with another key's proof, with our
+    own proof of another question, and with a proof of an earlier question replayed: nothing comes of any of them."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=43)
+        nodes = await world.raise_swarm(3)
+        await asyncio.sleep(2)
+        victim = nodes[1]
+        other_key = identity_from_seed(b"k" * 32)
+        lie = msgspec.structs.replace(victim.beat, boot=victim.beat.boot + 1, incarnation=99)
+        stolen: list[bytes] = []
+
+        def answer(forger: Forger, request: wire.Request, message_id: bytes, source: Address) -> None:
+            forger.respond(source, message_id, lie)
+            forger.respond(source, message_id, lie, proof(other_key, victim.node_id, message_id, lie))
+            for old in stolen:
+                forger.respond(source, message_id, lie, old)
+                forger.respond(source, message_id, victim.beat, old)
+
+        forger = await Forger(world, "10.0.0.66", answer=answer).open()
+        # The victim signs what any of its peers may ask; none of it is about another start or another question.
+        forger.ask(endpoint(1), Beat(other_key.node_id, 1, 1, PORT), prove=True)
+        forger.ask(endpoint(1), lie, prove=True)
+        await asyncio.sleep(1)
+        stolen += [m.proof for m, _, _ in forger.heard if isinstance(m, wire.Response) and m.proof]
+        assert len(stolen) == 2
+        for body in (
+            wire.Ping(),
+            wire.FindNode(b"t" * 20),
+            wire.Twin(5, wire.pack_contact(Contact(victim.node_id, forger.address))),
+        ):
+            for _ in range(5):
+                forger.ask(endpoint(1), lie, body)
+                forger.ask(endpoint(1), Beat(other_key.node_id, 1, 1, PORT), body)
+                await asyncio.sleep(1.1)
+        asked = [m for m, _, _ in forger.heard if isinstance(m, wire.Request) and m.prove]
+        assert len(asked) >= 5, "it was asked for a proof"
+        assert len(asked) <= 70, "and each of the two ids not more often than once a second, with a retry"
+        assert twins(world, 0, 1, 2) == [False] * 3
+        assert len(victim.peers) == 2
+        await forger.close()
+        await world.stop()
+
+    play(story())
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_directory_put_back_from_a_copy_is_no_twin(incarnation: int) -> None:
+    """Killed at its second start, and started again at its address from an older copy, as its first or second: the
+    others take it for what it is within seconds, and nobody speaks of a twin."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=47)
+        await world.raise_swarm(3)
+        await asyncio.sleep(2)
+        await world.crash(1, refused=True)
+        second = world.make(1)
+        await second.start()
+        await second.join([f"{address_of(0)}:{PORT}"], genesis=None)
+        rest = [world.nodes[0], world.nodes[2]]
+        await world.until(
+            lambda: all(starts(n, second) == (2, second.beat.boot) for n in rest), 5.0, "the second start"
+        )
+        await world.crash(1, refused=True)
+        world.disks[1].files["incarnation"] = str(incarnation - 1).encode()
+        third = world.make(1)
+        await third.start()
+        await third.join([f"{address_of(0)}:{PORT}"], genesis=None)
+        expected = (incarnation, third.beat.boot)
+        await world.until(lambda: all(starts(n, third) == expected for n in rest), 10.0, "the third start")
+        await asyncio.sleep(20)
+        assert all(starts(n, third) == expected for n in rest)
+        assert twins(world, 0, 1, 2) == [False] * 3
+        assert not [r for r in world.records if r.event == "identity_used_twice"]
+        await world.stop()
+
+    play(story())
+
+
+def starts(at: Overlay, node: Overlay) -> tuple[int, int] | None:
+    """The start under which one node lists another."""
+    peer = at.peers.get(node.node_id)
+    return None if peer is None else (peer.incarnation, peer.boot)
+
+
+# -- ids bound to keys
+
+
+@pytest.mark.parametrize("shape", ["none", "empty key", "another key", "another question", "another beat"])
+def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
+    """A node that answers every question but cannot prove the id it gives is nobody; with the right proof it is in."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=44)
+        node = await world.found(0)
+        real, thief = identity_from_seed(b"r" * 32), identity_from_seed(b"t" * 32)
+        beat = Beat(real.node_id, 1, 1, PORT)
+
+        def answer(forger: Forger, request: wire.Request, message_id: bytes, source: Address) -> None:
+            asker = request.beat.node_id
+            forged = {
+                "none": b"",
+                "empty key": bytes(wire.PROOF_BYTES),
+                "another key": proof(thief, asker, message_id, beat),
+                "another question": proof(real, asker, b"x" * 20, beat),
+                "another beat": proof(real, asker, message_id, msgspec.structs.replace(beat, incarnation=2)),
+                "right": proof(real, asker, message_id, beat),
+            }
+            forger.respond(source, message_id, beat, forged[kind])
+
+        kind = shape
+        forger = await Forger(world, "10.0.0.66", answer=answer).open()
+        for _ in range(3):
+            forger.ask(endpoint(0), beat)
+            await asyncio.sleep(2)
+        assert len(node.peers) == 0
+        assert node.report()["dropped_unproven"] >= 3
+        assert real.node_id not in [contact.node_id for contact in await node.lookup(real.node_id)]
+
+        kind = "right"
+        forger.ask(endpoint(0), beat)
+        await world.until(lambda: real.node_id in node.peers, 5.0, "it is in")
+        await forger.close()
+        await world.stop()
+
+    play(story())
+
+
+def test_a_forged_start_does_not_replace_a_peer() -> None:
+    """Datagrams that say "I was started again" or "I have moved" under a peer's id change nothing about it."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=45)
+        nodes = await world.raise_swarm(3)
+        await world.until(lambda: all(len(node.peers) == 2 for node in nodes), 5.0, "they know each other")
+        real = nodes[2]
+        forger = await Forger(world, "10.0.0.66").open()
+        claims = [
+            msgspec.structs.replace(real.beat, incarnation=2**62),
+            msgspec.structs.replace(real.beat, incarnation=2**62, host=real.address.host),
+            msgspec.structs.replace(real.beat, host="10.0.0.66"),
+        ]
+        for claim in claims:
+            for body in (wire.Ping(), wire.FindNode(b"t" * 20)):
+                forger.ask(endpoint(0), claim, body)
+                await asyncio.sleep(2)
+        peer = nodes[0].peers.get(real.node_id)
+        assert peer is not None
+        assert (peer.address, peer.incarnation) == (real.address, real.beat.incarnation)
+        kinds = [change.kind for _, change in world.changes[0] if change.node_id == real.node_id]
+        assert not set(kinds) & {"restarted", "moved", "dead", "clone"}
+        await forger.close()
+        await world.stop()
+
+    play(story())
+
+
+def test_proofs_are_made_at_a_bounded_rate() -> None:
+    """A burst, then so many a second: who asks for more gets an answer without proof, and is asked again later."""
+    identity = identity_from_seed(b"r" * 32)
+    proofs = Proofs(identity)
+    made = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.0)) for _ in range(int(PROOFS_AT_ONCE) + 10)]
+    later = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.5)) for _ in range(int(PROOFS_PER_S))]
+
+    assert sum(made) == PROOFS_AT_ONCE
+    assert sum(later) == PROOFS_PER_S / 2
+    assert proofs.holds(
+        proofs.make(b"a" * 20, b"m" * 20, b"head", 9.0), identity.node_id, b"a" * 20, b"m" * 20, b"head"
+    )
+
+
+# -- few ids behind one address
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("::5", "::6", True),
+    ],
+)
+def test_addresses_count_by_what_they_cost(one: str, other: str, same: bool) -> None:
+    """An IPv4 address by itself, an IPv6 address by its /64; the loopback never."""
+    assert (group_of(one) == group_of(other)) is same
+    assert group_of(one)
+    assert group_of("127.0.0.1") == group_of("127.9.9.9") == group_of("::1") == ""
+
+
+def test_one_address_gets_few_places_in_a_table() -> None:
+    """Thirty keys behind one address, all of them real: eight are taken in, the warning names the setting, a lookup is
+    not surrounded; with the setting at 0 all are."""
+
+    async def story(limit: int) -> tuple[int, int, list[Any]]:
+        world = OverlayWorld(seed=46)
+        node = world.make(0)
+        node._membership.ids_per_address = node._lookups.ids_per_address = limit
+        await node.start()
+        node.found(GENESIS)
+        transports = []
+        identities = [identity_from_seed(bytes([number]) * 32) for number in range(30)]
+        for number, identity in enumerate(identities):
+            transports.append(await sybil(world, identity, 9000 + number, identities))
+        await asyncio.sleep(3)
+        found = await node.lookup(b"k" * 20)
+        crowd = sum(contact.address.host == "10.0.0.66" for contact in found)
+        warned = [record.fields for record in world.records if record.event == "address_crowded"]
+        known = len(node.peers)
+        for transport in transports:
+            await transport.close()
+        await world.stop()
+        return known, crowd, warned
+
+    known, crowd, warned = play(story(8))
+    assert (known, crowd) == (8, 8)
+    assert warned == [{"address": "10.0.0.66", "ids": 8, "setting": "swarm.ids_per_address"}]
+    known, crowd, warned = play(story(0))
+    assert known == 30
+    assert crowd >= 19
+    assert not warned
+
+
+async def sybil(world: OverlayWorld, identity: Identity, port: int, others: list[Identity]) -> Any:
+    """One of many nodes on one host: it proves its id, and names all the others as the closest to anything."""
+    transport = world.network.transport("10.0.0.66", port)
+    beat = Beat(identity.node_id, 1, port, port)
+    head = wire.encode_head(TAG, beat)
+    packed = [wire.pack_contact(Contact(o.node_id, Address("10.0.0.66", 9000 + n))) for n, o in enumerate(others)]
+
+    def receive(datagram: bytes, source: Address) -> None:
+        message_id, message = wire.decode(datagram)
+        if isinstance(message, wire.Request):
+            asker = message.beat.node_id
+            body = wire.pack_nodes(packed) if isinstance(message.body, wire.FindNode) else wire.Pong()
+            signed = proof(identity, asker, message_id, beat) if message.prove else b""
+            transport.send(source, wire.encode(wire.RESPONSE, message_id, head, body, (), signed))
+
+    async def refuse(_: Any) -> Any:
+        raise Rejection("no streams here")
+
+    await transport.open(receive, refuse)
+    transport.send(endpoint(0), wire.encode(wire.REQUEST, b"i" * 20, head, wire.Ping()))
+    return transport
