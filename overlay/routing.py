@@ -186,8 +186,9 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
             bits -= 1
         # Plain integers sort several times faster than pairs.
         nearest = sorted([other ^ number for other in ids])[:wanted]
-        entries = [self._listed[gap ^ number] for gap in nearest]
-        return [entry for entry in entries if entry.id != skip][:count]
+        listed = self._listed
+        skipped = -1 if skip is None else int.from_bytes(skip, "big") ^ number
+        return [listed[gap ^ number] for gap in nearest if gap != skipped][:count]
 
     def find_neighbors(self, node: Any, k: int | None = None, exclude: Any = None) -> list[Entry]:
         return self.closest(node.id, k or self.ksize, skip=exclude.id if exclude is not None else None)

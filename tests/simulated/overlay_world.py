@@ -20,13 +20,31 @@ GENESIS = b"genesis of tests"
 PORT = 8468
 
 
+class NoLog:
+    """A log that keeps nothing."""
+
+    def debug(self, event: str, **fields: Any) -> None:
+        pass
+
+    info = warning = error = debug
+
+
 class OverlayWorld:
     """Nodes by number; node 0 founds. Any exception in a datagram handler fails the test."""
 
     def __init__(
-        self, seed: int, *, delay: tuple[float, float] = (0.001, 0.01), loss: float = 0.0, run: str = "tests"
+        self,
+        seed: int,
+        *,
+        delay: tuple[float, float] = (0.001, 0.01),
+        loss: float = 0.0,
+        run: str = "tests",
+        recording: bool = True,
     ) -> None:
-        print(f"seed {seed}")
+        """Without `recording` neither log nor changes are kept: an hour of many nodes would fill the memory."""
+        if recording:
+            print(f"seed {seed}")
+        self.recording = recording
         self.seed = seed
         self.run = run
         self.clock = VirtualClock()
@@ -55,12 +73,13 @@ class OverlayWorld:
             clock=self.clock,
             entropy=entropy,
             disk=disk,
-            log=ListLog(self.records, f"n{number}", self.clock),
+            log=ListLog(self.records, f"n{number}", self.clock) if self.recording else NoLog(),
         )
         overlay._protocol.fragile = True
         self.nodes[number] = overlay
-        seen = self.changes[number] = []
-        overlay.on_change(lambda change: seen.append((self.clock.monotonic(), change)))
+        if self.recording:
+            seen = self.changes[number] = []
+            overlay.on_change(lambda change: seen.append((self.clock.monotonic(), change)))
         return overlay
 
     async def found(self, number: int = 0, **node: object) -> Overlay:

@@ -18,7 +18,7 @@ import gc
 import heapq
 import selectors
 from collections.abc import Coroutine, Hashable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -109,8 +109,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         until = self._stalls.get(handle._context.get(OWNER), 0.0)  # type: ignore[attr-defined]
         if until <= self._now:
             return False
-        self.call_at(until, _run_late, handle, context=handle._context)  # type: ignore[attr-defined]
+        # In a context of its own: one that is entered cannot be entered by what runs inside it.
+        self.call_at(until, self._run_late, handle, context=Context())
         return True
+
+    def _run_late(self, handle: asyncio.Handle) -> None:
+        if not handle.cancelled() and not self._is_stalled(handle):
+            handle._run()  # type: ignore[attr-defined]
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
@@ -230,11 +235,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.stop()
         self.run_forever()
         self.run_until_complete(self.shutdown_asyncgens())
-
-
-def _run_late(handle: asyncio.Handle) -> None:
-    if not handle.cancelled():
-        handle._run()  # type: ignore[attr-defined]
 
 
 def _cause(failures: list[dict[str, Any]]) -> BaseException | None:
