@@ -1,7 +1,8 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps. `outer_rule` needs the MNIST files, and with
-`--network conv` half an hour: it runs by name or with `--all`. A missed aim is said and shown in the table; it is no
+Without names the standing ones run: start, loop_delay, steps, overlay_sockets. `outer_rule` needs the MNIST files, and
+with `--network conv` half an hour; the other `overlay_…` simulate large swarms, for minutes up to an hour each: they
+run by name or with `--all`. A missed aim is said and shown in the table; it is no
 failure of the command.
 """
 
@@ -16,8 +17,15 @@ from pathlib import Path
 from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
-STANDING = ("start", "loop_delay", "steps")
-BY_NAME = ("outer_rule",)
+STANDING = ("start", "loop_delay", "steps", "overlay_sockets")
+BY_NAME = (
+    "outer_rule",
+    "overlay_scale",
+    "overlay_churn",
+    "overlay_population",
+    "overlay_sampling",
+    "overlay_liveness",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--all", action="store_true", help="those that run by name alone too")
     line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
+    line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--data-dir", type=Path, default=None, help="outer_rule: folder with the MNIST files")
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule: which network")
     line.add_argument("--device", default="cpu", help="outer_rule: where it trains")
@@ -77,6 +86,8 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
     parts = [name]
     if name in BY_NAME and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")
+    if arguments.nodes and name.startswith("overlay_"):
+        parts.append(f"--nodes {arguments.nodes}")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")
     text = " ".join(parts)

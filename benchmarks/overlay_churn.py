@@ -165,8 +165,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     found = [run(seed, nodes, round(60 * HOURS)) for seed in range(arguments.repetitions or REPETITIONS)]
     conditions = (
         f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, {HOURS:g} virtual hour, lives "
-        f"exponential with a median of {MEDIAN_LIFE_S / 60:g} minutes, {1 - LEAVING_SHARE:.0%} killed and the rest leaving "
-        f"in order, a third of them back on their disk, one seed per repetition"
+        f"exponential with a median of {MEDIAN_LIFE_S / 60:g} minutes, {1 - LEAVING_SHARE:.0%} killed and the rest "
+        f"leaving in order, a third of them back on their disk, one seed per repetition"
     )
     return Outcome(
         "overlay_churn",

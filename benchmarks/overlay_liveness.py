@@ -1,4 +1,4 @@
-"""overlay_liveness: who is held for dead, when datagrams are lost and loops stall; and how long the dead are held alive.
+"""overlay_liveness: who is held for dead when datagrams are lost and loops stall, and how long the dead are held alive.
 
 On the simulated network, real overlay code. Every node's loop stalls now and then: nothing of that node runs, nothing
 is heard by it, and its timers come late, while the others go on. A false death is a living node that somebody declared
@@ -158,8 +158,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     found = [run(seed, nodes, 3600 * HOURS) for seed in range(arguments.repetitions or REPETITIONS)]
     conditions = (
         f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, {LOSS:.0%} of datagrams lost, each "
-        f"node's loop stalls {1000 * STALL_S:.0f} ms every {STALL_EVERY_S:g} s on average, {HOURS:g} virtual hour, a node "
-        f"killed every {KILL_EVERY_S:g} s, one seed per repetition; nobody is watched as a partner"
+        f"node's loop stalls {1000 * STALL_S:.0f} ms every {STALL_EVERY_S:g} s on average, {HOURS:g} virtual hour, a "
+        f"node killed every {KILL_EVERY_S:g} s, one seed per repetition; nobody is watched as a partner"
     )
     return Outcome(
         "overlay_liveness",

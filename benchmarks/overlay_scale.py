@@ -159,9 +159,9 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         survived.append(two)
     conditions = (
         f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, all at one moment through "
-        f"{BOOTSTRAPS} bootstraps, one seed per repetition; {PAIRS} pairs looked up at once after the last joined; then "
-        f"{DEAD_SHARE:.0%} killed at one moment and {PAIRS} pairs of the living looked up from that moment on; seconds "
-        f"are virtual"
+        f"{BOOTSTRAPS} bootstraps, one seed per repetition; {PAIRS} pairs looked up as soon as the last has joined; "
+        f"then {DEAD_SHARE:.0%} killed at one moment and {PAIRS} pairs of the living looked up from that moment on; "
+        f"seconds are virtual"
     )
     return Outcome(
         "overlay_scale",
