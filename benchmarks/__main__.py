@@ -1,8 +1,9 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps. `outer_rule` and `codecs` need the MNIST files, and with
-`--network conv` half an hour; `fuzz` takes its `--minutes`: they run by name or with `--all`. A missed aim is said and
-shown in the table; it is no failure of the command.
+Without names the standing ones run: start, loop_delay, steps, overlay_sockets. `outer_rule` and `codecs` need the MNIST
+files, and with `--network conv` half an hour; the other `overlay_…` simulate large swarms, for minutes up to an hour
+each; `fuzz` takes its `--minutes`: they run by name or with `--all`. A missed aim is said and shown in the table; it is
+no failure of the command.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from pathlib import Path
 from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
-STANDING = ("start", "loop_delay", "steps")
-BY_NAME = ("outer_rule", "codecs", "fuzz")
+STANDING = ("start", "loop_delay", "steps", "overlay_sockets")
+BY_NAME = (
+    "outer_rule",
+    "codecs",
+    "fuzz",
+    "overlay_scale",
+    "overlay_churn",
+    "overlay_population",
+    "overlay_sampling",
+    "overlay_liveness",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
     line.add_argument("--minutes", type=float, default=0.0, help="fuzz: how long; 0: ten")
+    line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
     line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
@@ -80,6 +91,8 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--minutes {arguments.minutes:g}")
     if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")
+    if arguments.nodes and name.startswith("overlay_"):
+        parts.append(f"--nodes {arguments.nodes}")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")
     text = " ".join(parts)

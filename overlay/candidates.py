@@ -104,6 +104,16 @@ class Candidates:
             del self._kept[next(iter(self._kept))]
         return node_ids
 
+    def discard(self, node_id: bytes) -> None:
+        """It is dead or has left: no kept lookup names it any more."""
+        for kept in self._kept.values():
+            if node_id in kept.node_ids:
+                kept.node_ids.remove(node_id)
+
+    def names(self, node_id: bytes) -> bool:
+        """Whether a kept lookup names this node."""
+        return any(node_id in kept.node_ids for kept in self._kept.values())
+
     def forget_old(self) -> None:
         now = self._clock.monotonic()
         self._kept = {key: kept for key, kept in self._kept.items() if now - kept.at <= KEEP_S}

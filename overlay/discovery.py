@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 
 from overlay.candidates import Candidates
@@ -19,13 +20,24 @@ from overlay.lookups import Lookups
 from overlay.membership import BACK, FULL_VIEW, Membership
 from overlay.peers import Activity, Peer, PeerChange
 from overlay.population import Estimator, Population, counted
-from overlay.sampling import BALL_NODES, POOL_AGE_S, POOL_SIZE, Pool, ball_radius, draw_distinct, inside_ball
+from overlay.sampling import (
+    BALL_NODES,
+    POOL_AGE_S,
+    POOL_BALLS,
+    SLOTS,
+    Pool,
+    ball_radius,
+    draw_distinct,
+    inside_ball,
+    is_kept,
+)
 
-#: Balls the pool holds: together `POOL_SIZE` peers, renewed one by one within `POOL_AGE_S`.
-POOL_BALLS = round(POOL_SIZE / BALL_NODES)
-#: Seconds between sampling lookups: steadily, and while the pool is still being filled.
-STEADY_S = POOL_AGE_S / POOL_BALLS
-FILL_S = 2.0
+#: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
+MOST_BALLS = 64
+#: Seconds between sampling lookups while the pool is still being filled.
+FILL_S = 1.0
+#: What was spent on sampling is reported over this time.
+COST_S = POOL_AGE_S
 #: Seconds between refreshes of the table; and the pause before looking around when a lost peer came back.
 REFRESH_S = 60.0
 HEAL_PAUSE_S = 0.2
@@ -54,6 +66,10 @@ class Discovery:
         training: Callable[[], bool],
     ) -> None:
         self.pool = Pool()
+        self._balls_wanted = POOL_BALLS
+        self._spent: deque[tuple[float, int]] = deque()  # (when, peers kept) of each sampling lookup
+        self._drawn = 0
+        self._started = clock.monotonic()
         self.estimator = Estimator(k)
         self._own_id = own_id
         self._k = k
@@ -73,6 +89,9 @@ class Discovery:
     def _on_change(self, change: PeerChange) -> None:
         if change.kind == "up" and change.reason == BACK:
             self._heal.set()
+        if change.kind in ("dead", "left"):
+            self.pool.discard(change.node_id)
+            self.candidates.discard(change.node_id)
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -124,11 +143,36 @@ class Discovery:
         if self._membership.everybody_known():
             drawn = draw_distinct(self._everybody(), count, allowed, self._rng)
         else:
+            # A sample takes each peer from another ball: a pool has as many as the largest sample, and some more.
+            self._balls_wanted = min(MOST_BALLS, max(self._balls_wanted, count + 2))
             drawn = self.pool.draw(count, allowed, self._rng)
+            self._drawn += len(drawn)
             if len(drawn) < count:  # just joined: the pool is still being filled
                 rest = [node_id for node_id in self._everybody() if node_id not in drawn]
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
         return [peer for node_id in drawn if (peer := self._membership.peer(node_id)) is not None]
+
+    def sampling(self) -> dict[str, float | int | None]:
+        """The pool and what it costs: lookups over the last `COST_S`, and for each peer kept and drawn in it."""
+        now = self._clock.monotonic()
+        self._forget_spending(now)
+        lookups = len(self._spent)
+        kept = sum(peers for _, peers in self._spent)
+        balls = sum(1 for _, peers in self._spent if peers)
+        over_s = max(1.0, min(COST_S, now - self._started))
+        return {
+            "pool": len(self.pool.ids()),
+            "balls": self.pool.balls,
+            "oldest_seconds": self.pool.oldest_s(now),
+            "lookups_per_second": lookups / over_s,
+            "lookups_per_pooled_peer": lookups / kept if kept else None,
+            "lookups_per_independent_draw": lookups / balls if balls else None,
+            "drawn": self._drawn,
+        }
+
+    def _forget_spending(self, now: float) -> None:
+        while self._spent and now - self._spent[0][0] > COST_S:
+            self._spent.popleft()
 
     def _everybody(self) -> list[bytes]:
         return [peer.contact.node_id for peer in self._membership.peers]
@@ -159,8 +203,13 @@ class Discovery:
                 await self.sample_once()
                 if len(self._membership.peers) < FULL_VIEW:
                     await self._compare_contacts(random_id(self._rng))
-                pause_s = FILL_S if self.pool.balls < POOL_BALLS else STEADY_S
+                pause_s = FILL_S if self.pool.balls < self._balls_wanted else self._steady_s()
             await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
+
+    def _steady_s(self) -> float:
+        """Pause between sampling lookups that renews the pool a little faster than it ages."""
+        kept_share = BALL_NODES / SLOTS
+        return 0.9 * kept_share * POOL_AGE_S / self._balls_wanted
 
     async def _compare_contacts(self, target: bytes) -> bool:
         """Ask one peer whom it knows near `target`, and meet those we do not: so nobody of a small swarm stays unknown
@@ -181,11 +230,20 @@ class Discovery:
         now = self._clock.monotonic()
         if len(found) < self._k and not self._membership.everybody_known():
             return  # cut off, or in the midst of a mass failure: says nothing about how many there are
+        # The radius must not hang on this very lookup, or dense regions would have smaller balls.
+        before = self.estimator.estimate(now)
         self.estimator.observe([relative_distance(target, contact.node_id) for contact in found], now)
         self._estimate = (float("-inf"), None)
-        radius = ball_radius(self.population().estimate)
-        ids = inside_ball(target, (contact.node_id for contact in found), radius)
-        self.pool.add((node_id for node_id in ids if node_id != self._own_id), now)
+        if before is None or before.exact:
+            return
+        self._forget_spending(now)
+        radius = ball_radius(before.estimate)
+        inside = inside_ball(target, (contact.node_id for contact in found), radius)
+        keep = is_kept(len(inside), SLOTS, self._rng)
+        others = [node_id for node_id in inside if node_id != self._own_id]
+        self._spent.append((now, len(others) if keep else 0))
+        if keep:
+            self.pool.add(others, now, self._balls_wanted)
 
     async def keep_table_fresh(self) -> None:
         """Look ourselves up now and then, at once when a lost peer came back; forget strangers."""

@@ -2,7 +2,9 @@
 
 A sliding window of `alpha` questions instead of rounds; who is slow gives up its place in the window but may still
 answer; only nodes that answered are returned; it ends when the k closest seen have answered or failed
-(reference/kademlia.md section 4 e). Never sends; the service below it does. Pure.
+(reference/kademlia.md section 4 e). Once answers bring nobody closer than the closest known, what is left is to confirm
+the k closest: they are asked at once (the paper's last round; Maymounkov and Mazières 2002, section 2.3).
+Never sends; the service below it does. Pure.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ class Lookup:
         self.k = k
         self.alpha = alpha
         self.queries = 0
+        #: Answers, one upon the other, that it took to learn of the farthest-fetched node among those asked.
+        self.rounds = 0
+        self._confirming = False
+        self._rounds: dict[bytes, int] = {}
         self._own_id = own.node_id
         self._number = int.from_bytes(target, "big")
         self._contacts: dict[bytes, Contact] = {}
@@ -43,14 +49,15 @@ class Lookup:
         self._states[own.node_id] = _State.ANSWERED
         self.offer(seeds)
 
-    def offer(self, contacts: Iterable[Contact]) -> None:
-        """More candidates; known ones and failed ones are not taken again."""
+    def offer(self, contacts: Iterable[Contact], round_number: int = 1) -> None:
+        """More candidates; known ones and failed ones are not taken again. `round_number`: in which they are asked."""
         for contact in contacts:
             if contact.node_id not in self._states:
-                self._add(contact)
+                self._add(contact, round_number)
 
-    def _add(self, contact: Contact) -> None:
+    def _add(self, contact: Contact, round_number: int = 0) -> None:
         node_id = contact.node_id
+        self._rounds[node_id] = round_number
         self._contacts[node_id] = contact
         self._states[node_id] = _State.NEW
         insort(self._ranked, (int.from_bytes(node_id, "big") ^ self._number, node_id))
@@ -60,13 +67,19 @@ class Lookup:
         chosen: list[Contact] = []
         if self.queries >= MAX_QUERIES:
             return chosen
-        for _, node_id in self._ranked[: self.k]:
-            if self._active >= self.alpha:
+        window = self.k if self._confirming else self.alpha
+        in_reach = self.k
+        for _, node_id in self._ranked:
+            if self._active >= window or in_reach == 0:
                 break
-            if self._states[node_id] is _State.NEW:
+            state = self._states[node_id]
+            if state is not _State.SLOW:  # likely dead: whoever would take its place is asked before that is certain
+                in_reach -= 1
+            if state is _State.NEW:
                 self._states[node_id] = _State.ASKED
                 self._active += 1
                 self.queries += 1
+                self.rounds = max(self.rounds, self._rounds[node_id])
                 chosen.append(self._contacts[node_id])
         return chosen
 
@@ -79,7 +92,15 @@ class Lookup:
     def answered(self, node_id: bytes, contacts: Iterable[Contact]) -> None:
         """It answered with these contacts."""
         self._settle(node_id, _State.ANSWERED)
-        self.offer(contacts)
+        closest = self._closest_other()
+        self.offer(contacts, self._rounds[node_id] + 1)
+        self._confirming = self._closest_other() == closest
+
+    def _closest_other(self) -> bytes | None:
+        for _, node_id in self._ranked[:2]:
+            if node_id != self._own_id:
+                return node_id
+        return None
 
     def failed(self, node_id: bytes) -> None:
         """It did not answer."""

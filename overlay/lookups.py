@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from overlay.doors import Clock
 from overlay.kademlia_server import SwarmProtocol
@@ -16,7 +19,19 @@ from overlay.wire import FindNode, Nodes, Result, unpack_nodes
 #: A lookup gives what it has after this long (two silent nodes one after another cost two ceilings).
 DEADLINE_S = 5.0
 
+#: Lookups kept for their medians.
+RECENT = 64
+
 _NO_NODES = Nodes(b"", b"")
+
+
+class Finished(NamedTuple):
+    """What one lookup took. `rounds`: answers upon each other until the farthest-fetched node was known."""
+
+    target: bytes
+    rounds: int
+    queries: int
+    seconds: float
 
 
 class Lookups:
@@ -35,6 +50,7 @@ class Lookups:
     ) -> None:
         self.ipv6 = True  # whether our socket can send to IPv6 addresses
         self.ids_per_address = ids_per_address  # that take part in one lookup; 0: any number
+        self.recent: deque[Finished] = deque(maxlen=RECENT)
         self._protocol = protocol
         self._membership = membership
         self._clock = clock
@@ -62,10 +78,23 @@ class Lookups:
             self._protocol.counters["lookups_cut_off"] += 1
         finally:
             run.ended = True
+        seconds = self._clock.monotonic() - started
         self._protocol.counters["lookup_queries"] += lookup.queries
         self._protocol.counters["contacts_refused_crowded"] += quota.refused
-        self._protocol.counters["lookup_ms"] += round(1000 * (self._clock.monotonic() - started))
+        self._protocol.counters["lookup_rounds"] += lookup.rounds
+        self._protocol.counters["lookup_ms"] += round(1000 * seconds)
+        self.recent.append(Finished(target, lookup.rounds, lookup.queries, seconds))
         return lookup.result()
+
+    def medians(self) -> dict[str, float] | None:
+        """What the last lookups took; None before the first."""
+        if not self.recent:
+            return None
+        return {
+            "ms": 1000 * statistics.median(finished.seconds for finished in self.recent),
+            "rounds": statistics.median(finished.rounds for finished in self.recent),
+            "queries": statistics.median(finished.queries for finished in self.recent),
+        }
 
     async def ask(self, contact: Contact, target: bytes) -> list[Contact]:
         """What one node knows close to `target`; empty when it stays silent."""

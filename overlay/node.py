@@ -424,7 +424,8 @@ class Overlay:
             "contacts": len(protocol.router),
             "suspects": self._detector.suspects,
             "lost": len(self._membership.lost),
-            "pool": len(self._discovery.pool.ids()),
+            "sampling": self._discovery.sampling(),
+            "lookup": self._lookups.medians(),
             "local_health": self._detector.health,
             "round_trip_ms": None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,
             "reachable": {

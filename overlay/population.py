@@ -2,7 +2,8 @@
 
 Decides the estimate, its 95 % interval, and when a plain count is exact; never looks anything up itself. Rules and
 golden figures: reference/population-and-sampling.md sections 2, 3 and 5. Pooled and corrected maximum likelihood
-over a sliding window of lookups with random targets; the own id is among the distances where it belongs.
+over a sliding window of lookups with random targets; the own id is among the distances where it belongs. Where the
+newest lookups contradict the older ones, the swarm has changed and the older ones no longer count.
 
 Pure: `now` in seconds is an argument.
 """
@@ -10,6 +11,7 @@ Pure: `now` in seconds is an argument.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +20,12 @@ from dataclasses import dataclass
 WINDOW_S = 120.0
 #: More lookups than this make the estimate slower, not better: the ids themselves are one sample (see `_spread`).
 WINDOW_LOOKUPS = 64
+#: So many of the newest lookups are held against the rest; a halving shows in the first eight.
+RECENT = (8, 16)
+#: Deviations at which they contradict each other: next to never by chance.
+CONTRADICTION = 4.5
+#: The variance that more lookups do not remove, in units of (1 - k/n) / (k n): fitted to simulated id sets.
+ID_SET_VARIANCE = 1.5
 #: Two-sided 95 % of the normal distribution.
 Z_95 = 1.959964
 
@@ -58,6 +66,7 @@ class Estimator:
     def observe(self, distances: Sequence[float], now: float) -> None:
         """One completed lookup of a uniformly random target. Fewer than `k` distances mean: that is everybody."""
         self._observations.append(_Observation(now, tuple(sorted(distances)[: self.k])))
+        self._drop_contradicted()
 
     def estimate(self, now: float) -> Population | None:
         """The population as the window knows it; None before the first lookup."""
@@ -78,6 +87,25 @@ class Estimator:
         while self._observations and now - self._observations[0].at > self.window_s:
             self._observations.popleft()
 
+    def _drop_contradicted(self) -> None:
+        """Forget what was seen before the swarm changed.
+
+        `d_k` of a lookup times n is Gamma(k), so the logarithm of the ratio of two means over i and j lookups has a
+        variance of 1/(k i) + 1/(k j) while n is the same (delta method).
+        """
+        full = self._since_last_short()
+        for recent in RECENT:
+            older = len(full) - recent
+            if older < RECENT[0]:
+                return
+            new = sum(observation.distances[-1] for observation in full[:recent]) / recent
+            old = sum(observation.distances[-1] for observation in full[recent:]) / older
+            deviation = math.sqrt((1 / recent + 1 / older) / self.k)
+            if abs(math.log(new / old)) > CONTRADICTION * deviation:
+                while len(self._observations) > recent:
+                    self._observations.popleft()
+                return
+
     def _since_last_short(self) -> list[_Observation]:
         full: list[_Observation] = []
         for observation in reversed(self._observations):
@@ -91,11 +119,11 @@ def _interval(estimate: float, total: float, count: int, k: int) -> tuple[float,
     """95 % interval: N·Σd_k is Gamma(count), narrowed for small swarms and widened by the spread of the ids themselves.
 
     The same ids answer every lookup, so the error does not fall to zero with more lookups: for n ids the mean of the
-    local 1/density keeps a relative deviation of about sqrt(2 / (k n)) (second order; checked by simulation in the
-    tests).
+    local 1/density keeps a relative variance of about 1.5 (1 - k/n) / (k n) (second order; the factor is fitted, and
+    checked by simulation in the tests).
     """
     finite = math.sqrt(max(0.0, 1 - (k - 1) / estimate))
-    floor = 2 / (k * estimate)
+    floor = ID_SET_VARIANCE * finite**2 / (k * estimate)
     low = _gamma_quantile(count, -Z_95) / total
     high = _gamma_quantile(count, Z_95) / total
     below = max(0.0, estimate - low) * finite
@@ -120,5 +148,5 @@ def zone_estimate(expected: float, k: int, observations: Sequence[_Observation])
     if bits == 0 or not observations:
         return None
     radius = 0.5**bits
-    inside = sum(sum(1 for d in observation.distances if d <= radius) for observation in observations)
+    inside = sum(bisect_right(observation.distances, radius) for observation in observations)
     return float(inside * 2**bits) / len(observations)

@@ -2,8 +2,13 @@
 
 The closest node to a random id is not a uniform draw: some node is drawn eight times too often. Every node lies
 within `radius` of a uniform target with probability exactly `radius`, so what lies inside such a ball is fair
-(reference/population-and-sampling.md section 7, method C). The pool holds several balls at once, because the members
-of one ball are neighbours, and drops each after a minute, because a pool that is never renewed is a held sample.
+(reference/population-and-sampling.md section 7, method C).
+
+A ball of |S| nodes is kept with probability |S| / m and a draw takes one member of one kept ball: node v is then drawn
+with probability sum over the balls around it of (|S| / m) (1 / |S|) = radius / m, the same for every v. That is method
+C with the slot drawn later, so that one kept ball serves many draws; keeping every ball, as one would who takes all
+of S, favours sparse regions by a few per cent. Members of one ball are neighbours, so a sample takes each of its peers
+from another ball. A ball is dropped after two minutes, because a pool that is never renewed is a held sample.
 
 Pure: `now` and the generator are arguments. Who is alive and training is the caller's `allowed`.
 """
@@ -11,6 +16,7 @@ Pure: `now` and the generator are arguments. Who is alive and training is the ca
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -18,10 +24,12 @@ from overlay.ids import relative_distance
 
 #: Nodes expected in a ball. With k = 20 slots a ball overflows with probability 0.001 to 0.005.
 BALL_NODES = 10.0
-#: A pool entry is dropped after this long.
-POOL_AGE_S = 60.0
-#: The pool is at least ten times the largest sample (10), or everybody.
-POOL_SIZE = 100
+#: Slots of a ball (m in the reference): at least as many as a lookup returns.
+SLOTS = 20
+#: A pool entry is dropped after this long: what is drawn answered us at most so long ago.
+POOL_AGE_S = 120.0
+#: Fewest balls of a full pool. Kept balls hold `BALL_NODES` + 1 on average: together more than ten samples of ten.
+POOL_BALLS = 12
 
 T = TypeVar("T")
 
@@ -42,25 +50,34 @@ def pick_slot(inside: Sequence[T], slots: int, rng: random.Random) -> T | None:
     return inside[slot] if slot < len(inside) else None
 
 
-def sample_size_for_everybody(population: float) -> int:
-    """How many peers the pool should hold: `POOL_SIZE`, or all there are."""
-    return min(POOL_SIZE, max(0, round(population) - 1))
+def is_kept(ball_size: int, slots: int, rng: random.Random) -> bool:
+    """Whether a ball enters the pool: with probability |S| / m, which makes a draw from it exactly uniform."""
+    return rng.randrange(slots) < ball_size
 
 
 class Pool:
-    """Peers found in balls of the last minute. A peer found twice counts twice, which keeps draws uniform."""
+    """Kept balls of the last two minutes. Draws go by balls, not by entries: that is what makes them uniform."""
 
     def __init__(self, age_s: float = POOL_AGE_S) -> None:
         self.age_s = age_s
-        self._balls: list[tuple[float, tuple[bytes, ...]]] = []
+        self._balls: deque[tuple[float, list[bytes]]] = deque()
 
-    def add(self, inside: Iterable[bytes], now: float) -> None:
-        """All nodes of one ball (an empty ball is evidence too, but nothing to draw)."""
-        self._balls.append((now, tuple(inside)))
+    def add(self, inside: Iterable[bytes], now: float, most: int) -> None:
+        """All nodes of one kept ball; the oldest ball goes where there are more than `most`."""
+        self._balls.append((now, list(inside)))
+        while len(self._balls) > most:
+            self._balls.popleft()
 
     def expire(self, now: float) -> None:
         """Drop the balls that are too old."""
-        self._balls = [ball for ball in self._balls if now - ball[0] <= self.age_s]
+        while self._balls and now - self._balls[0][0] > self.age_s:
+            self._balls.popleft()
+
+    def discard(self, node_id: bytes) -> None:
+        """It is dead or has left."""
+        for _, inside in self._balls:
+            if node_id in inside:
+                inside.remove(node_id)
 
     def clear(self) -> None:
         self._balls.clear()
@@ -69,14 +86,32 @@ class Pool:
     def balls(self) -> int:
         return len(self._balls)
 
+    def oldest_s(self, now: float) -> float | None:
+        """Age of the oldest ball."""
+        return now - self._balls[0][0] if self._balls else None
+
     def ids(self) -> list[bytes]:
         """The distinct ids, in the order they were found."""
         return list(dict.fromkeys(node_id for _, inside in self._balls for node_id in inside))
 
     def draw(self, count: int, allowed: Callable[[bytes], bool], rng: random.Random) -> list[bytes]:
-        """Up to `count` distinct allowed ids, uniform without replacement."""
-        entries = [node_id for _, inside in self._balls for node_id in inside]
-        return draw_distinct(entries, count, allowed, rng)
+        """Up to `count` distinct allowed ids, uniform without replacement: each from another ball while there are
+        balls. A ball whose pick is not allowed has had its turn, or else the neighbours of such a node gained by it.
+        """
+        rest = [list(inside) for _, inside in self._balls if inside]
+        rng.shuffle(rest)
+        drawn: dict[bytes, None] = {}
+        while rest and len(drawn) < count:
+            for inside in rest:
+                if len(drawn) >= count:
+                    break
+                index = rng.randrange(len(inside))
+                inside[index], inside[-1] = inside[-1], inside[index]
+                candidate = inside.pop()
+                if candidate not in drawn and allowed(candidate):
+                    drawn[candidate] = None
+            rest = [inside for inside in rest if inside]
+        return list(drawn)
 
 
 def draw_distinct(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import copy_context
+from typing import Any
 
 from overlay.identity import load_identity, next_incarnation
 from overlay.node import Overlay
@@ -11,19 +13,38 @@ from overlay.peers import Activity, PeerChange
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
 from overlay.transport import Address
 from tests.world.doors import ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
+from tests.world.loop import OWNER, VirtualLoop
 from tests.world.network import Network
 
 GENESIS = b"genesis of tests"
 PORT = 8468
 
 
+class NoLog:
+    """A log that keeps nothing."""
+
+    def debug(self, event: str, **fields: Any) -> None:
+        pass
+
+    info = warning = error = debug
+
+
 class OverlayWorld:
     """Nodes by number; node 0 founds. Any exception in a datagram handler fails the test."""
 
     def __init__(
-        self, seed: int, *, delay: tuple[float, float] = (0.001, 0.01), loss: float = 0.0, run: str = "tests"
+        self,
+        seed: int,
+        *,
+        delay: tuple[float, float] = (0.001, 0.01),
+        loss: float = 0.0,
+        run: str = "tests",
+        recording: bool = True,
     ) -> None:
-        print(f"seed {seed}")
+        """Without `recording` neither log nor changes are kept: an hour of many nodes would fill the memory."""
+        if recording:
+            print(f"seed {seed}")
+        self.recording = recording
         self.seed = seed
         self.run = run
         self.clock = VirtualClock()
@@ -52,36 +73,53 @@ class OverlayWorld:
             clock=self.clock,
             entropy=entropy,
             disk=disk,
-            log=ListLog(self.records, f"n{number}", self.clock),
+            log=ListLog(self.records, f"n{number}", self.clock) if self.recording else NoLog(),
         )
         overlay._protocol.fragile = True
         self.nodes[number] = overlay
-        seen = self.changes[number] = []
-        overlay.on_change(lambda change: seen.append((self.clock.monotonic(), change)))
+        if self.recording:
+            seen = self.changes[number] = []
+            overlay.on_change(lambda change: seen.append((self.clock.monotonic(), change)))
         return overlay
 
     async def found(self, number: int = 0, **node: object) -> Overlay:
         overlay = self.make(number, **node)
-        await overlay.start()
+        await self._as(number, overlay.start())
         overlay.found(GENESIS)
         overlay.announce(activity=Activity.TRAINING, step_seconds=60.0)
         return overlay
 
     async def join(self, number: int, *, through: Iterable[int] = (0,), **node: object) -> Overlay:
         overlay = self.make(number, **node)
-        await overlay.start()
-        await overlay.join([f"{address_of(other)}:{PORT}" for other in through], genesis=None)
+        await self._as(number, overlay.start())
+        await self._as(number, overlay.join([f"{address_of(other)}:{PORT}" for other in through], genesis=None))
         overlay.announce(activity=Activity.TRAINING, step_seconds=60.0)
         return overlay
 
-    async def raise_swarm(self, count: int, *, at_once: bool = True) -> list[Overlay]:
-        """Nodes 0 … count-1, all joined through node 0."""
+    @staticmethod
+    async def _as(number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Run as this node, so that `stall` finds all that comes of it."""
+        context = copy_context()
+        context.run(OWNER.set, number)
+        await asyncio.get_running_loop().create_task(work, context=context)
+
+    def stall(self, number: int, seconds: float) -> None:
+        """The node's loop is busy: it hears, says and counts nothing until then, and the rest goes on."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.stall(number, seconds)
+
+    async def raise_swarm(self, count: int, *, at_once: bool = True, bootstraps: int = 1) -> list[Overlay]:
+        """Nodes 0 … count-1, all joined through node 0, or through the first few, which join first."""
         await self.found(0)
+        first = range(1, bootstraps)
+        await asyncio.gather(*(self.join(number) for number in first))
+        rest = range(bootstraps, count)
         if at_once:
-            await asyncio.gather(*(self.join(number) for number in range(1, count)))
+            await asyncio.gather(*(self.join(number, through=range(bootstraps)) for number in rest))
         else:
-            for number in range(1, count):
-                await self.join(number)
+            for number in rest:
+                await self.join(number, through=range(bootstraps))
         return [self.nodes[number] for number in range(count)]
 
     async def crash(self, number: int, *, refused: bool = False) -> None:

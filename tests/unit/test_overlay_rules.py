@@ -281,15 +281,15 @@ def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
 
 
 def test_a_pool_forgets_and_draws_without_replacement() -> None:
-    """Balls age out after a minute; a draw holds nobody twice and only those allowed."""
+    """Balls age out after two minutes; a draw holds nobody twice and only those allowed."""
     pool = Pool()
     nodes = ids(12)
-    pool.add(nodes[:8], 0.0)
-    pool.add(nodes[4:], 30.0)
+    pool.add(nodes[:8], 0.0, 12)
+    pool.add(nodes[4:], 60.0, 12)
     drawn = pool.draw(20, lambda node_id: node_id != nodes[5], random.Random(1))
 
     assert sorted(drawn) == sorted(set(nodes) - {nodes[5]})
-    pool.expire(61.0)
+    pool.expire(121.0)
     assert pool.ids() == nodes[4:]
 
 
@@ -412,6 +412,33 @@ def test_a_slow_peer_frees_its_place() -> None:
     for peer in first:
         lookup.slow(peer.node_id)
     assert len(lookup.next_queries()) == 3
+    assert not lookup.done
+
+
+def test_a_lookup_asks_all_the_closest_at_once_when_nobody_closer_turns_up() -> None:
+    """While answers bring closer nodes the window is 3; after one that brings none, the 8 closest are asked."""
+    own, *others = ids(30, seed=7)
+    target = random_id(random.Random(7))
+    ranked = sorted(others, key=lambda node_id: distance(node_id, target))
+    lookup = Lookup(target, contact(own), 8, 3, [contact(node_id) for node_id in ranked[10:14]])
+    first = lookup.next_queries()
+    assert len(first) == 3
+    lookup.answered(first[0].node_id, [contact(node_id) for node_id in ranked[:10]])
+    assert len(lookup.next_queries()) == 1, "it brought closer ones: the window stays"
+    lookup.answered(first[1].node_id, [contact(node_id) for node_id in ranked[:10]])
+    assert len(lookup.next_queries()) >= 6, "nothing new: the rest is asked at once"
+    assert lookup.rounds == 2
+
+
+def test_whoever_would_replace_a_slow_peer_is_asked_before_it_has_failed() -> None:
+    """All of the 5 closest are silent: the next 5 are asked while the lookup still waits for those."""
+    own, *others = ids(20, seed=8)
+    target = random_id(random.Random(8))
+    ranked = sorted(others, key=lambda node_id: distance(node_id, target))
+    lookup = Lookup(target, contact(own), 5, 5, [contact(node_id) for node_id in others])
+    for peer in lookup.next_queries():
+        lookup.slow(peer.node_id)
+    assert {peer.node_id for peer in lookup.next_queries()} <= set(ranked[4:10])
     assert not lookup.done
 
 

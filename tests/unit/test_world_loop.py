@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.world.loop import Deadlock, TimeLimit, Unhandled, VirtualLoop, run
+from tests.world.loop import OWNER, Deadlock, TimeLimit, Unhandled, VirtualLoop, run
 
 
 def test_time_jumps() -> None:
@@ -209,3 +209,29 @@ def test_same_history_under_any_hash_seed() -> None:
 
     assert outputs[0] == outputs[1] == outputs[2]
     assert int(outputs[0].split()[0]) > 150
+
+
+def test_a_stalled_owner_waits_and_the_others_do_not() -> None:
+    """For 0.2 s nothing of the stalled one runs; then all that came up, in its order, its timers late."""
+
+    async def story() -> list[tuple[str, float]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        heard: list[tuple[str, float]] = []
+
+        async def tick(name: str) -> None:
+            OWNER.set(name)
+            for number in range(3):
+                await asyncio.sleep(0.05)
+                heard.append((f"{name}{number}", round(loop.elapsed_s, 6)))
+
+        tasks = [asyncio.create_task(tick(name)) for name in "ab"]
+        await asyncio.sleep(0.06)
+        loop.stall("a", 0.2)
+        await asyncio.gather(*tasks)
+        return heard
+
+    heard = VirtualLoop().run(story())
+
+    assert [one for one in heard if one[0][0] == "b"] == [("b0", 0.05), ("b1", 0.1), ("b2", 0.15)]
+    assert [one for one in heard if one[0][0] == "a"] == [("a0", 0.05), ("a1", 0.26), ("a2", 0.31)]

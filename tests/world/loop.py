@@ -4,6 +4,9 @@ What it gives the simulated tier: a second costs nothing, the same program gives
 `PYTHONHASHSEED`, a program that can never go on is a `Deadlock` that names its tasks, and an exception that nobody
 handled ends the run. What it never does: wait, read a socket, or start a thread.
 
+One loop runs all hosts of a world. Code that runs in a context where `OWNER` is set belongs to that host, and so do the
+tasks and timers it makes: `stall` keeps them, and them alone, from running for a while, as a busy loop would.
+
 How: one turn of the loop is replaced. Where asyncio waits for the next timer, the clock moves there.
 (Design: overlay-practice section 5, "virtual-time loop".)
 """
@@ -14,10 +17,14 @@ import asyncio
 import gc
 import heapq
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Hashable
+from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+#: The host whose code this is; None: the test's own.
+OWNER: ContextVar[Hashable] = ContextVar("OWNER", default=None)
 
 #: Virtual seconds at the start. Not zero, as no machine's monotonic clock is: `last = 0.0` must look long ago.
 START_S = 1000.0
@@ -71,6 +78,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._failures: list[dict[str, Any]] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0
+        self._stalls: dict[Hashable, float] = {}
         super().__init__(selectors.SelectSelector())
         self.set_exception_handler(VirtualLoop._record)
         self.set_task_factory(VirtualLoop._make_task)
@@ -90,6 +98,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _write_to_self(self) -> None:
         """There is no thread to be woken from: spare the system call."""
+
+    def stall(self, owner: Hashable, seconds: float) -> None:
+        """Nothing of this owner runs until `seconds` from now; then all that came up meanwhile, in its order."""
+        self._stalls = {other: until for other, until in self._stalls.items() if until > self._now}
+        self._stalls[owner] = max(self._now + seconds, self._stalls.get(owner, 0.0))
+
+    def _is_stalled(self, handle: asyncio.Handle) -> bool:
+        """Whether the handle has to wait; if so it is scheduled for the end of the stall."""
+        until = self._stalls.get(handle._context.get(OWNER), 0.0)  # type: ignore[attr-defined]
+        if until <= self._now:
+            return False
+        # In a context of its own: one that is entered cannot be entered by what runs inside it.
+        self.call_at(until, self._run_late, handle, context=Context())
+        return True
+
+    def _run_late(self, handle: asyncio.Handle) -> None:
+        if not handle.cancelled() and not self._is_stalled(handle):
+            handle._run()  # type: ignore[attr-defined]
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         """As asyncio's, with a heap of tuples: compared in C, and timers of one moment keep their order."""
@@ -121,7 +150,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle._cancelled:
+            if not handle._cancelled and not (self._stalls and self._is_stalled(handle)):
                 handle._run()
 
     def _jump(self) -> None:

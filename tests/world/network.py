@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 
 from overlay.transport import (
@@ -211,8 +212,11 @@ class Network:
             copies = 0
         if copies == 0:
             traffic.datagrams_lost += 1
+        target = self._hosts.get(to)
+        context = target.context if target is not None else None  # it arrives in the receiver's loop
         for _ in range(copies):
-            self.loop.call_later(self.draw_delay(source.address, to), self._arrive, source, to, datagram)
+            delay_s = self.draw_delay(source.address, to)
+            self.loop.call_later(delay_s, self._arrive, source, to, datagram, context=context)
 
     def _arrive(self, source: MemoryTransport, to: Address, datagram: bytes) -> None:
         target = self._hosts.get(to)
@@ -245,6 +249,7 @@ class MemoryTransport:
         self.on_request: RequestHandler | None = None
         self._on_datagram: DatagramHandler | None = None
         self._open = False
+        self.context: Context | None = None  # of the process that opened it
 
     @property
     def is_open(self) -> bool:
@@ -254,6 +259,7 @@ class MemoryTransport:
         self.address = self.network.bind(self, self.address)
         self._on_datagram = on_datagram
         self.on_request = on_request
+        self.context = copy_context()
         self._open = True
         return self.address
 

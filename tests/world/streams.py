@@ -305,7 +305,9 @@ class Stream:
             self.up.fill(small)
         source = Address(self.client.address.host, self.network.stream_port())
         incoming = Incoming(self._name, source, self._head, self.up)
-        self.handler = self.network.loop.create_task(self._serve(server, incoming), name=f"handle-{self._name}")
+        self.handler = self.network.loop.create_task(
+            self._serve(server, incoming), name=f"handle-{self._name}", context=server.context
+        )
         server.handlers[self.handler] = True
         self.handler.add_done_callback(lambda task: server.handlers.pop(task, None))
 

@@ -1,0 +1,183 @@
+"""overlay_liveness: who is held for dead when datagrams are lost and loops stall, and how long the dead are held alive.
+
+On the simulated network, real overlay code. Every node's loop stalls now and then: nothing of that node runs, nothing
+is heard by it, and its timers come late, while the others go on. A false death is a living node that somebody declared
+dead. Now and then one node is killed: the time until no other node has it in its peers, routing table, pool or kept
+candidates is its detection time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+from dataclasses import dataclass, field
+
+from benchmarks.record import Outcome, Series
+from overlay.ids import random_id
+from overlay.node import Overlay
+from overlay.peers import PeerChange
+from tests.simulated.overlay_world import OverlayWorld
+from tests.world.loop import VirtualLoop
+
+NODES = 100
+HOURS = 1.0
+LOSS = 0.05
+STALL_S = 0.2
+#: A node's loop stalls once in so many seconds, on average.
+STALL_EVERY_S = 10.0
+#: A node is killed, and another one takes its place, so often.
+KILL_EVERY_S = 120.0
+#: Placement asks this often, so that there are candidates kept to be cleaned.
+CANDIDATES_EVERY_S = 20.0
+REPETITIONS = 3
+#: Within this long after a death, nobody holds the dead any more (docs/architecture.md).
+BOUND_S = 15.0
+
+
+@dataclass
+class Watched:
+    """What happened to a swarm in which nobody was ill but those who were killed."""
+
+    node_seconds: float = 0.0
+    false_deaths: int = 0
+    suspicions: int = 0
+    refuted: int = 0
+    stalls: int = 0
+    #: Of each killed node: until the first other one held it for dead, until half did, until nobody held it at all.
+    first_s: list[float] = field(default_factory=list)
+    half_s: list[float] = field(default_factory=list)
+    gone_s: list[float] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def holds(node: Overlay, node_id: bytes) -> bool:
+    """Whether a node still has this one in its peers, table, pool or kept candidates."""
+    discovery = node._discovery
+    return (
+        node_id in node.peers
+        or node_id in node._protocol.router
+        or node_id in discovery.pool.ids()
+        or discovery.candidates.names(node_id)
+    )
+
+
+class _Watch:
+    def __init__(self, world: OverlayWorld, stall_s: float, rng: random.Random) -> None:
+        self.world = world
+        self.stall_s = stall_s
+        self.rng = rng
+        self.found = Watched()
+        self.services: list[asyncio.Task[None]] = []
+
+    async def add(self, number: int) -> None:
+        await self.world.join(number, through=[other for other in range(3) if other in self.world.nodes])
+        self.begin(number)
+
+    def begin(self, number: int) -> None:
+        node = self.world.nodes[number]
+        node.on_change(self._changed)
+        loop = asyncio.get_running_loop()
+        self.services += [
+            loop.create_task(self._stall(number), name=f"stalls of {number}"),
+            loop.create_task(self._place(number, node), name=f"placement of {number}"),
+        ]
+
+    def _changed(self, change: PeerChange) -> None:
+        if change.kind == "suspect":
+            self.found.suspicions += any(node.node_id == change.node_id for node in self.world.nodes.values())
+        elif change.kind == "refuted":
+            self.found.refuted += 1
+        elif change.kind == "dead" and any(node.node_id == change.node_id for node in self.world.nodes.values()):
+            self.found.false_deaths += 1
+            self.found.reasons.append(f"{self.world.clock.monotonic():.1f}: {change.reason}")
+
+    async def _stall(self, number: int) -> None:
+        while number in self.world.nodes and self.stall_s:
+            await asyncio.sleep(self.rng.expovariate(1 / STALL_EVERY_S))
+            self.world.stall(number, self.stall_s)
+            self.found.stalls += 1
+
+    async def _place(self, number: int, node: Overlay) -> None:
+        while number in self.world.nodes:
+            await asyncio.sleep(self.rng.uniform(0.5, 1.5) * CANDIDATES_EVERY_S)
+            await node._discovery.candidates.of(random_id(self.rng))
+
+    async def kill_one(self) -> None:
+        """Kill a node, wait until everybody knows, and put another one in its place."""
+        number = self.rng.choice([number for number in sorted(self.world.nodes) if number >= 3])
+        node_id = self.world.nodes[number].node_id
+        await self.world.crash(number)
+        died = self.world.clock.monotonic()
+        rest = list(self.world.nodes.values())
+        knew = sum(node.is_alive(node_id) for node in rest)
+        first = half = False
+        while any(holds(node, node_id) for node in rest):
+            left = sum(node.is_alive(node_id) for node in rest)
+            now_s = self.world.clock.monotonic() - died
+            if not first and left < knew:
+                first = True
+                self.found.first_s.append(now_s)
+            if not half and left <= knew / 2:
+                half = True
+                self.found.half_s.append(now_s)
+            assert now_s < 300, f"still held after {now_s:.0f} s"
+            await asyncio.sleep(0.1)
+        self.found.gone_s.append(self.world.clock.monotonic() - died)
+        await self.add(max(self.world.nodes) + 1)
+
+
+def run(seed: int, nodes: int, seconds: float, *, stall_s: float = STALL_S, loss: float = LOSS) -> Watched:
+    """So many virtual seconds of a swarm."""
+
+    async def story() -> Watched:
+        world = OverlayWorld(seed, loss=loss, recording=False)
+        watch = _Watch(world, stall_s, random.Random(f"{seed}/watch"))
+        await world.raise_swarm(nodes, bootstraps=3)
+        await asyncio.sleep(10)
+        for number in list(world.nodes):
+            watch.begin(number)
+        began = world.clock.monotonic()
+        while (elapsed := world.clock.monotonic() - began) < seconds:
+            pause_s = min(KILL_EVERY_S, seconds - elapsed)
+            await asyncio.sleep(pause_s)
+            await watch.kill_one()
+        watch.found.node_seconds = nodes * (world.clock.monotonic() - began)
+        for service in watch.services:
+            service.cancel()
+        await asyncio.gather(*watch.services, return_exceptions=True)
+        await world.stop()
+        return watch.found
+
+    return VirtualLoop().run(story(), limit_s=2 * seconds + 600)
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    nodes = arguments.nodes or NODES
+    found = [run(seed, nodes, 3600 * HOURS) for seed in range(arguments.repetitions or REPETITIONS)]
+    conditions = (
+        f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, {LOSS:.0%} of datagrams lost, each "
+        f"node's loop stalls {1000 * STALL_S:.0f} ms every {STALL_EVERY_S:g} s on average, {HOURS:g} virtual hour, a "
+        f"node killed every {KILL_EVERY_S:g} s, one seed per repetition; nobody is watched as a partner"
+    )
+    return Outcome(
+        "overlay_liveness",
+        conditions,
+        [
+            Series("living nodes declared dead", "", [each.false_deaths for each in found], "≤ 0"),
+            Series(
+                "living nodes suspected, per node and hour",
+                "",
+                [3600 * each.suspicions / each.node_seconds for each in found],
+            ),
+            Series("killed to first known", "virtual s", [statistics.median(each.first_s) for each in found]),
+            Series("killed to known by half", "virtual s", [statistics.median(each.half_s) for each in found]),
+            Series(
+                "killed to gone from all peers, tables, pools and candidates, median",
+                "virtual s",
+                [statistics.median(each.gone_s) for each in found],
+            ),
+            Series("the same, longest", "virtual s", [max(each.gone_s) for each in found], f"≤ {BOUND_S:g}"),
+        ],
+    )

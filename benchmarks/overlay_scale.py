@@ -1,0 +1,205 @@
+"""overlay_scale: a thousand overlay nodes on the simulated network join, find each other, and lose a fifth at once.
+
+Real overlay code, virtual time: the seconds are those of the simulated network (1 to 10 ms one way, no loss unless
+said), not of this machine. A lookup has found its node when it comes back first; the share of dead entries is that of
+the routing tables and of the lists of peers together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.record import Outcome, Series
+from overlay.ids import distance, random_id
+from overlay.lookups import Finished
+from overlay.node import Overlay
+from tests.simulated.overlay_world import OverlayWorld
+from tests.world.loop import VirtualLoop
+
+NODES = 1000
+BOOTSTRAPS = 3
+PAIRS = 2000
+DEAD_SHARE = 0.2
+#: Tables are looked at this long after the deaths.
+SETTLED_S = 60.0
+REPETITIONS = 3
+#: Lookups under way at one moment.
+AT_ONCE = 50
+
+
+@dataclass(frozen=True)
+class Found:
+    """Some lookups: the share that found what there is, and what each took."""
+
+    right: float
+    took: Sequence[Finished]
+
+    def seconds(self, share: float) -> float:
+        """The quantile of the times."""
+        ordered = sorted(finished.seconds for finished in self.took)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A swarm that has come together."""
+
+    joined_s: float
+    resolved: Found
+    round_trip_s: float
+
+
+@dataclass(frozen=True)
+class Survived:
+    """A swarm that lost a share of its nodes at one moment."""
+
+    resolved: Found
+    recall: float
+    dead_returned: int
+    call_timeout_s: float
+    dead_entries: float
+    dead_peers: float
+
+
+async def resolve(pairs: Sequence[tuple[Overlay, Overlay]]) -> Found:
+    """Each first node looks up the id of its second one."""
+    took: list[Finished] = []
+    right = 0
+
+    async def one(asker: Overlay, wanted: Overlay) -> None:
+        nonlocal right
+        found = await asker.lookup(wanted.node_id)
+        right += bool(found) and found[0].node_id == wanted.node_id and found[0].address == wanted.address
+        took.append(next(each for each in reversed(asker._lookups.recent) if each.target == wanted.node_id))
+
+    for first in range(0, len(pairs), AT_ONCE):
+        await asyncio.gather(*(one(asker, wanted) for asker, wanted in pairs[first : first + AT_ONCE]))
+    return Found(right / len(pairs), took)
+
+
+async def recall(nodes: Sequence[Overlay], lookups: int, rng: random.Random, k: int = 20) -> tuple[float, int]:
+    """Share of the true k closest among these that lookups of random targets find; and strangers they return."""
+    alive = {node.node_id for node in nodes}
+    shares: list[float] = []
+    strangers = 0
+    for _ in range(lookups):
+        target = random_id(rng)
+        true = sorted(alive, key=lambda node_id: distance(node_id, target))[:k]
+        found = {contact.node_id for contact in await rng.choice(nodes).lookup(target)}
+        shares.append(len(found & set(true)) / len(true))
+        strangers += len(found - alive)
+    return statistics.mean(shares), strangers
+
+
+def pairs_of(nodes: Sequence[Overlay], count: int, rng: random.Random) -> list[tuple[Overlay, Overlay]]:
+    """Ordered pairs of two different nodes."""
+    return [(one, two) for one, two in (rng.sample(nodes, 2) for _ in range(count))]
+
+
+async def join(world: OverlayWorld, nodes: int, pairs: int, rng: random.Random) -> Joined:
+    """All at one moment through the bootstraps; the pairs are looked up as soon as the last has joined."""
+    before = world.clock.monotonic()
+    swarm = await world.raise_swarm(nodes, bootstraps=BOOTSTRAPS)
+    joined_s = world.clock.monotonic() - before
+    resolved = await resolve(pairs_of(swarm, pairs, rng))
+    means = [mean for node in swarm if (mean := node._protocol.round_trips.mean_s) is not None]
+    return Joined(joined_s, resolved, statistics.median(means))
+
+
+async def lose(world: OverlayWorld, share: float, pairs: int, rng: random.Random) -> Survived:
+    """A share dies at one moment, and the rest looks for each other from that moment on."""
+    victims = rng.sample(sorted(world.nodes), round(share * len(world.nodes)))
+    await asyncio.gather(*(world.crash(number) for number in victims))
+    died = world.clock.monotonic()
+    living = list(world.nodes.values())
+    call_timeout_s = statistics.median(sum(node._protocol.round_trips.waits(None)) for node in living)
+    resolved = await resolve(pairs_of(living, pairs, rng))
+    share_found, dead_returned = await recall(living, max(20, pairs // 20), rng)
+    await asyncio.sleep(max(0.0, died + SETTLED_S - world.clock.monotonic()))
+    alive = {node.node_id for node in living}
+    entries = [contact.node_id for node in living for contact in node._protocol.router]
+    peers = [peer.node_id for node in living for peer in node.peers]
+    return Survived(
+        resolved,
+        share_found,
+        dead_returned,
+        call_timeout_s,
+        sum(node_id not in alive for node_id in entries) / len(entries),
+        sum(node_id not in alive for node_id in peers) / len(peers),
+    )
+
+
+def run(seed: int, nodes: int, pairs: int, *, delay: tuple[float, float] = (0.001, 0.01)) -> tuple[Joined, Survived]:
+    """The whole story of one seed."""
+
+    async def story() -> tuple[Joined, Survived]:
+        world = OverlayWorld(seed, delay=delay, recording=False)
+        rng = random.Random(f"{seed}/story")
+        joined = await join(world, nodes, pairs, rng)
+        await asyncio.sleep(10)
+        survived = await lose(world, DEAD_SHARE, pairs, rng)
+        await world.stop()
+        return joined, survived
+
+    return VirtualLoop().run(story())
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    nodes = arguments.nodes or NODES
+    joined: list[Joined] = []
+    survived: list[Survived] = []
+    for seed in range(arguments.repetitions or REPETITIONS):
+        one, two = run(seed, nodes, PAIRS)
+        joined.append(one)
+        survived.append(two)
+    conditions = (
+        f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, all at one moment through "
+        f"{BOOTSTRAPS} bootstraps, one seed per repetition; {PAIRS} pairs looked up as soon as the last has joined; "
+        f"then {DEAD_SHARE:.0%} killed at one moment and {PAIRS} pairs of the living looked up from that moment on; "
+        f"seconds are virtual"
+    )
+    return Outcome(
+        "overlay_scale",
+        conditions,
+        [
+            Series("start to the last of all nodes joined", "virtual s", [one.joined_s for one in joined], "≤ 60"),
+            Series("pairs that find each other", "%", [100 * one.resolved.right for one in joined], "≥ 99.9"),
+            Series("rounds of a lookup, median", "", [_median(one.resolved, "rounds") for one in joined], "≤ 4"),
+            Series("rounds of a lookup, 99 %", "", [_p99_rounds(one.resolved) for one in joined]),
+            Series(
+                "time of a lookup in round trips, median",
+                "",
+                [_median(one.resolved, "seconds") / one.round_trip_s for one in joined],
+            ),
+            Series("queries of a lookup, median", "", [_median(one.resolved, "queries") for one in joined]),
+            Series(
+                "a fifth dead: lookups that succeed", "%", [100 * each.resolved.right for each in survived], "≥ 99.5"
+            ),
+            Series("a fifth dead: recall of the 20 closest", "%", [100 * each.recall for each in survived]),
+            Series("a fifth dead: lookup time, median", "virtual s", [each.resolved.seconds(0.5) for each in survived]),
+            Series("a fifth dead: lookup time, 99 %", "virtual s", [each.resolved.seconds(0.99) for each in survived]),
+            Series(
+                "a fifth dead: lookup time, 99 %, in time-outs of a call",
+                "",
+                [each.resolved.seconds(0.99) / each.call_timeout_s for each in survived],
+                "≤ 3",
+            ),
+            Series("dead among results", "", [each.dead_returned for each in survived], "≤ 0"),
+            Series("dead in routing tables after 60 s", "%", [100 * each.dead_entries for each in survived], "≤ 2"),
+            Series("dead in lists of peers after 60 s", "%", [100 * each.dead_peers for each in survived], "≤ 2"),
+        ],
+    )
+
+
+def _median(found: Found, what: str) -> float:
+    return float(statistics.median(getattr(finished, what) for finished in found.took))
+
+
+def _p99_rounds(found: Found) -> float:
+    ordered = sorted(finished.rounds for finished in found.took)
+    return float(ordered[int(0.99 * len(ordered))])

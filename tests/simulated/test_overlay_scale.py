@@ -1,0 +1,141 @@
+"""Small versions of the overlay's benchmarks: joining, mass death, churn, liveness under a loaded loop, dial-back."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import msgspec
+
+from benchmarks import overlay_churn, overlay_liveness, overlay_population, overlay_sampling, overlay_scale
+from overlay.peers import Contact
+from overlay.reachability import DIAL_BACK, DialBackAnswer
+from overlay.transport import Buffer, Reply, TransportError
+from tests.simulated.overlay_world import OverlayWorld, address_of
+from tests.world.loop import VirtualLoop
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    return VirtualLoop().run(story)
+
+
+def test_a_swarm_joins_at_once_and_survives_the_death_of_a_fifth() -> None:
+    """120 nodes through 3 bootstraps: every pair finds each other in 4 rounds at most at the median; a fifth dead: all
+    lookups succeed with a 99th percentile below 3 time-outs of a call, and a minute later the tables hold none."""
+    print("seed 51")
+    joined, survived = overlay_scale.run(51, 120, 150)
+    print(joined.joined_s, survived.resolved.seconds(0.99), survived.call_timeout_s, survived.dead_entries)
+
+    assert joined.joined_s < 5
+    assert joined.resolved.right == 1.0
+    assert statistics.median(finished.rounds for finished in joined.resolved.took) <= 4
+    assert survived.resolved.right >= 0.995
+    assert survived.recall >= 0.99
+    assert survived.dead_returned == 0
+    assert survived.resolved.seconds(0.99) < 3 * survived.call_timeout_s
+    assert survived.dead_entries < 0.02
+    assert survived.dead_peers < 0.02
+
+
+def test_nobody_is_lost_under_churn() -> None:
+    """40 nodes with a median life of two minutes, for four minutes: lookups right, nobody isolated, no island."""
+    print("seed 52")
+    found = overlay_churn.run(52, 40, 4, 120.0)
+    print(found.deaths, found.leaves, found.right, found.lookups, found.dead_entries)
+
+    assert found.deaths + found.leaves > 30
+    assert (found.isolated, found.unreached) == (0, 0)
+    assert found.lookups > 100
+    assert found.right / found.lookups >= 0.99
+
+
+def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_bound() -> None:
+    """30 nodes, 5 % loss, loops that stall 200 ms: nobody alive is declared dead; nobody killed is in any list of
+    peers, table, pool or kept candidates after the documented bound."""
+    print("seed 53")
+    found = overlay_liveness.run(53, 30, 240)
+    print(found)
+
+    assert found.stalls > 500
+    assert found.false_deaths == 0, found.reasons
+    assert len(found.gone_s) == 2
+    assert max(found.gone_s) <= overlay_liveness.BOUND_S
+
+
+def test_the_estimate_follows_when_half_the_swarm_dies() -> None:
+    """60 nodes, 30 left: after two minutes half the nodes' estimates are within 15 %, and none is of the old swarm."""
+    print("seed 54")
+    errors = overlay_population.halve(54, 60, (120.0,))[120.0]
+    print(sorted(errors))
+
+    assert statistics.median(map(abs, errors)) < 0.15
+    assert max(errors) < 0.5
+
+
+def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_uniform() -> None:
+    """60 nodes, every datagram simulated: each ball is the true one, draws pass chi-square, the cost is reported."""
+    print("seed 55")
+    real = overlay_sampling.run_real(55, 60, 150, 600, settle_s=60.0)
+    print(real)
+
+    assert real.exact_balls == 1.0
+    assert real.uniformity.p_value > 0.001
+    assert 1.5 < real.lookups_per_draw < 2.7
+    assert 0 < real.lookups_per_second < 1.2
+    assert real.lookups_per_pooled_peer < 0.3
+    assert real.oldest_s <= 125
+
+
+def test_eligibility_needs_two_peers_that_connected() -> None:
+    """One peer that says it could not connect and one that did: not eligible. A second that did: eligible."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=56)
+        nodes = await world.raise_swarm(2)
+
+        async def refuse(_peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Reply:
+            return Reply(msgspec.msgpack.encode(DialBackAnswer(False, "does not answer")))
+
+        nodes[1].register(DIAL_BACK, refuse)
+        joiner = await world.join(2)
+        await world.until(lambda: len(joiner.peers) == 2, 5.0, "it knows both")
+        await asyncio.sleep(5)
+        assert not joiner.beat.eligible
+        assert "could not connect" in joiner.report()["reachable"]["reason"]
+        await world.join(3)
+        await world.until(lambda: joiner.beat.eligible, 130.0, "a second peer confirmed it")
+        assert len(joiner.report()["reachable"]["confirmed_by"]) == 2
+        await world.stop()
+
+    play(story())
+
+
+def test_datagrams_and_streams_are_watched_apart() -> None:
+    """A node that refuses streams stays alive and is no candidate; one whose datagrams stop is dead, whatever its
+    streams would do."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=57)
+        nodes = await world.raise_swarm(5)
+        await world.until(lambda: all(node.beat.eligible for node in nodes), 5.0, "all are eligible")
+        hidden = nodes[4].node_id
+        world.network.unreachable(address_of(4))
+        contact = nodes[0].contact(hidden)
+        assert contact is not None
+        for _ in range(2):
+            try:
+                async with nodes[0].request(contact, "anything", b"", timeout_s=0.5):
+                    pass
+            except TransportError:
+                pass
+        await asyncio.sleep(20)
+        assert nodes[0].is_alive(hidden)
+        assert hidden not in [candidate.node_id for candidate in await nodes[0].candidates(b"key")]
+        world.network.unreachable(address_of(4), since_now=False)
+        await world.crash(4, refused=False)
+        await world.until(lambda: not any(node.is_alive(hidden) for node in nodes[:4]), 15.0, "it is dead")
+        await world.stop()
+
+    play(story())
