@@ -42,8 +42,8 @@ def request(beat: Beat, body: Any, message_id: bytes = b"q" * 20) -> bytes:
     return b"\x00" + message_id + msgspec.msgpack.encode([TAG, beat, body, []])
 
 
-def tables(seed: int, count: int) -> tuple[RoutingTable, ContactTable, list[bytes]]:
-    """A stock table and ours with the same contacts offered."""
+async def offered(seed: int, count: int) -> tuple[RoutingTable, ContactTable, list[bytes]]:
+    """A stock table and ours with the same contacts offered. On a loop: the stock one makes a task when it is full."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     own, ids = random_id(rng), [random_id(rng) for _ in range(count)]
@@ -51,7 +51,13 @@ def tables(seed: int, count: int) -> tuple[RoutingTable, ContactTable, list[byte
     for number, node_id in enumerate(ids):
         stock.add_contact(Node(node_id, "10.0.0.1", 1 + number))
         ours.add(Contact(node_id, Address("10.0.0.1", 1 + number)))
+    await asyncio.sleep(1)
     return stock, ours, ids
+
+
+def tables(seed: int, count: int) -> tuple[RoutingTable, ContactTable, list[bytes]]:
+    """See `offered`."""
+    return play(offered(seed, count))  # type: ignore[no-any-return]
 
 
 class Silent:
