@@ -249,7 +249,7 @@ class StepLoop:
         """Whether this node has the lowest id of the workers known: scripts let it do what one should do."""
         now = self._clock.monotonic()
         me = self._overlay.node_id
-        return all(peer.node_id > me for peer in self._overlay.members() if peer.is_worker(now))
+        return not any(peer.node_id < me and peer.is_worker(now) for peer in self._overlay.members())
 
     async def _push(self, step: int, report: StepReport, row: dict[str, Any]) -> None:
         weight = self._weight(report.samples)

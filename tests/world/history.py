@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.world.doors import digest
 from tests.world.loop import VirtualLoop
+from tests.world.quick_identity import quick_identities
 from tests.world.swarm import Host, Swarm
 from tests.world.trainer import StubTrainer, exponential
 
@@ -72,7 +73,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     arguments = parser.parse_args()
     began = time.perf_counter()
-    result = VirtualLoop().run(history(**vars(arguments)), limit_s=36000)
+    with quick_identities():
+        result = VirtualLoop().run(history(**vars(arguments)), limit_s=36000)
     print(json.dumps({**result, "seconds": round(time.perf_counter() - began, 1)}))
 
 
