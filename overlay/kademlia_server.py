@@ -32,6 +32,9 @@ from overlay.wire import REQUEST, RESPONSE, Call, Malformed, News, Request, Resp
 #: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
 EXCUSABLE_LAG_S = 0.05
 
+#: Calls given up whose answer may still come.
+LATE_CALLS = 256
+
 OnResult = Callable[[Result | None], None]
 #: Handles one kind of call: body, caller's beat, its source address, message id. None: answered later, or never.
 Procedure = Callable[[Any, Beat, Address, bytes], Result | None]
@@ -44,7 +47,7 @@ class Listener(Protocol):
     """What the protocol tells: facts about nodes, as they pass."""
 
     def answered(self, beat: Beat, source: Address, rtt_s: float | None, asked: Contact) -> None:
-        """The node we asked answered; `rtt_s` is None when it had to be asked twice."""
+        """The node we asked answered; `rtt_s` is None when it asked others first. It may come late, after `silent`."""
 
     def impostor(self, beat: Beat, source: Address, asked: Contact) -> None:
         """Another node answered at the address of the one we asked."""
@@ -71,14 +74,27 @@ class Listener(Protocol):
 class _Pending:
     """A call that waits for its answer."""
 
-    __slots__ = ("blame", "contact", "datagram", "due", "excused", "on_result", "on_slow", "second_s", "sent", "timer")
+    __slots__ = (
+        "blame",
+        "body",
+        "contact",
+        "due",
+        "excused",
+        "on_result",
+        "on_slow",
+        "second_s",
+        "sent",
+        "timed",
+        "timer",
+    )
 
-    def __init__(self, contact: Contact, datagram: bytes, on_result: OnResult, sent: float) -> None:
+    def __init__(self, contact: Contact, body: Call, on_result: OnResult, message_id: bytes, sent: float) -> None:
         self.contact = contact
-        self.datagram = datagram
+        self.body = body
         self.on_result = on_result
         self.on_slow: Callable[[], None] | None = None
-        self.sent = sent
+        self.sent = {message_id: sent}  # each try under an id of its own: its answer tells its round trip
+        self.timed = True
         self.due = sent
         self.second_s = 0.0
         self.excused = False
@@ -107,6 +123,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.counters: Counter[str] = Counter()
         self.fragile = False  # tests: an exception in a handler is raised, not counted
         self._outstanding: dict[bytes, _Pending] = {}
+        self._late: dict[bytes, tuple[Contact, float]] = {}
         self._procedures: dict[type, Procedure] = {}
         self.own_id: bytes = source_node.id
         self._listener = listener
@@ -144,6 +161,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             if pending.timer is not None:
                 pending.timer.cancel()
         self._outstanding.clear()
+        self._late.clear()
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -168,12 +186,13 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         message_id = self._entropy.token(wire.MESSAGE_ID_BYTES)
         now = self._clock.monotonic()
         datagram = wire.encode(REQUEST, message_id, self._head, body, self.queue.take())
-        pending = _Pending(contact, datagram, on_result, now)
+        pending = _Pending(contact, body, on_result, message_id, now)
         if limit_s is None:
             peer = self._listener.peer(contact.node_id)
             first_s, pending.second_s = self.round_trips.waits(peer, self._listener.stretch())
         else:
             first_s = limit_s
+            pending.timed = False  # it asks others before it answers
         pending.on_slow = on_slow
         pending.blame = blame
         self._outstanding[message_id] = pending
@@ -217,13 +236,23 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         if pending.second_s > 0:
             second_s, pending.second_s = pending.second_s, 0.0
-            self._wait(message_id, pending, second_s, now)
+            again = self._entropy.token(wire.MESSAGE_ID_BYTES)
+            pending.sent[again] = now
+            self._outstanding[again] = pending
+            self._wait(again, pending, second_s, now)
             self.counters["retries"] += 1
-            self._send(pending.contact.address, pending.datagram)
+            self._send(
+                pending.contact.address, wire.encode(REQUEST, again, self._head, pending.body, self.queue.take())
+            )
             if pending.on_slow is not None:
                 self._guarded(pending.on_slow)
             return
-        del self._outstanding[message_id]
+        for each, sent in pending.sent.items():
+            self._outstanding.pop(each, None)
+            if pending.timed:
+                self._late[each] = (pending.contact, sent)
+        while len(self._late) > LATE_CALLS:
+            del self._late[next(iter(self._late))]
         self.counters["timeouts"] += 1
         if pending.blame:
             self._guarded(self._listener.silent, pending.contact)
@@ -255,10 +284,12 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self._guarded(self._accept_request, message_id, message, addr)
 
     def _accept_response(self, message_id: bytes, response: Response, source: Address) -> None:
-        pending = self._outstanding.pop(message_id, None)
+        pending = self._outstanding.get(message_id)
         if pending is None:
-            self.counters["dropped_unasked"] += 1
+            self._accept_late(message_id, response, source)
             return
+        for each in pending.sent:
+            self._outstanding.pop(each, None)
         if pending.timer is not None:
             pending.timer.cancel()
         beat = response.beat
@@ -268,12 +299,24 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             pending.on_result(None)
             return
         rtt_s: float | None = None
-        if pending.second_s > 0:  # neither retried (Karn's rule) nor asked on behalf of others
-            rtt_s = self._clock.monotonic() - pending.sent
+        if pending.timed:
+            rtt_s = self._clock.monotonic() - pending.sent[message_id]
             self.round_trips.observe(rtt_s)
         self._listener.answered(beat, source, rtt_s, pending.contact)
         self._hear(response.news, beat.node_id)
         pending.on_result(response.body)
+
+    def _accept_late(self, message_id: bytes, response: Response, source: Address) -> None:
+        """Given up too soon: the node lives, and our waits are shorter than its round trip. Without this they would
+        stay so, because only answers in time are measured."""
+        contact, sent = self._late.pop(message_id, (None, 0.0))
+        if contact is None or response.beat.node_id != contact.node_id:
+            self.counters["dropped_unasked"] += 1
+            return
+        self.counters["late_answers"] += 1
+        rtt_s = self._clock.monotonic() - sent
+        self.round_trips.observe(rtt_s)
+        self._listener.answered(response.beat, source, rtt_s, contact)
 
     def _accept_request(self, message_id: bytes, request: Request, source: Address) -> None:
         beat = request.beat
