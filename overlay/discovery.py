@@ -36,6 +36,9 @@ from overlay.sampling import (
 MOST_BALLS = 64
 #: Seconds between sampling lookups while the pool is still being filled.
 FILL_S = 1.0
+#: A pause is at least so many times as long as the lookup before it: where the network or our loop is overloaded, and
+#: lookups take seconds, sampling must not be what keeps it so.
+MOST_BUSY = 4.0
 #: What was spent on sampling is reported over this time.
 COST_S = POOL_AGE_S
 #: Seconds between refreshes of the table; and the pause before looking around when a lost peer came back.
@@ -200,10 +203,13 @@ class Discovery:
                 pause_s = COMPARE_FIRST_S if quiet < COMPARE_FIRST else COMPARE_S
             else:
                 quiet = 0
+                began = self._clock.monotonic()
                 await self.sample_once()
+                took_s = self._clock.monotonic() - began
                 if len(self._membership.peers) < FULL_VIEW:
                     await self._compare_contacts(random_id(self._rng))
                 pause_s = FILL_S if self.pool.balls < self._balls_wanted else self._steady_s()
+                pause_s = max(pause_s, MOST_BUSY * took_s)
             await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
 
     def _steady_s(self) -> float:

@@ -51,6 +51,8 @@ from overlay.wire import (
 EXCUSABLE_LAG_S = 0.05
 #: Calls that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
 MOST_OUTSTANDING = 8192
+#: Calls given up whose answer may still come.
+LATE_CALLS = 256
 
 OnResult = Callable[[Result | None], None]
 #: Handles one kind of call: body, caller's beat, its source address, message id. None: answered later, or never.
@@ -65,13 +67,16 @@ class _Pending:
     """A call that waits for its answer. Times in seconds; `second_s` is the wait after the retry, 0 once it is out."""
 
     contact: Contact
-    datagram: bytes
+    body: Call
     on_result: OnResult
     on_slow: Callable[[], None] | None
-    sent: float
+    #: When each try went out, under an id of its own: its answer tells its round trip.
+    sent: dict[bytes, float]
     second_s: float
     blame: bool
     prove: bool
+    #: Whether the wait for it says anything of the round trip: not where it asks others before it answers.
+    timed: bool
     due: float = 0.0
     excused: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -99,6 +104,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.counters: Counter[str] = Counter()
         self.fragile = False  # tests: an exception in a handler is raised, not counted
         self._outstanding: dict[bytes, _Pending] = {}
+        self._late: dict[bytes, tuple[_Pending, float]] = {}
         self._procedures: dict[type, Procedure] = {}
         self.own_id: bytes = source_node.id
         self._proofs = proofs
@@ -133,9 +139,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def close(self) -> None:
         """End what waits: whoever asked gets None, as after a time-out, and nobody is blamed for it."""
         self.transport = None
-        waiting = list(self._outstanding.values())
+        waiting = {id(pending): pending for pending in self._outstanding.values()}
         self._outstanding.clear()
-        for pending in waiting:
+        self._late.clear()
+        for pending in waiting.values():
             if pending.timer is not None:
                 pending.timer.cancel()
             self._guarded(pending.on_result, None)
@@ -143,7 +150,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     @property
     def waiting(self) -> int:
         """Calls that wait for their answers."""
-        return len(self._outstanding)
+        return len({id(pending) for pending in self._outstanding.values()})
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -171,18 +178,24 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self.counters["calls_not_made"] += 1
             on_result(None)
             return
-        message_id = self._entropy.token(wire.MESSAGE_ID_BYTES)
         now = self._clock.monotonic()
         peer = self._listener.peer(contact.node_id)
         prove = prove or peer is None or peer.contact.address != contact.address
-        datagram = wire.encode(REQUEST, message_id, self._head, body, self.queue.take(), prove)
         first_s, second_s = limit_s, 0.0
         if first_s is None:
             first_s, second_s = self.round_trips.waits(peer, self._listener.stretch())
-        pending = _Pending(contact, datagram, on_result, on_slow, now, second_s, blame, prove)
+        pending = _Pending(contact, body, on_result, on_slow, {}, second_s, blame, prove, timed=limit_s is None)
+        self._try(pending, first_s, now)
+
+    def _try(self, pending: _Pending, wait_s: float, now: float) -> None:
+        message_id = self._entropy.token(wire.MESSAGE_ID_BYTES)
+        pending.sent[message_id] = now
         self._outstanding[message_id] = pending
-        self._wait(message_id, pending, first_s, now)
-        self._send(contact.address, datagram)
+        self._wait(message_id, pending, wait_s, now)
+        news = self.queue.take()
+        self._send(
+            pending.contact.address, wire.encode(REQUEST, message_id, self._head, pending.body, news, pending.prove)
+        )
 
     def tell(self, contact: Contact, news: Sequence[News], body: Tell | Unreached | Twin = _TELL) -> None:
         """Send news now; nothing comes back."""
@@ -225,13 +238,16 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         if pending.second_s > 0:
             second_s, pending.second_s = pending.second_s, 0.0
-            self._wait(message_id, pending, second_s, now)
             self.counters["retries"] += 1
-            self._send(pending.contact.address, pending.datagram)
+            self._try(pending, second_s, now)
             if pending.on_slow is not None:
                 self._guarded(pending.on_slow)
             return
-        del self._outstanding[message_id]
+        self._settle(pending)
+        if pending.timed:
+            self._late.update((each, (pending, sent)) for each, sent in pending.sent.items())
+        while len(self._late) > LATE_CALLS:
+            del self._late[next(iter(self._late))]
         self.counters["timeouts"] += 1
         if pending.blame:
             self._guarded(self._listener.silent, pending.contact)
@@ -275,7 +291,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         pending = self._outstanding.get(message_id)
         if pending is None or pending.contact.node_id != self.own_id or not self._is_proven(message_id, message):
             return
-        self._settle(message_id, pending)
+        self._settle(pending)
         self._listener.own_id_used(message.beat, source, proven=True)
         pending.on_result(message.body)
 
@@ -284,21 +300,22 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         head = wire.encode_head(self._tag, response.beat)
         return self._proofs.holds(response.proof, response.beat.node_id, self.own_id, message_id, head)
 
-    def _settle(self, message_id: bytes, pending: _Pending) -> None:
-        del self._outstanding[message_id]
+    def _settle(self, pending: _Pending) -> None:
+        for message_id in pending.sent:
+            self._outstanding.pop(message_id, None)
         if pending.timer is not None:
             pending.timer.cancel()
 
     def _accept_response(self, message_id: bytes, response: Response, source: Address) -> None:
         pending = self._outstanding.get(message_id)
         if pending is None:
-            self.counters["dropped_unasked"] += 1
+            self._accept_late(message_id, response, source)
             return
         if pending.prove and not self._is_proven(message_id, response):
             # Not settled: whoever guesses an id and races the true answer wins nothing.
             self.counters["dropped_unproven"] += 1
             return
-        self._settle(message_id, pending)
+        self._settle(pending)
         beat = response.beat
         if beat.node_id != pending.contact.node_id:
             self.counters["impostors"] += 1
@@ -306,12 +323,27 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             pending.on_result(None)
             return
         rtt_s: float | None = None
-        if pending.second_s > 0:  # neither retried (Karn's rule) nor asked on behalf of others
-            rtt_s = self._clock.monotonic() - pending.sent
+        if pending.timed:
+            rtt_s = self._clock.monotonic() - pending.sent[message_id]
             self.round_trips.observe(rtt_s)
         self._listener.answered(beat, source, rtt_s, pending.contact, proven=pending.prove)
         self._hear(response.news, beat.node_id)
         pending.on_result(response.body)
+
+    def _accept_late(self, message_id: bytes, response: Response, source: Address) -> None:
+        """Given up too soon: the node lives, and our waits are shorter than its round trip. Without this they would
+        stay so, because only answers in time are measured."""
+        pending, sent = self._late.pop(message_id, (None, 0.0))
+        if pending is None or response.beat.node_id != pending.contact.node_id:
+            self.counters["dropped_unasked"] += 1
+            return
+        if pending.prove and not self._is_proven(message_id, response):
+            self.counters["dropped_unproven"] += 1
+            return
+        self.counters["late_answers"] += 1
+        rtt_s = self._clock.monotonic() - sent
+        self.round_trips.observe(rtt_s)
+        self._listener.answered(response.beat, source, rtt_s, pending.contact, proven=pending.prove)
 
     def _accept_request(self, message_id: bytes, request: Request, source: Address) -> None:
         beat = request.beat

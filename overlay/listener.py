@@ -15,7 +15,8 @@ class Listener(Protocol):
     def answered(
         self, beat: Beat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
     ) -> None:
-        """The node we asked answered; `rtt_s` is None when it had to be asked twice. `proven`: it proved its id."""
+        """The node we asked answered; `rtt_s` is None when it asked others first. `proven`: it proved its id.
+        It may come late, after `silent`."""
 
     def impostor(self, beat: Beat, source: Address, asked: Contact, *, proven: bool = False) -> None:
         """Another node answered at the address of the one we asked."""

@@ -23,7 +23,7 @@ WINDOW_LOOKUPS = 64
 #: So many of the newest lookups are held against the rest; a halving shows in the first eight.
 RECENT = (8, 16)
 #: Deviations at which they contradict each other: next to never by chance.
-CONTRADICTION = 4.5
+CONTRADICTION = 5.0
 #: The variance that more lookups do not remove, in units of (1 - k/n) / (k n): fitted to simulated id sets.
 ID_SET_VARIANCE = 1.5
 #: Two-sided 95 % of the normal distribution.

@@ -31,7 +31,7 @@ class RoundTrips:
         self.deviation_s = 0.0
 
     def observe(self, rtt_s: float) -> None:
-        """A measured round trip (never one that was retried: Karn's rule)."""
+        """A measured round trip: of the very datagram that was answered (Karn's rule: never of one of two)."""
         if self.mean_s is None:
             self.mean_s, self.deviation_s = rtt_s, rtt_s / 2
             return

@@ -41,10 +41,15 @@ class Address(NamedTuple):
             raise ValueError(f"an address needs a text and a number, not {host!r} and {port!r}")
         if not 0 < port < 65536:
             raise ValueError(f"port {port} is outside 1…65535")
-        literal = ipaddress.ip_address(host)
-        if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
-            literal = literal.ipv4_mapped
-        return cls(str(literal), port)
+        return cls(_normal(host), port)
+
+
+@lru_cache(maxsize=4096)  # asked for the source of every datagram
+def _normal(host: str) -> str:
+    literal = ipaddress.ip_address(host)
+    if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
+        literal = literal.ipv4_mapped
+    return str(literal)
 
 
 #: An IPv6 line has at least this prefix to itself, and all addresses under it.

@@ -22,10 +22,10 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
 
 
 def test_a_swarm_joins_at_once_and_survives_the_death_of_a_fifth() -> None:
-    """120 nodes through 3 bootstraps: every pair finds each other in 4 rounds at most at the median; a fifth dead: all
+    """100 nodes through 3 bootstraps: every pair finds each other in 4 rounds at most at the median; a fifth dead: all
     lookups succeed with a 99th percentile below 3 time-outs of a call, and a minute later the tables hold none."""
     print("seed 51")
-    joined, survived = overlay_scale.run(51, 120, 150)
+    joined, survived = overlay_scale.run(51, 100, 150)
     print(joined.joined_s, survived.resolved.seconds(0.99), survived.call_timeout_s, survived.dead_entries)
 
     assert joined.joined_s < 5
@@ -86,6 +86,36 @@ def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_unifor
     assert 0 < real.lookups_per_second < 1.2
     assert real.lookups_per_pooled_peer < 0.3
     assert real.oldest_s <= 125
+
+
+def test_waits_follow_a_network_that_becomes_slow() -> None:
+    """Round trips grow from 10 to 300 ms, longer than a whole call was allowed to take: late answers are measured, so
+    that nobody is declared dead and calls are in time again; on the way back the waits shrink again."""
+
+    async def story() -> None:
+        world = OverlayWorld(seed=58)
+        nodes = await world.raise_swarm(25)
+        await asyncio.sleep(20)
+        before_s = statistics.median(sum(node._protocol.round_trips.waits(None)) for node in nodes)
+        world.network.delay = (0.14, 0.16)
+        await asyncio.sleep(60)
+        counters = [node._protocol.counters for node in nodes]
+        assert sum(each["late_answers"] for each in counters) > 0
+        calls, timeouts = (sum(each[name] for each in counters) for name in ("lookup_queries", "timeouts"))
+        await asyncio.sleep(60)
+        more = sum(each["lookup_queries"] for each in counters) - calls
+        late = sum(each["timeouts"] for each in counters) - timeouts
+        print(f"{before_s:.2f} s; {timeouts} time-outs, then {late} in {more} queries")
+        assert more > 1000
+        assert late < 0.02 * more
+        assert not [c for changes in world.changes.values() for _, c in changes if c.kind == "dead"]
+        world.network.delay = (0.001, 0.01)
+        await asyncio.sleep(120)
+        after_s = statistics.median(sum(node._protocol.round_trips.waits(None)) for node in nodes)
+        assert after_s < 1.5 * before_s
+        await world.stop()
+
+    play(story())
 
 
 def test_eligibility_needs_two_peers_that_connected() -> None:
