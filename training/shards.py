@@ -81,6 +81,29 @@ class Applied:
     def copy(self) -> Applied:
         return Applied({key: list(ranges) for key, ranges in self._ranges.items()})
 
+    def without(self, other: Applied) -> Applied:
+        """The identities that are here and not there."""
+        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        for key, ranges in self._ranges.items():
+            rest = list(ranges)
+            for low, high in other._ranges.get(key, ()):
+                cut = [((a, min(b, low - 1)), (max(a, high + 1), b)) for a, b in rest]
+                rest = [piece for pieces in cut for piece in dict.fromkeys(pieces) if piece[0] <= piece[1]]
+            if rest:
+                left[key] = rest
+        return Applied(left)
+
+    def merge(self, other: Applied) -> None:
+        """Note all identities that are there."""
+        for key, theirs in other._ranges.items():
+            merged: list[tuple[int, int]] = []
+            for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
+                if merged and low <= merged[-1][1] + 1:
+                    merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+                else:
+                    merged.append((low, high))
+            self._ranges[key] = merged
+
     def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
         """As plain data, for the wire."""
         return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
@@ -97,6 +120,7 @@ class Held:
     identity: DeltaId
     weight: float
     delta: Vector
+    momentum: bool = True
 
 
 @dataclass(slots=True)
@@ -111,6 +135,8 @@ class ShardState:
     version: int = 0
     #: After a take-over from a replica nobody knows which older deltas are in: those with an older base are refused.
     era_step: int = 0
+    #: The term of the replica that the era began with: a copy of that term or a later one has all that it had.
+    era_term: tuple[int, bytes] = (0, b"")
     applied: Applied = field(default_factory=Applied)
     pending: dict[int, list[Held]] = field(default_factory=dict)
     folded_step: int = 0
@@ -121,14 +147,18 @@ class ShardState:
             held.identity == identity for held in self.pending.get(identity.step, ())
         )
 
-    def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule) -> None:
-        """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known."""
+    def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule, *, momentum: bool = True) -> None:
+        """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known.
+
+        Without `momentum` for one that comes late out of a split: its direction is that of long ago.
+        """
         self.applied.add(identity)
         self.version += 1
         split = self.parameters
         if split:
             scaled = delta[:split] * np.float32(weight)
-            self._apply_momentum(scaled, weight, rule)
+            if momentum:
+                self._apply_momentum(scaled, weight, rule)
             scaled *= np.float32(rule.outer_lr)
             self.value[:split] += scaled
         if split < self.value.size:
@@ -150,9 +180,9 @@ class ShardState:
         self.sum_weight = 0.0
         self.value[: self.parameters] += np.float32(rule.outer_lr * rule.outer_momentum) * self.momentum
 
-    def hold(self, identity: DeltaId, weight: float, delta: Vector) -> None:
+    def hold(self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True) -> None:
         """Keep a delta until the barrier of its step has passed."""
-        self.pending.setdefault(identity.step, []).append(Held(identity, weight, delta))
+        self.pending.setdefault(identity.step, []).append(Held(identity, weight, delta, momentum))
 
     def fold(self, step: int, rule: Rule) -> int:
         """Make the held deltas of steps up to `step` visible, in the order of their identities; returns how many."""
@@ -161,7 +191,7 @@ class ShardState:
         count = 0
         for number in ready:
             for held in sorted(self.pending.pop(number), key=lambda held: held.identity):
-                self.apply(held.identity, held.weight, held.delta, rule)
+                self.apply(held.identity, held.weight, held.delta, rule, momentum=held.momentum)
                 count += 1
         return count
 
@@ -181,6 +211,7 @@ class ShardState:
             sum_weight=self.sum_weight,
             version=self.version,
             era_step=self.era_step,
+            era_term=self.era_term,
             applied=self.applied.copy(),
             pending={step: list(held) for step, held in self.pending.items()},
             folded_step=self.folded_step,
