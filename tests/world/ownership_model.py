@@ -215,6 +215,9 @@ class Model:
             return state
         if term > back.term and back.owner != owner:
             state = self.lost(self.put(state, place, back=None), place, back.counts)
+        elif back.counts is not None and term == back.promised:
+            back = back._replace(term=term, promised=None, waiting=frozenset())
+            state = self.put(state, place, back=back)
         elif back.promised is not None and term > back.promised:
             state = self.put(state, place, back=None)
         return state

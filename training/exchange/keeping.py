@@ -81,7 +81,8 @@ class Keeping:
         """One look: start whatever should be under way."""
         self._jobs = {key: job for key, job in self._jobs.items() if not job.done()}
         self._drop_dead_partners()
-        orphans = [shard for shard in self._finding.orphans if shard not in self._store.owned]
+        asked = [*self._finding.orphans, *self._taking.waiting()]
+        orphans = [shard for shard in asked if shard not in self._store.owned]
         self._finding.orphans.clear()
         bereft = [
             shard
@@ -106,12 +107,15 @@ class Keeping:
         return bool(target) and any(node == target for _, node in self._jobs)
 
     async def _guarded(self, kind: str, work: Work) -> None:
+        began = self._core.clock.monotonic()
         try:
             await work()
         except (TransportError, BadFrame, ValueError) as error:
             self._core.log.warning("shard_move_failed", kind=kind, reason=str(error))
         finally:
-            self._awake.set()
+            # What took no time had nobody to ask: looking again at once would find the same, for ever.
+            if self._core.clock.monotonic() > began:
+                self._awake.set()
 
     def _drop_dead_partners(self) -> None:
         gone = self._core.gone

@@ -23,6 +23,7 @@ from training import codecs
 from training.exchange.core import REQUEST_TIMEOUT_S, Core, checked
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
+    Found,
     Holding,
     Holdings,
     Mend,
@@ -30,15 +31,17 @@ from training.exchange.messages import (
     Mended,
     Offer,
     Push,
+    Seek,
+    Term,
     Where,
     WhereAnswer,
     WhereIs,
     encode,
 )
-from training.exchange.repair import Entry, Remnant, Span, compare, everything
+from training.exchange.repair import Difference, Entry, Remnant, Span, compare, everything
 from training.exchange.serving import Item, Serving
-from training.frames import FrameReader, Part, encoded_frames, read_array, whole_if_small
-from training.shards import Applied
+from training.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
+from training.shards import Applied, DeltaId
 
 #: Owners tell one more candidate of their claims this often; at once those who come back from the dead.
 DIGEST_S = 2.0
@@ -46,6 +49,10 @@ DIGEST_S = 2.0
 TOLD_AT_ONCE = 8
 #: An offer that could not be settled is made again after this long.
 OFFER_S = 0.5
+#: Times that others are asked for what the own log does not reach.
+SOUGHT_MOST = 4
+#: Nodes asked each time: in a larger swarm than this some may have it and not be asked.
+SOUGHT_NODES = 64
 #: Deltas of one request.
 MOST_BYTES = 16 * 1024 * 1024
 #: Spans of lost deltas named in one event; the others are counted.
@@ -64,6 +71,7 @@ class Mending:
         self._offered_s = 0.0
         self._returned: dict[bytes, None] = {}
         core.overlay.register("offer", checked(Offer, core.genesis, self._on_offer))
+        core.overlay.register("seek", checked(Seek, core.genesis, self._on_seek))
         core.overlay.register("mend", checked(Mend, core.genesis, self._on_mend))
 
     def on_change(self, change: PeerChange) -> None:
@@ -130,17 +138,20 @@ class Mending:
         question = Offer(self._core.genesis, shards)
         answer = await self._core.ask(owner, "offer", question, Holdings, QUESTION_TIMEOUT_S)
         wanted: list[tuple[int, Entry]] = []
+        unknown: list[int] = []
         for holding in answer.holdings:
             remnant = self._store.remnants.get(holding.shard)
             if remnant is None or holding.status == "retry":
                 continue
             if holding.status == "not_owner":
+                self._store.note([] if holding.where is None else [holding.where])
                 self._finding.denied(holding.shard, owner)
-                self._finding.orphans[holding.shard] = None
+                unknown.append(holding.shard)
             elif self._takes_back(remnant, holding):
                 self._take_back(holding, remnant)
             else:
-                wanted += self._settle(holding.shard, remnant, holding)
+                wanted += await self._settle(holding.shard, remnant, holding)
+        await self._finding.refresh(unknown)
         while wanted:
             batch: list[tuple[int, Entry]] = []
             room = MOST_BYTES
@@ -157,25 +168,69 @@ class Mending:
         shard = holding.shard
         if shard in self._store.owned or self._store.fence(shard) > holding.term:
             return
-        term = self._store.next_term(shard, holding.term)
-        now = self._core.clock.monotonic()
-        self._store.own(shard, remnant.state, term, self._core.me(), now, tenured=False)
-        self._core.log.warning("shard_taken_back", shard=shard, term=term.number, from_replica_of=holding.era_step)
+        self._own_again(shard, remnant, holding.term)
         self._told_s = 0.0  # the other learns it at once
         self._returned[holding.term.node] = None
+
+    def _own_again(self, shard: int, remnant: Remnant, above: Term) -> None:
+        term = self._store.next_term(shard, above)
+        now = self._core.clock.monotonic()
+        self._store.own(shard, remnant.state, term, self._core.me(), now, tenured=False)
+        self._core.log.warning("shard_taken_back", shard=shard, term=term.number)
         self._core.wake()
 
-    def _settle(self, shard: int, remnant: Remnant, holding: Holding) -> list[tuple[int, Entry]]:
+    async def _settle(self, shard: int, remnant: Remnant, holding: Holding) -> list[tuple[int, Entry]]:
         """What the winner lacks and we have; with nothing left to send, what is lost is said, and the copy goes."""
         known = Applied.of_rows(holding.known)
-        log = self._store.log.of(shard)
-        if holding.era_step > remnant.state.era_step:
-            log = []  # an old copy against a newer replica: nobody can tell which deltas that one has
-        difference = compare(remnant, known, log)
+        # An old copy against a newer replica: nobody can tell which deltas that one has, so none is added.
+        unclear = holding.era_step > remnant.state.era_step
+        difference = compare(remnant, known, () if unclear else self._store.log.of(shard))
         if difference.wanted:
             return [(shard, entry) for entry in difference.wanted]
-        self._close(shard, difference.lost, "owner of another side")
+        if difference.lost and not unclear and remnant.sought < SOUGHT_MOST and await self._seek(shard, difference):
+            remnant.sought += 1
+            return []  # offered in the next look
+        if self._store.remnants.get(shard) is remnant:
+            self._close(shard, difference.lost)
         return []
+
+    async def _seek(self, shard: int, difference: Difference) -> bool:
+        """This copy came to us with a history that our log does not have: its former owners may. True when found."""
+        rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
+        message = Seek(self._core.genesis, shard, rows)
+        before = len(self._store.log.of(shard))
+        # Candidates on the other side of the split need not be candidates of the whole swarm.
+        asked = {contact.node_id: contact for contact in await self._finding.candidates(shard)}
+        asked |= {peer.node_id: peer.contact for peer in self._core.overlay.members()}
+        asked.pop(self._core.overlay.node_id, None)
+        for contact in list(asked.values())[:SOUGHT_NODES]:
+            try:
+                request = self._core.overlay.request(contact, "seek", encode(message), timeout_s=REQUEST_TIMEOUT_S)
+                async with request as answer:
+                    found = self._core.decoded(contact, answer.head, Found).deltas
+                    reader = FrameReader(answer.body)
+                    for one in found:
+                        _, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
+                        identity = DeltaId(one.node, one.incarnation, one.step)
+                        self._store.log.add(
+                            shard, identity, one.weight, encoded, codec, momentum=True, workers=one.workers
+                        )
+            except (TransportError, BadFrame):
+                continue
+        return len(self._store.log.of(shard)) > before
+
+    async def _on_seek(self, _sender: Contact, message: Seek, _stream: AsyncIterator[Buffer]) -> Reply:
+        if message.shard >= len(self._store):
+            return Reply(encode(Found([])))
+        sought = Applied()
+        for node, incarnation, ranges in message.identities:
+            sought.merge(Applied.of_rows([(node, incarnation, ranges)]))
+        most = max(1, MOST_BYTES // max(1, 4 * self._store.size(message.shard)))
+        entries = [entry for entry in self._store.log.of(message.shard) if entry.identity in sought]
+        batch = [(message.shard, entry) for entry in entries[:most]]
+        size = sum(len(entry.payload) for _, entry in batch)
+        described = [_described(shard, entry) for shard, entry in batch]
+        return Reply(encode(Found(described)), whole_if_small(_frames(batch), size))
 
     async def _settle_own(self, shard: int) -> None:
         """This node owns the shard now whose former copy it kept."""
@@ -184,12 +239,18 @@ class Mending:
             del self._store.remnants[shard]
             return
         holding = self._holding(shard)
-        for _, entry in self._settle(shard, remnant, holding) if holding.status == "owner" else ():
+        if holding.status == "owner" and self._takes_back(remnant, holding):
+            # What is owned began anew from a replica, and the former copy has the whole history: change them.
+            del self._store.remnants[shard]
+            self._store.depose(shard)
+            self._own_again(shard, remnant, owned.term)
+            return
+        for _, entry in await self._settle(shard, remnant, holding) if holding.status == "owner" else ():
             delta = np.empty(self._store.size(shard), dtype=np.float32)
             codecs.decode(entry.payload, entry.codec, delta)
             await self._add(_described(shard, entry), Item(shard, delta, entry.payload, entry.codec, repair=True))
 
-    def _close(self, shard: int, lost: list[Span], reason: str) -> None:
+    def _close(self, shard: int, lost: list[Span]) -> None:
         del self._store.remnants[shard]
         counters = self._core.counters
         count = sum(high - low + 1 for _, _, low, high in lost)
@@ -198,19 +259,13 @@ class Mending:
             named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:NAMED]]
             reach = round(self._store.log.reach_s, 1)
             self._core.log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
-        self._core.log.info("split_mended", shard=shard, lost=count, with_=reason)
+        self._core.log.info("split_mended", shard=shard, lost=count)
 
     async def _send(self, owner: Contact, batch: list[tuple[int, Entry]]) -> None:
         message = Mend(self._core.genesis, [_described(shard, entry) for shard, entry in batch])
-
-        def stream() -> Iterator[Buffer]:
-            for shard, entry in batch:
-                step = entry.identity.step
-                yield from encoded_frames(shard, bytes(entry.payload), entry.codec, Part.DELTA, step=step)
-
         size = sum(len(entry.payload) for _, entry in batch)
         self._core.counters.bytes_sent += size
-        body = whole_if_small(stream(), size)
+        body = whole_if_small(_frames(batch), size)
         request = self._core.overlay.request(owner, "mend", encode(message), body, timeout_s=REQUEST_TIMEOUT_S)
         async with request as answer:
             self._core.decoded(owner, answer.head, MendAnswer)
@@ -224,7 +279,7 @@ class Mending:
     def _holding(self, shard: int) -> Holding:
         owned = self._store.owned.get(shard)
         if owned is None:
-            return Holding(shard, "not_owner")
+            return Holding(shard, "not_owner", where=self._store.where(shard))
         if owned.moving or self._serving.unsafe(owned):
             return Holding(shard, "retry")
         state = owned.state
@@ -267,3 +322,8 @@ class Mending:
 
 def _described(shard: int, entry: Entry) -> Mended:
     return Mended(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
+
+
+def _frames(batch: list[tuple[int, Entry]]) -> Iterator[Buffer]:
+    for shard, entry in batch:
+        yield from encoded_frames(shard, bytes(entry.payload), entry.codec, Part.DELTA, step=entry.identity.step)

@@ -278,7 +278,10 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`known`: whom the receiver takes for the owners; in a large swarm an owner may be no candidate of the asker."""
+
     standings: list[Standing]
+    known: list[Where] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
@@ -297,7 +300,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
     """`owner`: the receiver owns the shard under the term given, and this is every identity it has, safe at its backup;
-    `not_owner` and `retry` (not safe yet) say nothing about what it has."""
+    `not_owner` (`where` may say who does) and `retry` (not safe yet) say nothing about what it has."""
 
     shard: ShardIndex
     status: Literal["owner", "not_owner", "retry"]
@@ -306,6 +309,7 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
     era_step: Number = 0
     era_term: tuple[Number, bytes] = (0, b"")
     known: list[tuple[bytes, int, list[tuple[int, int]]]] = []
+    where: Where | None = None
 
     @property
     def term(self) -> Term:
@@ -325,6 +329,21 @@ class Mended(msgspec.Struct, frozen=True, array_like=True):
     step: Number
     weight: Weight
     workers: Annotated[float, Meta(ge=1)]
+
+
+class Seek(msgspec.Struct, frozen=True, array_like=True):
+    """Does the receiver's log have any of these deltas? (node, incarnation, first and last steps.) Owners and backups
+    of before the present pair may have what its own log does not reach."""
+
+    genesis: bytes
+    shard: ShardIndex
+    identities: list[tuple[bytes, int, list[tuple[int, int]]]]
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True):
+    """What the log has; one `DELTA` array each follows in the body, in that order."""
+
+    deltas: list[Mended]
 
 
 class Mend(msgspec.Struct, frozen=True, array_like=True):

@@ -41,6 +41,13 @@ class Remnant:
     state: ShardState
     #: Identities of earlier copies that were lost before this one was settled.
     earlier: Applied = field(default_factory=Applied)
+    #: How often others were asked for deltas that the own log does not reach.
+    sought: int = 0
+
+    @property
+    def rank(self) -> tuple[int, Term]:
+        """A whole history before one that began anew from a replica, then the later one."""
+        return -self.state.era_step, self.term
 
     def known(self) -> Applied:
         """Every identity in the copy, visible or held, and in those before it."""
@@ -93,15 +100,16 @@ class RepairLog:
         codec: CodecName,
         *,
         momentum: bool,
+        workers: float | None = None,
     ) -> None:
-        """Note a delta that has just been added to a state of this node."""
+        """Note a delta that has just been added to a state of this node, or (with `workers`) to another's before."""
         if not self.seconds or len(payload) > self.limit_bytes:
             self._crowded_out_s = self._now_s
             return
         entries = self._shards.setdefault(shard, {})
         if identity in entries:
             return
-        entries[identity] = Entry(identity, weight, payload, codec, momentum, self._workers, self._now_s)
+        entries[identity] = Entry(identity, weight, payload, codec, momentum, workers or self._workers, self._now_s)
         self._order.append((shard, identity))
         self.size_bytes += len(payload)
         while self.size_bytes > self.limit_bytes:

@@ -125,7 +125,8 @@ class Serving:
         for item in items:
             # A retry of an identity that is on its way joins it instead of racing it.
             while (flight := self._in_flight.get((item.shard, identity))) is not None:
-                await flight
+                # Shielded: a waiter that is cancelled or times out must not cancel the one it waits for.
+                await asyncio.shield(flight)
             verdict = self._classify(push, identity, item)
             if verdict is not None:
                 results[item.shard] = verdict
@@ -148,7 +149,7 @@ class Serving:
         try:
             async with asyncio.timeout(timeout_s):
                 while flights := [flight for (shard, _), flight in self._in_flight.items() if shard in wanted]:
-                    await flights[0]
+                    await asyncio.shield(flights[0])
         except TimeoutError:
             return False
         return True
@@ -439,7 +440,8 @@ class Serving:
     async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Reply:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         standings = [self._store.standing(shard, self._core.mark(shard), self._core.step) for shard in shards]
-        return Reply(encode(SurveyAnswer(standings)))
+        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
+        return Reply(encode(SurveyAnswer(standings, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Reply:
         snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
@@ -447,9 +449,8 @@ class Serving:
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
-        backed = self._store.backed.get(shard)
-        if backed is not None and backed.state is not None:
-            return transfer.describe(shard, backed.term, backed.state), backed.state.copy()
+        if (found := self._store.copy_of(shard)) is not None:
+            return transfer.describe(shard, *found), found[1].copy()
         mark = self._core.mark(shard)
         if mark is None:
             return None

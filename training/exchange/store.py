@@ -173,6 +173,10 @@ class ShardStore:
             # owner knows whether that switch took place, and it says so by `release`.
             del self.backed[shard]
             self._keep_remnant(shard, backed.term, backed.state)
+        elif backed is not None and backed.state is not None and term == backed.promised:
+            # No term is promised twice: that there is an owner under this one proves that it appointed us.
+            backed.term, backed.promised = term, None
+            backed.waiting.clear()
         elif backed is not None and backed.promised is not None and term > backed.promised:
             # Our owner went on with a later learner: what we have may lack what that one has, and never takes office.
             del self.backed[shard]
@@ -187,8 +191,8 @@ class ShardStore:
         if state is None:
             return
         remnant, former = Remnant(term, state), self.remnants.get(shard)
-        if former is not None:  # of two copies the later one; the deltas of both are in the log
-            remnant, former = (remnant, former) if term >= former.term else (former, remnant)
+        if former is not None:  # of two copies the better one; the deltas of both are in the log
+            remnant, former = (remnant, former) if remnant.rank >= former.rank else (former, remnant)
             remnant.earlier = former.known()
         self.remnants[shard] = remnant
 
@@ -386,9 +390,19 @@ class ShardStore:
         if backed is not None and backed.state is not None:
             role: Role = "backup" if backed.in_office else "learner"
             return Standing(shard, role, *backed.term, backed.state.version, *fence, step)
+        remnant = self.remnants.get(shard)
+        if remnant is not None:
+            return Standing(shard, "backup", *remnant.term, remnant.state.version, *fence, step)
         if replica is not None:
             return Standing(shard, "replica", *replica[0], replica[1], *fence, step)
         return Standing(shard, "none", *ZERO_TERM, 0, *fence, step)
+
+    def copy_of(self, shard: int) -> tuple[Term, ShardState] | None:
+        """The state that this node does not own but could go on from, and its term."""
+        backed, remnant = self.backed.get(shard), self.remnants.get(shard)
+        if backed is not None and backed.state is not None:
+            return backed.term, backed.state
+        return None if remnant is None else (remnant.term, remnant.state)
 
     @property
     def size_bytes(self) -> int:

@@ -9,6 +9,7 @@ that node out for ever.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 
 from overlay.peers import Contact
 from overlay.transport import Reply, TransportError
@@ -36,18 +37,28 @@ from training.exchange.serving import replica_state
 from training.frames import FrameReader
 from training.shards import ShardState
 
-#: Candidates surveyed before a take-over.
-SURVEYED = 8
+#: Candidates surveyed before a take-over: all of them, the backup may be any.
+SURVEYED = 20
+#: A replica is taken when for this long nobody better was found: others may notice the death this much later. With
+#: 5.5 s of detection and a survey it stays within the detection bound of 10 s.
+REPLICA_GRACE_S = 2.5
 #: Swarms up to this size are told of a new owner node by node; larger ones learn it from answers.
 TOLD = 20
+LOOK_AGAIN_S = 0.4
 
 Found = list[tuple[Contact, Standing]]
 
 
-def worth(standing: Standing) -> tuple[Term, int, Term, int]:
-    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version."""
-    promised = standing.fence if standing.role == "learner" else ZERO_TERM
-    return standing.term, ROLE_RANK[standing.role], promised, standing.version
+def worth(standing: Standing, spoken: Container[Term] = ()) -> tuple[Term, int, Term, int]:
+    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version.
+
+    A learner is the backup, though it has not heard so, if its owner is known to have `spoken` under its promise.
+    """
+    if standing.role != "learner":
+        return standing.term, ROLE_RANK[standing.role], ZERO_TERM, standing.version
+    if standing.fence in spoken:
+        return standing.fence, ROLE_RANK["backup"], ZERO_TERM, standing.version
+    return standing.term, ROLE_RANK["learner"], standing.fence, standing.version
 
 
 class Taking:
@@ -57,6 +68,8 @@ class Taking:
         self._core = core
         self._store = core.store
         self._finding = finding
+        #: Shards of which only replicas were found: since when, and when last.
+        self._bare: dict[int, tuple[float, float]] = {}
         core.overlay.register("appeal", checked(Appeal, core.genesis, self._on_appeal))
 
     async def _on_appeal(self, sender: Contact, message: Appeal, _stream: object) -> Reply:
@@ -77,6 +90,7 @@ class Taking:
 
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: ask the candidates what they have, take the best, raise the term, tell."""
+        before = {shard: self._store.fence(shard) for shard in shards}
         standings = await self._survey(shards)
         told: list[Where] = []
         from_replica = 0
@@ -84,7 +98,8 @@ class Taking:
             if not self._is_ownerless(shard, standings[shard]):
                 continue
             state = await self._best_state(shard, standings[shard])
-            if state is None or shard in self._store.owned:
+            # Meanwhile somebody else may have taken it, or taught this node: the survey is of no worth then.
+            if state is None or shard in self._store.owned or self._store.fence(shard) != before[shard]:
                 continue
             from_replica += state.era_step > 0
             seen = [item for _, found in standings[shard] for item in (found.term, found.fence)]
@@ -137,7 +152,10 @@ class Taking:
                 survey = Survey(self._core.genesis, theirs)
                 answer = await self._core.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
+                self._core.failures[contact.node_id] = self._core.clock.monotonic()
                 return
+            # Somebody may know an owner that this node has not met: it is asked before anything is taken from it.
+            self._store.note(answer.known)
             for standing in answer.standings:
                 if standing.shard in found:
                     found[standing.shard].append((contact, standing))
@@ -157,24 +175,48 @@ class Taking:
             if standing.term >= mine.term:
                 await self._show_fence(contact, shard)
                 return None
+        spoken = {found.term: None for _, found in others if found.role != "learner"}
+        if (mark := self._core.mark(shard)) is not None:
+            spoken[mark[0]] = None
         ranked = sorted(
-            ((worth(found), contact) for contact, found in others if found.role != "none"),
+            ((worth(found, spoken), contact) for contact, found in others if found.role != "none"),
             key=lambda entry: (entry[0], entry[1].node_id),
         )
-        own_rank = worth(mine)
+        own_rank = worth(mine, spoken)
         if mine.role == "none" and not ranked:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
-            backed = self._store.backed.get(shard)
-            return backed.state if backed is not None and backed.state is not None else replica_state(self._core, shard)
+            found = self._store.copy_of(shard)
+            if found is not None:
+                return found[1]
+            return replica_state(self._core, shard) if self._has_waited(shard) else None
         best, holder = ranked[-1]
         if best[1] >= ROLE_RANK["learner"]:
             await self._appeal_to(holder, shard)
+            return None
+        if not self._has_waited(shard):
             return None
         try:
             return await self._fetch(shard, holder)
         except TransportError:
             return None  # the next look asks anew
+
+    def _has_waited(self, shard: int) -> bool:
+        """A replica is the last resort: nobody knows which deltas it has. First wait for a backup to come forward."""
+        now = self._core.clock.monotonic()
+        since, last = self._bare.get(shard, (now, now))
+        if now - last > REPLICA_GRACE_S:
+            since = now  # another time
+        self._bare[shard] = (since, now)
+        if now - since < REPLICA_GRACE_S:
+            return False
+        del self._bare[shard]
+        return True
+
+    def waiting(self) -> list[int]:
+        """Shards that wait for a backup to come forward, and are due to be looked at again."""
+        now = self._core.clock.monotonic()
+        return [shard for shard, (_, last) in self._bare.items() if LOOK_AGAIN_S <= now - last <= REPLICA_GRACE_S]
 
     async def _appeal_to(self, holder: Contact, shard: int) -> None:
         """A living node has the best copy: its own liveness will tell it, sooner when we do."""
