@@ -348,13 +348,13 @@ class Node:
     def _check_memory(self) -> None:
         """Raises `UserError` where this node's share cannot fit; a share that only fits while others live is a warning.
 
-        Replica and delta are claimed already, and the outbox is empty at the start.
+        Replica and delta are claimed already; outbox and repair log fill later and have limits of their own.
         """
         available = self.doors.available_memory()
         share, alone = self.budget(), self.budget(nodes=1)
         if available is None or share is None or alone is None:
             return
-        needed = share.total - share.shared - share.outbox
+        needed = share.total - share.shared - share.outbox - share.repair_log
         if needed > available:
             free = f"{available / 1e6:,.1f} MB are free"
             raise UserError(

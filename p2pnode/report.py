@@ -171,6 +171,11 @@ class Report:
                 "outstanding_steps": [],
                 "lost": 0,
                 "state_bytes": 0,
+                "repair_reach_seconds": 0.0,
+                "repair_log_bytes": 0,
+                "repaired": 0,
+                "lost_in_splits": 0,
+                "shards_to_mend": 0,
             }
         counters = exchange.counters
         return {
@@ -186,6 +191,11 @@ class Report:
             "outstanding_steps": exchange.pushing.outstanding_steps,
             "lost": counters.lost,
             "state_bytes": exchange.store.size_bytes,
+            "repair_reach_seconds": exchange.store.log.reach_s,
+            "repair_log_bytes": exchange.store.log.size_bytes,
+            "repaired": counters.repaired,
+            "lost_in_splits": counters.lost_in_splits,
+            "shards_to_mend": len(exchange.store.remnants),
         }
 
     def _memory(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Budget(msgspec.Struct, frozen=True):
     owned: int
     backed: int
     outbox: int
+    repair_log: int
 
     @property
     def total(self) -> int:
@@ -46,7 +47,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float) -> Budget:
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
-        return Budget(vector_bytes, vector_bytes, 0, 0, 0, 0)
+        return Budget(vector_bytes, vector_bytes, 0, 0, 0, 0, 0)
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
     state_bytes = vector_bytes * (1 if settings.outer_momentum == 0.0 else 3)
@@ -60,4 +61,5 @@ def budget(values: int, settings: ExchangeSettings, nodes: float) -> Budget:
         backed=0 if alone else share_bytes * settings.replicas,
         # The newest delta is always kept, whatever the limit; most steps end with an empty outbox.
         outbox=0 if alone else max(encoded_bytes, settings.outbox_bytes),
+        repair_log=0 if alone or not settings.log_seconds else settings.log_bytes,
     )

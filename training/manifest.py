@@ -14,7 +14,7 @@ from training.shards import Rule
 from training.trainer_door import TrainerHello
 
 #: Raised whenever nodes of the old and the new code could not work in one swarm.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

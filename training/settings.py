@@ -158,3 +158,11 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         int,
         Meta(ge=1 << 20, description="Most bytes of deltas kept for owners that have not acknowledged yet."),
     ] = 256 * 1024 * 1024
+    log_seconds: Annotated[
+        Seconds,
+        Meta(description="Splits of the swarm that lasted at most this long are repaired whole; 0: none is."),
+    ] = 60.0
+    log_bytes: Annotated[
+        int,
+        Meta(ge=0, description="Most bytes of deltas kept for that; /status shows how far back they really reach."),
+    ] = 256 * 1024 * 1024

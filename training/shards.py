@@ -83,6 +83,29 @@ class Applied:
     def copy(self) -> Applied:
         return Applied({key: list(ranges) for key, ranges in self._ranges.items()})
 
+    def without(self, other: Applied) -> Applied:
+        """The identities that are here and not there."""
+        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        for key, ranges in self._ranges.items():
+            rest = list(ranges)
+            for low, high in other._ranges.get(key, ()):
+                cut = [((a, min(b, low - 1)), (max(a, high + 1), b)) for a, b in rest]
+                rest = [piece for pieces in cut for piece in dict.fromkeys(pieces) if piece[0] <= piece[1]]
+            if rest:
+                left[key] = rest
+        return Applied(left)
+
+    def merge(self, other: Applied) -> None:
+        """Note all identities that are there."""
+        for key, theirs in other._ranges.items():
+            merged: list[tuple[int, int]] = []
+            for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
+                if merged and low <= merged[-1][1] + 1:
+                    merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+                else:
+                    merged.append((low, high))
+            self._ranges[key] = merged
+
     def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
         """As plain data, for the wire."""
         return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
@@ -99,6 +122,7 @@ class Held:
     identity: DeltaId
     weight: float
     delta: Vector
+    momentum: bool = True
 
 
 @dataclass(slots=True)
@@ -113,6 +137,8 @@ class ShardState:
     version: int = 0
     #: After a take-over from a replica nobody knows which older deltas are in: those with an older base are refused.
     era_step: int = 0
+    #: The term of the replica that the era began with: a copy of that term or a later one has all that it had.
+    era_term: tuple[int, bytes] = (0, b"")
     applied: Applied = field(default_factory=Applied)
     pending: dict[int, list[Held]] = field(default_factory=dict)
     folded_step: int = 0
@@ -123,19 +149,21 @@ class ShardState:
             held.identity == identity for held in self.pending.get(identity.step, ())
         )
 
-    def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule) -> None:
-        """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known."""
+    def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule, *, momentum: bool = True) -> None:
+        """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known.
+
+        Without `momentum` for one that comes late out of a split: its direction is that of long ago.
+        """
         self.applied.add(identity)
         self.version += 1
         split = self.parameters
         if split:
-            self._add_parameters(weight, delta[:split], rule)
+            self._add_parameters(weight, delta[:split], rule, has_momentum=momentum and rule.outer_momentum != 0.0)
         if split < self.value.size:
             self.value[split:] += delta[split:] * np.float32(weight)
 
-    def _add_parameters(self, weight: float, delta: Vector, rule: Rule) -> None:
+    def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> None:
         """Block by block, so that the passes over one block find it in the processor's cache."""
-        has_momentum = rule.outer_momentum != 0.0
         if has_momentum and (self.momentum is None or self.accumulated is None):
             self.momentum = np.zeros(self.parameters, dtype=np.float32)
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
@@ -172,9 +200,9 @@ class ShardState:
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 
-    def hold(self, identity: DeltaId, weight: float, delta: Vector) -> None:
+    def hold(self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True) -> None:
         """Keep a delta until the barrier of its step has passed."""
-        self.pending.setdefault(identity.step, []).append(Held(identity, weight, delta))
+        self.pending.setdefault(identity.step, []).append(Held(identity, weight, delta, momentum))
 
     def fold(self, step: int, rule: Rule) -> int:
         """Make the held deltas of steps up to `step` visible, in the order of their identities; returns how many."""
@@ -183,7 +211,7 @@ class ShardState:
         count = 0
         for number in ready:
             for held in sorted(self.pending.pop(number), key=lambda held: held.identity):
-                self.apply(held.identity, held.weight, held.delta, rule)
+                self.apply(held.identity, held.weight, held.delta, rule, momentum=held.momentum)
                 count += 1
         return count
 
@@ -203,6 +231,7 @@ class ShardState:
             sum_weight=self.sum_weight,
             version=self.version,
             era_step=self.era_step,
+            era_term=self.era_term,
             applied=self.applied.copy(),
             pending={step: list(held) for step, held in self.pending.items()},
             folded_step=self.folded_step,

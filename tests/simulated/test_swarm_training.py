@@ -13,7 +13,8 @@ from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
 from tests.world.loop import VirtualLoop
 from tests.world.swarm import Host, Swarm
-from tests.world.trainer import StubTrainer, exponential, initial_vector
+from tests.world.trainer import StubTrainer, delta_of, exponential, initial_vector
+from training.shards import DeltaId
 
 SIZE = 256
 #: Every delta added once with weight 1: the model must equal the initial vector plus the sum of all deltas, exactly.
@@ -320,6 +321,60 @@ def test_a_frozen_node_holds_nobody_and_wakes_into_the_swarm(nodes: int) -> None
         assert longest <= 10.0 + 4.0  # the detection bound and a slow step of the stub
 
     simulate(scenario, seed=23)
+
+
+def sum_of_the_applied(swarm: Swarm) -> tuple[np.ndarray, int]:
+    """What the owners' sets of applied deltas add up to, and how many shards of what was trained are not in them."""
+    total = initial_vector(0, SIZE).astype(np.float64)
+    missing = 0
+    stores = [host.living.exchange.store for host in swarm.running()]
+    for shard, (start, stop) in enumerate(stores[0].bounds):
+        (owned,) = [store.owned[shard] for store in stores if shard in store.owned]
+        for host in swarm.running():
+            node_id, incarnation = host.living.overlay.node_id, host.living.incarnation
+            for step in host.trainer.trained:
+                there = owned.state.knows(DeltaId(node_id, incarnation, step))
+                missing += not there
+                total[start:stop] += there * delta_of(host.name, step, SIZE)[start:stop]
+    return total.astype(np.float32), missing
+
+
+@pytest.mark.parametrize("method", ["asp", "bsp"])
+def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
+    """Three of six nodes parted from the others: both sides go on, and what both acknowledged is in the model once."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(6)
+        await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="10 steps everywhere")
+        hosts = [host.address for host in swarm.running()]
+        swarm.network.partition(hosts[:3], hosts[3:])
+        await asyncio.sleep(30.0)
+        during = steps(swarm)
+        swarm.network.heal()
+        began = swarm.clock.monotonic()
+
+        def mended() -> bool:
+            stores = [host.living.exchange.store for host in swarm.running()]
+            return sum(len(store.owned) for store in stores) == 8 and not any(store.remnants for store in stores)
+
+        await asyncio.sleep(2.0)
+        await swarm.until(mended, within_s=30, what="one owner for each shard")
+        print(f"mended {swarm.clock.monotonic() - began:.1f} s after the split, steps {during}")
+        at = min(steps(swarm))
+        await swarm.until(lambda: min(steps(swarm)) >= at + 5, within_s=120, what="all go on")
+        await settle(swarm)
+
+        assert min(during) >= 15  # both sides went on
+        assert swarm.of("deltas_repaired")
+        assert not swarm.of("deltas_lost_in_split")
+        # A side that began anew from a replica refuses what was begun before that; nothing else is missing.
+        value, missing = sum_of_the_applied(swarm)
+        np.testing.assert_array_equal(swarm.value(), value)
+        assert missing == sum(host.living.exchange.counters.refused for host in swarm.running())
+        if method == "bsp":
+            np.testing.assert_array_equal(swarm.value(), expected(swarm))
+
+    simulate(scenario, seed=24, barrier__method=method, training__min_nodes=6)
 
 
 def test_another_model_is_refused_with_both_values() -> None:

@@ -15,7 +15,7 @@ DEFAULT = ExchangeSettings()
 
 
 def test_a_node_alone_needs_replica_delta_and_three_arrays_per_shard() -> None:
-    """25 M values alone: 100 MB each for replica and delta, 300 MB owned, nothing backed up, owed or on its way."""
+    """25 M values alone: 100 MB each for replica and delta, 300 MB owned, nothing backed up, owed or logged."""
     found = budget(VALUES, DEFAULT, 1)
 
     assert found.parts() == {
@@ -25,6 +25,7 @@ def test_a_node_alone_needs_replica_delta_and_three_arrays_per_shard() -> None:
         "owned_bytes": 300_000_000,
         "backed_bytes": 0,
         "outbox_bytes": 0,
+        "repair_log_bytes": 0,
     }
     assert (found.total, found.shared) == (500_000_000, 200_000_000)
 
@@ -46,6 +47,8 @@ def test_owned_and_backed_shrink_with_the_swarm() -> None:
         ({"codec": "float32"}, "residual", 0),
         ({"outbox_bytes": 1 << 20}, "outbox", 50_000_000),  # one delta in bfloat16 is kept in any case
         ({"outbox_bytes": 1 << 28}, "outbox", 1 << 28),
+        ({"log_bytes": 1 << 20}, "repair_log", 1 << 20),
+        ({"log_seconds": 0.0}, "repair_log", 0),
         ({"enabled": False}, "owned", 0),
     ],
 )

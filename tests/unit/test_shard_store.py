@@ -253,10 +253,19 @@ def test_a_learner_whose_owner_went_on_with_another_has_nothing() -> None:
     store.learn(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
 
-    assert store.note_owner(0, term(2, "a"), contact("a"))
-    assert 0 in store.backed
     assert store.note_owner(0, term(3, "a"), contact("a"))
     assert 0 not in store.backed
+
+
+def test_news_of_an_owner_under_the_promised_term_put_a_learner_into_office() -> None:
+    """No term is promised twice: somebody's replica of that term outranked the learner until it took this for proof."""
+    store = store_of("b")
+    store.learn(0, term(1, "a"), contact("a"))
+    store.take_state(0, term(2, "a"), contact("a"), zeros(store))
+
+    assert store.note_owner(0, term(2, "a"), contact("a"))
+    assert store.backed[0].in_office
+    assert store.backed[0].term == term(2, "a")
 
 
 def test_a_newer_snapshot_of_a_learner_replaces_the_older_one() -> None:

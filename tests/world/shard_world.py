@@ -4,7 +4,7 @@ The stores are the real ones. What the services around them do (`exchange.servin
 in the fewest lines that keep their order: forward, look again, add; learn, snapshot, switch; drain, hand over. Each
 delta sets a place of its own in the value, so that the value itself shows what was added, and how often.
 
-The services are played as they should be; where they are not so today a comment begins with "Proposed".
+The services are played as `exchange.serving` and `exchange.keeping` have them.
 Of a split that lasts nothing is promised: a take-over here reaches every living node but the one it suspects.
 """
 
@@ -157,7 +157,7 @@ class World:
         if owned is None:
             del node.flights[number]
             return
-        # Proposed: by the promise too. A learner that is taught anew forgets what it took in the former attempt.
+        # By the promise too. A learner that is taught anew forgets what it took in the former attempt.
         missing = [to for to in owned.targets() if (to.node_id, owned.term, owned.promised) not in flight.acknowledged]
         if not missing:
             del node.flights[number]
@@ -203,7 +203,7 @@ class World:
                 node.store.raise_fence(0, known)
                 self.counts["fenced"] += 1
         elif status == "unknown" and owned.backup == to:
-            # Proposed: a former owner says so while it does not know yet that its hand-over was taken.
+            # A former owner says so while it does not know yet that its hand-over was taken.
             if node.owned is owned:
                 node.store.drop_backup(0, CONTACTS[node.name])
             owned.backup = None
@@ -238,16 +238,18 @@ class World:
             return
         node.teaching = True
         term, me = owned.term, CONTACTS[name]
+        promised = node.store.promise(0)
 
         def learnt(taken: bool | None) -> None:
             owned = node.owned
             if taken is False:
                 node.store.note(known for known in [pupil.store.where(0)] if known is not None)
-            if not taken or owned is None or owned.learner is not None or owned.moving:
+            stale = owned is None or owned.promised != promised.number
+            if not taken or stale or owned.learner is not None or owned.moving:
                 node.teaching = False
                 return
             owned.learner = CONTACTS[to]
-            promised, snapshot = node.store.promise(0), owned.state.copy()
+            snapshot = owned.state.copy()
             self.call(
                 to,
                 lambda: pupil.store.take_state(0, promised, me, snapshot),
@@ -255,12 +257,12 @@ class World:
                 is_state=True,
             )
 
-        self.call(to, lambda: pupil.store.learn(0, term, me), learnt)
+        self.call(to, lambda: pupil.store.learn(0, term, me, promised.number), learnt)
 
     def _taught(self, node: Node, to: str, promised: Term, taken: bool | None) -> None:
         node.teaching = False
         owned = node.owned
-        if owned is None or owned.learner != CONTACTS[to]:
+        if owned is None or owned.learner != CONTACTS[to] or owned.promised != promised.number:
             return
         if not taken:
             owned.learner = None
@@ -287,8 +289,7 @@ class World:
         if owned is None or owned.backup is None or node.handing or node.flights or owned.learner is not None:
             return
         to = BY_ID[owned.backup.node_id]
-        # Proposed: as its raiser, and never the same number again: else it may equal a term raised by the other.
-        term, known = node.store.next_term(0), known_to(owned.state)
+        term, known = node.store.promise(0), known_to(owned.state)
         owned.moving = node.handing = True
         self.call(
             to,
@@ -303,7 +304,7 @@ class World:
         backed = node.store.backed.get(0)
         if backed is None or backed.state is None or backed.owner.node_id != IDS[former]:
             return False
-        # Proposed: straight after the switch, before any delta, a hand-over is the owner's word like a forward.
+        # Straight after the switch, before any delta, a hand-over is the owner's word like a forward.
         if backed.promised is not None and backed.promised.number + 1 != term.number:
             return False
         if term < node.store.fence(0):
@@ -311,22 +312,22 @@ class World:
         owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=True)
         owned.backup = CONTACTS[former]
         if known != known_to(owned.state):
-            node.store.drop_backup(0, CONTACTS[name])  # Proposed: the former one holds itself for a backup under `term`
+            node.store.drop_backup(0, CONTACTS[name])  # The former one holds itself for a backup under `term`
         self.counts["handed"] += 1
         return True
 
     def _handed(self, node: Node, to: str, term: Term, answer: tuple[bool, Where | None] | None) -> None:
         node.handing = False
-        owned = node.owned
-        if answer is None or owned is None:
+        if answer is None or node.owned is None:
             return
-        owned.moving = False
         taken, known = answer
-        if taken:
-            node.store.demote(0, CONTACTS[to], term)
-        else:
-            owned.promised, owned.backup = term.number, None
+        if not taken:
             node.store.note(where for where in [known] if where is not None)
+        owned = node.owned
+        if owned is not None and taken:
+            node.store.demote(0, CONTACTS[to], term)
+        elif owned is not None and owned.moving:
+            node.store.drop_backup(0, CONTACTS[node.name])
 
     # -- death (keeping) ----------------------------------------------------------------------------------------
 
@@ -364,9 +365,9 @@ class World:
             owned.learner = None
         if owned.backup is not None and not self.nodes[BY_ID[owned.backup.node_id]].alive:
             if owned.moving:
-                node = self.nodes[name]
-                node.store.demote(0, owned.backup, node.store.next_term(0))
-            owned.backup = None
+                self.nodes[name].store.demote(0, owned.backup, owned.term)
+            else:
+                self.nodes[name].store.drop_backup(0, CONTACTS[name])
 
     def suspect(self, name: str) -> None:
         """A backup holds its owner for dead, rightly or not, and takes over if nobody knows better."""
@@ -471,7 +472,7 @@ def known_to(state: ShardState) -> int:
 
 
 def rank(one: Standing) -> tuple[Term, int, Term, int]:
-    """How much a copy is worth. Proposed: of two learners, that with the later snapshot; the fence tells."""
+    """How much a copy is worth: of two learners, that with the later snapshot; the fence tells."""
     return one.term, ROLE_RANK[one.role], one.fence if one.role == "learner" else ZERO_TERM, one.version
 
 

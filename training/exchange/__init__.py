@@ -1,6 +1,7 @@
 """Sharded exchange: one owner per shard, a backup beside it, and everybody pushing to and pulling from the owners.
 
-`store` decides (pure: roles, terms, identities), `serving` answers requests, `pushing` and `pulling` are the client's
-side, `keeping` moves shards (backups, hand-over, take-over), `service` composes them. The protocol is
-`docs/protocol.md`; why each rule is as it is stands in `docs/architecture.md`.
+`store` decides (pure: roles, terms, identities), `repair` keeps what ends a split (pure), `serving` answers requests,
+`pushing` and `pulling` are the client's side, `keeping` moves shards (backups, hand-over), `taking` takes over what has
+no owner, `mending` ends splits, `service` composes them. The protocol is `docs/protocol.md`; why each rule is as it is
+stands in `docs/architecture.md`, and what the tests found in `docs/faults.md`.
 """

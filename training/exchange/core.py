@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +13,7 @@ from overlay.doors import Clock, Log, Workers
 from overlay.peers import Contact
 from overlay.transport import Buffer, Rejection, Reply, TransportError
 from training.codecs import Vector
-from training.exchange.messages import ZERO_TERM, Term, decode, encode
+from training.exchange.messages import ZERO_TERM, Fence, Term, decode, encode
 from training.exchange.store import ShardStore
 from training.frames import BadFrame
 from training.settings import ExchangeSettings
@@ -42,6 +42,8 @@ class Counters:
     refused: int = 0  # our deltas, by owners
     refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by us, by reason
     lost: int = 0  # our deltas dropped from a full outbox
+    repaired: int = 0  # deltas of one shard that another side of a split had, added here
+    lost_in_splits: int = 0  # of one shard, acknowledged on our side of a split, and out of the log's reach
 
 
 @dataclass(slots=True)
@@ -70,14 +72,25 @@ class Core:
     leaving: bool = False
     #: Set by `keeping`: called when something about ownership should be looked at soon.
     wake: Callable[[], None] = lambda: None
+    #: Shards owned here of which somebody has seen a higher term.
+    challenges: dict[int, Term] = field(default_factory=dict)
     #: When a request to a node last failed, in monotonic seconds.
     failures: dict[bytes, float] = field(default_factory=dict)
+    _has_met_others: bool = False
     _others_eligible: tuple[float, bool] = (-1.0, False)
     _median: tuple[float, int] = (-1.0, 0)
     _worker_count: tuple[float, float] = (-1.0, 1.0)
 
     def me(self) -> Contact:
         return Contact(self.overlay.node_id, self.overlay.address)
+
+    def challenge(self, fences: Iterable[Fence]) -> None:
+        """Somebody has seen these terms: an owner below one of them has to yield, or to rise above it."""
+        for fence in fences:
+            owned = self.store.owned.get(fence.shard)
+            if owned is not None and fence.term > owned.term:
+                self.challenges[fence.shard] = max(fence.term, self.challenges.get(fence.shard, ZERO_TERM))
+                self.wake()
 
     def jitter(self) -> float:
         """A factor of 0.5 to 1.5, so that retries of many nodes do not march in step."""
@@ -112,6 +125,12 @@ class Core:
             count = self.overlay.workers()
             self._worker_count = (now, count)
         return count
+
+    def has_met_others(self) -> bool:
+        """Whether there is, or ever was, anybody else in this swarm; remembered peers of earlier starts count."""
+        if not self._has_met_others:
+            self._has_met_others = bool(self.overlay.members() or self.overlay.remembered())
+        return self._has_met_others
 
     def other_eligible(self) -> bool:
         """Whether any other node that could be a backup is to be seen."""

@@ -13,10 +13,23 @@ from collections.abc import Iterable
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange.core import Core
-from training.exchange.messages import Appeal, Verdict, WhereAnswer, WhereIs
+from training.exchange.messages import (
+    Appeal,
+    PullResult,
+    PushResult,
+    Term,
+    Verdict,
+    Where,
+    WhereAnswer,
+    WhereIs,
+)
 
 #: Small questions are answered at once or not at all.
 QUESTION_TIMEOUT_S = 1.0
+#: An owner's word that it owns a shard no more counts this long against hearsay that it does.
+DENIAL_S = 5.0
+#: Why a node that does not own a shard, and knows no owner, sends a push away.
+OWNER_UNKNOWN = "owner_unknown"
 #: Candidates asked per shard; more are asked in later rounds because liveness has dropped the silent ones by then.
 ASKED = 3
 
@@ -33,6 +46,10 @@ class Finding:
         self._core = core
         #: Called with shards that have no living owner when this node is the first living candidate.
         self.orphans: dict[int, None] = {}
+        #: What believed owners have denied: shard → (term believed, owner, when).
+        self._denials: dict[int, tuple[Term, bytes, float]] = {}
+        #: Claims that were passed over because this node has seen a higher term.
+        self._below: dict[int, Where] = {}
 
     def by_owner(self, shards: Iterable[int]) -> tuple[list[tuple[Contact, list[int]]], list[int]]:
         """Shards grouped by believed living owner, in an order rotated by this node's id so that nodes do not all
@@ -46,7 +63,7 @@ class Finding:
                 unknown.append(shard)
                 continue
             owner = belief.owner
-            if self._core.gone(owner.node_id):
+            if self._core.gone(owner.node_id) or self._is_denied(shard):
                 unknown.append(shard)
                 continue
             known = self._core.overlay.contact(owner.node_id)
@@ -60,6 +77,30 @@ class Finding:
         self._core.overlay.suspect(owner.node_id, error.detail)
         self._core.failures[owner.node_id] = self._core.clock.monotonic()
         self._core.log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
+
+    def answered(self, owner: Contact, results: Iterable[PushResult | PullResult]) -> None:
+        """A believed owner that redirects does not own. Its redirect is followed only to a higher term, which is
+        believed then; whatever else it says, the next step is a new lookup, not the same question: redirects cannot
+        run in a circle."""
+        for result in results:
+            if result.where is not None:
+                self._core.store.note([result.where])
+            knows_none = result.status == "retry" and getattr(result, "reason", OWNER_UNKNOWN) == OWNER_UNKNOWN
+            if result.status == "redirect" or knows_none:
+                self.denied(result.shard, owner)
+
+    def denied(self, shard: int, owner: Contact) -> None:
+        """A node that this one believed to own a shard says that it does not."""
+        belief = self._core.store.beliefs.get(shard)
+        if belief is not None and belief.owner.node_id == owner.node_id:
+            self._denials[shard] = (belief.term, owner.node_id, self._core.clock.monotonic())
+
+    def _is_denied(self, shard: int) -> bool:
+        denial, belief = self._denials.get(shard), self._core.store.beliefs.get(shard)
+        if denial is None or belief is None:
+            return False
+        term, owner, at = denial
+        return (term, owner) == (belief.term, belief.owner.node_id) and self._core.clock.monotonic() - at < DENIAL_S
 
     async def candidates(self, shard: int) -> list[Contact]:
         """The shard's eligible candidates, best first; this node among them where it is one."""
@@ -87,6 +128,7 @@ class Finding:
                 if contact.node_id != self._core.overlay.node_id:
                     asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
         await asyncio.gather(*(self._ask(contact, theirs) for contact, theirs in asked.values()))
+        await self._show_fences()
         await self._appeal({shard: to for shard, to in first.items() if self._ownerless(shard)})
 
     def _doubtful(self, shard: int, now: float) -> bool:
@@ -102,16 +144,33 @@ class Finding:
         owner = belief.owner.node_id
         if owner == self._core.overlay.node_id:
             return shard not in self._core.store.owned
-        return self._core.gone(owner)
+        return self._core.gone(owner) or self._is_denied(shard)
 
     async def _ask(self, contact: Contact, shards: list[int]) -> None:
         known = [where for shard in shards if (where := self._core.store.where(shard)) is not None]
-        question = WhereIs(self._core.genesis, shards, known)
+        question = WhereIs(self._core.genesis, shards, known, self._core.store.doubts(shards))
         try:
             answer = await self._core.ask(contact, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
         self._core.store.note(answer.known)
+        for where in answer.known:
+            if where.shard < len(self._core.store) and where.term < self._core.store.fence(where.shard):
+                self._below[where.shard] = where
+
+    async def _show_fences(self) -> None:
+        """Owners are said to live under terms below what this node has seen: they cannot know, unless they are told."""
+        below, self._below = self._below, {}
+        asked: dict[bytes, tuple[Contact, list[int]]] = {}
+        for shard, where in below.items():
+            if where.owner == self._core.overlay.node_id or self._core.gone(where.owner):
+                continue
+            try:
+                asked.setdefault(where.owner, (where.contact(), []))[1].append(shard)
+            except ValueError:
+                continue
+        await asyncio.gather(*(self._ask(contact, shards) for contact, shards in asked.values()))
+        self._below.clear()
 
     async def _appeal(self, orphans: dict[int, Contact | None]) -> None:
         appeals: dict[bytes, tuple[Contact, list[int]]] = {}

@@ -12,33 +12,26 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from overlay.peers import Contact
-from overlay.transport import Reply, TransportError
+from overlay.transport import TransportError
 from training.exchange import transfer
-from training.exchange.core import REQUEST_TIMEOUT_S, Core, checked
+from training.exchange.core import REQUEST_TIMEOUT_S, Core
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
+from training.exchange.mending import Mending
 from training.exchange.messages import (
-    ROLE_RANK,
-    ZERO_TERM,
-    Appeal,
-    Fetch,
     HandOver,
     Learn,
     Release,
-    Standing,
     State,
     StateHead,
-    Survey,
-    SurveyAnswer,
     Term,
     Verdict,
     Where,
-    WhereAnswer,
-    WhereIs,
     encode,
 )
-from training.exchange.serving import Serving, replica_state
+from training.exchange.serving import Serving
 from training.exchange.store import Owned
-from training.frames import BadFrame, FrameReader
+from training.exchange.taking import Taking
+from training.frames import BadFrame
 from training.shards import ShardState
 
 #: A job: called when it starts, so that one cancelled before leaves nothing behind.
@@ -47,34 +40,25 @@ Work = Callable[[], Awaitable[None]]
 TICK_S = 0.5
 #: States of at most this many bytes are snapshotted and sent in one request.
 BATCH_BYTES = 64 * 1024 * 1024
-#: Candidates surveyed before a take-over.
-SURVEYED = 8
 #: A hand-over waits this long for the deltas in flight, then gives up for this time.
 DRAIN_S = 1.0
-#: Swarms up to this size are told of a new owner node by node; larger ones learn it from answers.
-TOLD = 20
 #: While leaving, how often to look whether everything has been taken.
 RECHECK_S = 0.02
-
-
-def _worth(standing: Standing) -> tuple[Term, int, Term, int]:
-    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version."""
-    promised = standing.fence if standing.role == "learner" else ZERO_TERM
-    return standing.term, ROLE_RANK[standing.role], promised, standing.version
 
 
 class Keeping:
     """Moves shards so that each has a living owner and, with `replicas = 1`, a living backup."""
 
-    def __init__(self, core: Core, finding: Finding, serving: Serving) -> None:
+    def __init__(self, core: Core, finding: Finding, serving: Serving, mending: Mending) -> None:
         self._core = core
         self._store = core.store
         self._finding = finding
         self._serving = serving
+        self._mending = mending
+        self._taking = Taking(core, finding)
         self._awake = asyncio.Event()
         self._jobs: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         core.wake = self._awake.set
-        core.overlay.register("appeal", checked(Appeal, core.genesis, self._on_appeal))
 
     async def run(self) -> None:
         """Look at all shards until cancelled."""
@@ -97,15 +81,20 @@ class Keeping:
         """One look: start whatever should be under way."""
         self._jobs = {key: job for key, job in self._jobs.items() if not job.done()}
         self._drop_dead_partners()
-        orphans = [shard for shard in self._finding.orphans if shard not in self._store.owned]
+        asked = [*self._finding.orphans, *self._taking.waiting()]
+        orphans = [shard for shard in asked if shard not in self._store.owned]
         self._finding.orphans.clear()
         bereft = [
             shard
             for shard, backed in self._store.backed.items()
-            if backed.state is not None and self._core.gone(backed.owner.node_id)
+            if backed.state is not None and (backed.bereft or self._core.gone(backed.owner.node_id))
         ]
         if orphans or bereft:
-            self._start("take_over", b"", partial(self._take_over, sorted({*orphans, *bereft})))
+            self._start("take_over", b"", partial(self._taking.take_over, sorted({*orphans, *bereft})))
+        if self._core.challenges:
+            self._start("challenge", b"", self._taking.answer_challenges)
+        if self._mending.due():
+            self._start("mend", b"", self._mending.mend)
         await self._arrange()
 
     def _start(self, kind: str, target: bytes, work: Work) -> None:
@@ -118,12 +107,15 @@ class Keeping:
         return bool(target) and any(node == target for _, node in self._jobs)
 
     async def _guarded(self, kind: str, work: Work) -> None:
+        began = self._core.clock.monotonic()
         try:
             await work()
         except (TransportError, BadFrame, ValueError) as error:
             self._core.log.warning("shard_move_failed", kind=kind, reason=str(error))
         finally:
-            self._awake.set()
+            # What took no time had nobody to ask: looking again at once would find the same, for ever.
+            if self._core.clock.monotonic() > began:
+                self._awake.set()
 
     def _drop_dead_partners(self) -> None:
         gone = self._core.gone
@@ -131,10 +123,12 @@ class Keeping:
             if owned.backup is not None and gone(owned.backup.node_id):
                 if owned.moving:
                     # Nobody knows whether it took the shard before it died, and perhaps taught a third node: take it
-                    # for the dead owner that it may have been, and ask around like any backup.
-                    self._store.demote(shard, owned.backup, self._hand_over_term(shard))
+                    # for the dead owner that it may have been, and ask around like any backup. Under our own old
+                    # term, for then that third node's copy is the better one.
+                    self._store.demote(shard, owned.backup, owned.term)
                     continue
-                owned.backup = None
+                # Perhaps it is not dead: then what it has must rank below what comes from now on.
+                self._store.drop_backup(shard, self._core.me())
             if owned.learner is not None and gone(owned.learner.node_id):
                 owned.learner = None
 
@@ -212,18 +206,27 @@ class Keeping:
 
     async def _teach_batch(self, to: Contact, shards: list[int]) -> None:
         me = self._core.me()
-        asked = [Where.of(shard, self._store.owned[shard].term, me) for shard in shards if shard in self._store.owned]
-        learn = Learn(self._core.genesis, asked)
+        lessons: dict[int, Term] = {}
+        asked: list[Where] = []
+        for shard in shards:
+            owned = self._store.owned.get(shard)
+            if owned is not None and owned.learner is None and not owned.moving:
+                lessons[shard] = self._store.promise(shard)
+                asked.append(Where.of(shard, owned.term, me))
+        if not asked:
+            return
+        learn = Learn(self._core.genesis, asked, [lessons[where.shard].number for where in asked])
         verdict = await self._core.ask(to, "learn", learn, Verdict, QUESTION_TIMEOUT_S)
         self._store.note(verdict.others)
         # From here to the end of the loop nothing else runs: the snapshot and the first live delta leave no gap.
         snapshots: list[tuple[StateHead, ShardState]] = []
         for shard in verdict.taken:
-            owned = self._store.owned.get(shard)
-            if owned is not None and owned.learner is None and not owned.moving:
+            owned, term = self._store.owned.get(shard), lessons.get(shard)
+            if owned is None or term is None or owned.promised != term.number:
+                continue  # the term has risen since: the lesson counts no more
+            if owned.learner is None and not owned.moving:
                 owned.learner = to
-                head = transfer.describe(shard, self._store.promise(shard), owned.state)
-                snapshots.append((head, owned.state.copy()))
+                snapshots.append((transfer.describe(shard, term, owned.state), owned.state.copy()))
         if not snapshots:
             return
         try:
@@ -245,7 +248,7 @@ class Keeping:
 
     def _promote_learner(self, head: StateHead, to: Contact) -> None:
         owned = self._store.owned.get(head.shard)
-        if owned is None or owned.learner != to:
+        if owned is None or owned.learner != to or owned.promised != head.term.number:
             return
         me = self._core.me()
         former = self._store.appoint(head.shard, to, head.term, me, self._core.clock.monotonic())
@@ -276,25 +279,30 @@ class Keeping:
                 if (owned := self._store.owned.get(where.shard)) is not None:
                     owned.moving = False
             return
+        # Some may have been lost, or have lost their backup, while the deltas in flight landed.
+        wheres = [where for where in wheres if self._is_moving(where)]
         known = [self._store.owned[where.shard].state.known_count for where in wheres]
         message = HandOver(self._core.genesis, wheres, known)
         # When no answer comes, nobody knows who owns: `moving` stays, and the next look asks again.
         verdict = await self._core.ask(to, "hand_over", message, Verdict, QUESTION_TIMEOUT_S)
         taken = dict.fromkeys(verdict.taken)
+        # Refused because an earlier call was heard after all? Then this tells, before anything is done about it.
+        self._store.note(verdict.others)
         for where in wheres:
             owned = self._store.owned.get(where.shard)
-            if owned is None:
-                continue
-            owned.moving = False
             if where.shard in taken:
-                self._store.demote(where.shard, to, where.term)
+                if owned is not None:
+                    self._store.demote(where.shard, to, where.term)
                 if not self._core.settings.replicas:
-                    del self._store.backed[where.shard]
-            else:
-                owned.backup = None
-        self._store.note(verdict.others)
+                    self._store.backed.pop(where.shard, None)
+            elif owned is not None and owned.moving:
+                self._store.drop_backup(where.shard, self._core.me())
         if taken:
             self._core.log.info("shards_handed_over", count=len(taken), to=to.node_id.hex()[:8])
+
+    def _is_moving(self, where: Where) -> bool:
+        owned = self._store.owned.get(where.shard)
+        return owned is not None and owned.moving and owned.promised == where.term_number
 
     def _hand_over_term(self, shard: int) -> Term:
         """Above all this node has had or promised, and promised from now on."""
@@ -311,108 +319,3 @@ class Keeping:
         except TimeoutError:
             pass
         return len(self._store.owned)
-
-    # -- take-over ----------------------------------------------------------------------------------------------
-
-    async def _on_appeal(self, sender: Contact, message: Appeal, _stream: object) -> Reply:
-        taken = []
-        for shard in message.shards:
-            belief = self._store.beliefs.get(shard)
-            owner_lives = belief is not None and not self._core.gone(belief.owner.node_id)
-            if shard < len(self._store) and shard not in self._store.owned and not owner_lives:
-                self._finding.orphans[shard] = None
-                taken.append(shard)
-            elif belief is not None and owner_lives and belief.owner.node_id != self._core.overlay.node_id:
-                self._core.overlay.suspect(belief.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
-        self._awake.set()
-        others = [where for shard in message.shards if (where := self._store.where(shard)) is not None]
-        return Reply(encode(Verdict(taken, others)))
-
-    async def _take_over(self, shards: list[int]) -> None:
-        """Own shards whose owner is gone: ask the candidates what they have, take the best, raise the term, tell."""
-        standings = await self._survey(shards)
-        told: list[Where] = []
-        from_replica = 0
-        for shard in shards:
-            state = await self._best_state(shard, standings[shard])
-            if state is None or shard in self._store.owned:
-                continue
-            from_replica += state.era_step > 0
-            seen = [item for _, found in standings[shard] for item in (found.term, found.fence)]
-            term = self._store.next_term(shard, *seen)
-            now = self._core.clock.monotonic()
-            self._store.own(shard, state, term, self._core.me(), now, tenured=False)
-            if self._core.synchronous:
-                state.fold(self._core.passed_step, self._store.rule)
-            told.append(Where.of(shard, term, self._core.me()))
-        if not told:
-            return
-        self._core.log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
-        members = self._core.overlay.members()
-        listeners = {peer.node_id: peer.contact for peer in members} if len(members) <= TOLD else {}
-        for shard in shards if not listeners else ():
-            listeners.update({contact.node_id: contact for contact in await self._finding.candidates(shard)})
-        listeners.pop(self._core.overlay.node_id, None)
-        await asyncio.gather(*(self._tell(contact, told) for contact in listeners.values()))
-
-    async def _survey(self, shards: list[int]) -> dict[int, list[tuple[Contact, Standing]]]:
-        asked: dict[bytes, tuple[Contact, list[int]]] = {}
-        for shard in shards:
-            for contact in (await self._finding.candidates(shard))[:SURVEYED]:
-                if contact.node_id != self._core.overlay.node_id:
-                    asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
-        found: dict[int, list[tuple[Contact, Standing]]] = {shard: [] for shard in shards}
-
-        async def ask(contact: Contact, theirs: list[int]) -> None:
-            try:
-                survey = Survey(self._core.genesis, theirs)
-                answer = await self._core.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
-            except TransportError:
-                return
-            for standing in answer.standings:
-                if standing.shard in found:
-                    found[standing.shard].append((contact, standing))
-
-        await asyncio.gather(*(ask(contact, theirs) for contact, theirs in asked.values()))
-        return found
-
-    async def _best_state(self, shard: int, others: list[tuple[Contact, Standing]]) -> ShardState | None:
-        """The state to go on from, or None when the shard has an owner or is another's to take."""
-        mine = self._store.standing(shard, self._core.mark(shard), self._core.step)
-        for contact, standing in others:
-            if standing.role == "owner" and standing.term >= max(mine.term, mine.fence):
-                self._store.note_owner(shard, standing.term, contact)
-                return None
-        ranked = sorted(
-            ((_worth(found), contact) for contact, found in others if found.role != "none"),
-            key=lambda entry: (entry[0], entry[1].node_id),
-        )
-        own_rank = _worth(mine)
-        if mine.role == "none" and not ranked:
-            return None
-        if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
-            backed = self._store.backed.get(shard)
-            return backed.state if backed is not None and backed.state is not None else replica_state(self._core, shard)
-        best, holder = ranked[-1]
-        if best[1] >= ROLE_RANK["learner"]:
-            # A living backup with the newest term: its own liveness will tell it, sooner when we do.
-            await self._core.ask(holder, "appeal", Appeal(self._core.genesis, [shard]), Verdict, QUESTION_TIMEOUT_S)
-            return None
-        return await self._fetch(shard, holder)
-
-    async def _fetch(self, shard: int, holder: Contact) -> ShardState | None:
-        message = Fetch(self._core.genesis, [shard])
-        request = self._core.overlay.request(holder, "fetch", encode(message), timeout_s=REQUEST_TIMEOUT_S)
-        async with request as answer:
-            heads = self._core.decoded(holder, answer.head, State).states
-            if len(heads) != 1 or heads[0].shard != shard:
-                return None
-            return await transfer.read_state(FrameReader(answer.body), heads[0], self._store)
-
-    async def _tell(self, to: Contact, wheres: list[Where]) -> None:
-        try:
-            message = WhereIs(self._core.genesis, [wheres[0].shard], wheres)
-            answer = await self._core.ask(to, "where_is", message, WhereAnswer, QUESTION_TIMEOUT_S)
-        except TransportError:
-            return  # it will learn from a redirect
-        self._store.note(answer.known)

@@ -30,6 +30,19 @@ class Term(NamedTuple):
 ZERO_TERM = Term(0, b"")
 
 
+class Fence(msgspec.Struct, frozen=True, array_like=True):
+    """The highest term the sender has seen for a shard, where the owner it believes in has a lower one: that owner
+    has to rise above it, or the sender would turn it away for ever."""
+
+    shard: ShardIndex
+    term_number: Number
+    term_node: bytes
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+
 class Where(msgspec.Struct, frozen=True, array_like=True):
     """Who owns a shard, as far as the sender knows."""
 
@@ -63,6 +76,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     base_step: Number
     weight: Weight
     shards: list[ShardIndex]
+    fences: list[Fence] = []
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
@@ -98,6 +112,7 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     step: Number
     codec: Literal["float32", "bfloat16"]
     shards: list[Wanted]
+    fences: list[Fence] = []
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
@@ -132,6 +147,8 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     weight: Weight
     synchronous: bool
     shards: list[Forwarded]
+    #: False for a delta out of a split: it moves the value only.
+    momentum: bool = True
 
 
 class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
@@ -148,14 +165,18 @@ class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Learn(msgspec.Struct, frozen=True, array_like=True):
-    """From now on the receiver takes live forwards of these shards; their states follow by `State`."""
+    """From now on the receiver takes live forwards of these shards; their states follow by `State`.
+
+    `attempts` are the numbers of the terms promised for them: an older call than the last one heard means nothing.
+    """
 
     genesis: bytes
     shards: list[Where]
+    attempts: list[Number]
 
 
 class StateHead(msgspec.Struct, frozen=True, array_like=True):
-    """The small part of a shard's state. `held` lists (node, incarnation, step, weight) of pending deltas."""
+    """The small part of a shard's state. `held` lists (node, incarnation, step, weight, momentum) of pending deltas."""
 
     shard: ShardIndex
     term_number: Number
@@ -166,7 +187,8 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     folded_step: Number
     has_momentum: bool
     applied: list[tuple[bytes, int, list[tuple[int, int]]]]
-    held: list[tuple[bytes, int, int, float]]
+    held: list[tuple[bytes, int, int, float, bool]]
+    era_term: tuple[Number, bytes] = (0, b"")
 
     @property
     def term(self) -> Term:
@@ -211,6 +233,7 @@ class WhereIs(msgspec.Struct, frozen=True, array_like=True):
     genesis: bytes
     shards: list[ShardIndex]
     known: list[Where]
+    fences: list[Fence] = []
 
 
 class WhereAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -255,7 +278,10 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`known`: whom the receiver takes for the owners; in a large swarm an owner may be no candidate of the asker."""
+
     standings: list[Standing]
+    known: list[Where] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
@@ -263,6 +289,74 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
 
     genesis: bytes
     shards: list[ShardIndex]
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """The sender lost these shards to the receiver's higher term. What does the receiver have of them?"""
+
+    genesis: bytes
+    shards: list[ShardIndex]
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True):
+    """`owner`: the receiver owns the shard under the term given, and this is every identity it has, safe at its backup;
+    `not_owner` (`where` may say who does) and `retry` (not safe yet) say nothing about what it has."""
+
+    shard: ShardIndex
+    status: Literal["owner", "not_owner", "retry"]
+    term_number: Number = 0
+    term_node: bytes = b""
+    era_step: Number = 0
+    era_term: tuple[Number, bytes] = (0, b"")
+    known: list[tuple[bytes, int, list[tuple[int, int]]]] = []
+    where: Where | None = None
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+
+class Holdings(msgspec.Struct, frozen=True, array_like=True):
+    holdings: list[Holding]
+
+
+class Mended(msgspec.Struct, frozen=True, array_like=True):
+    """One delta of one shard out of a repair log, as it was added on the sender's side when `workers` trained there."""
+
+    shard: ShardIndex
+    node: NodeId
+    incarnation: Number
+    step: Number
+    weight: Weight
+    workers: Annotated[float, Meta(ge=1)]
+
+
+class Seek(msgspec.Struct, frozen=True, array_like=True):
+    """Does the receiver's log have any of these deltas? (node, incarnation, first and last steps.) Owners and backups
+    of before the present pair may have what its own log does not reach."""
+
+    genesis: bytes
+    shard: ShardIndex
+    identities: list[tuple[bytes, int, list[tuple[int, int]]]]
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True):
+    """What the log has; one `DELTA` array each follows in the body, in that order."""
+
+    deltas: list[Mended]
+
+
+class Mend(msgspec.Struct, frozen=True, array_like=True):
+    """Deltas that the receiver lacks; one `DELTA` array each follows in the body, in that order."""
+
+    genesis: bytes
+    deltas: list[Mended]
+
+
+class MendAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """How many are in now; the others are offered again."""
+
+    added: Number
 
 
 class Appeal(msgspec.Struct, frozen=True, array_like=True):

@@ -71,7 +71,8 @@ class Pulling:
             return self._copy_own(shards, step)
         marks = self._core.marks
         wanted = [Wanted(shard, *marks[shard][0], marks[shard][1]) for shard in shards]
-        message = Pull(self._core.genesis, step, self._core.settings.pull_codec, wanted)
+        fences = self._core.store.doubts(shards)
+        message = Pull(self._core.genesis, step, self._core.settings.pull_codec, wanted, fences)
         settled: list[int] = []
         changed = 0
         try:
@@ -83,8 +84,7 @@ class Pulling:
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
-                    if result.where is not None:
-                        self._core.store.note([result.where])
+                    self._finding.answered(owner, [result])
                     if result.status == "same":
                         settled.append(result.shard)
                     if result.status != "value":

@@ -238,7 +238,7 @@ class Pushing:
                 self._settle(delivery, result)
 
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> list[PushResult]:
-        push = msgspec.structs.replace(delivery.push, shards=shards)
+        push = msgspec.structs.replace(delivery.push, shards=shards, fences=self._core.store.doubts(shards))
         items = [delivery.waiting[shard] for shard in shards]
         if owner.node_id == self._core.overlay.node_id:
             return await self._serving.accept(push, [item.item() for item in items])
@@ -253,7 +253,9 @@ class Pushing:
             body = whole_if_small(stream(), sum(len(item.encoded) for item in items))
             request = self._core.overlay.request(owner, "push", encode(push), body, timeout_s=REQUEST_TIMEOUT_S)
             async with request as answer:
-                return self._core.decoded(owner, answer.head, PushAnswer).results
+                results = self._core.decoded(owner, answer.head, PushAnswer).results
+                self._finding.answered(owner, results)
+                return results
         except TransportError as error:
             self._finding.failed(owner, error)
             return []

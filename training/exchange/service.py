@@ -14,9 +14,11 @@ from training.codecs import Vector
 from training.exchange.core import Core, Counters
 from training.exchange.finding import Finding
 from training.exchange.keeping import Keeping
+from training.exchange.mending import Mending
 from training.exchange.messages import ZERO_TERM, Term
 from training.exchange.pulling import Pulling, PullReport
 from training.exchange.pushing import Pushing, PushReport
+from training.exchange.repair import RepairLog
 from training.exchange.serving import Serving
 from training.exchange.store import ShardStore
 from training.layout import shard_bounds
@@ -52,7 +54,8 @@ class Exchange:
     ) -> None:
         layout = manifest.layout
         bounds = shard_bounds(layout.total, manifest.shards)
-        store = ShardStore(overlay.node_id, bounds, layout.parameter_total, manifest.rule)
+        repair_log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
+        store = ShardStore(overlay.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
         self.core = Core(
             overlay=overlay,
             store=store,
@@ -75,7 +78,8 @@ class Exchange:
         self.finding = Finding(self.core)
         self.pushing = Pushing(self.core, self.finding, self.serving)
         self.pulling = Pulling(self.core, self.finding)
-        self.keeping = Keeping(self.core, self.finding, self.serving)
+        self.mending = Mending(self.core, self.finding, self.serving)
+        self.keeping = Keeping(self.core, self.finding, self.serving, self.mending)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -96,6 +100,9 @@ class Exchange:
         ]
 
     def _on_change(self, change: PeerChange) -> None:
+        self.mending.on_change(change)
+        if change.kind == "restarted":
+            self.store.restarted(change.node_id, self.core.me())
         if change.kind in ("dead", "left", "eligible", "up", "restarted"):
             self.core.look_again()
             self.core.wake()

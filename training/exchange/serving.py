@@ -19,6 +19,7 @@ from training.codecs import CodecName, Vector
 from training.exchange import transfer
 from training.exchange.core import FORWARD_TIMEOUT_S, Core, checked
 from training.exchange.messages import (
+    Fence,
     Fetch,
     Forward,
     ForwardAnswer,
@@ -60,8 +61,10 @@ class Item:
 
     shard: int
     delta: Vector
-    encoded: bytes | bytearray
+    encoded: bytes | bytearray | memoryview
     codec: CodecName
+    #: Out of a split: checked when it was first added, weighed already, and without momentum.
+    repair: bool = False
 
 
 #: What makes a backup's "ok" count: shard, node, the term it was sent under, and the last promise then. A node that was
@@ -104,6 +107,7 @@ class Serving:
             return Reply(encode(PushAnswer([self._refuse(shard, "not_yours") for shard in push.shards])))
         reader = FrameReader(stream)
         items = []
+        self._core.challenge(push.fences)
         for shard in push.shards:
             if shard >= len(self._store):
                 return Reply(encode(PushAnswer([self._refuse(index, "shape") for index in push.shards])))
@@ -121,8 +125,9 @@ class Serving:
         for item in items:
             # A retry of an identity that is on its way joins it instead of racing it.
             while (flight := self._in_flight.get((item.shard, identity))) is not None:
-                await flight
-            verdict = self._classify(push, identity, item.shard, item.delta)
+                # Shielded: a waiter that is cancelled or times out must not cancel the one it waits for.
+                await asyncio.shield(flight)
+            verdict = self._classify(push, identity, item.shard, item.delta, repair=item.repair)
             if verdict is not None:
                 results[item.shard] = verdict
             else:
@@ -144,7 +149,7 @@ class Serving:
         try:
             async with asyncio.timeout(timeout_s):
                 while flights := [flight for (shard, _), flight in self._in_flight.items() if shard in wanted]:
-                    await flights[0]
+                    await asyncio.shield(flights[0])
         except TimeoutError:
             return False
         return True
@@ -156,27 +161,32 @@ class Serving:
         """
         owned = self._store.owned.get(shard)
         identity = DeltaId(push.node, push.incarnation, push.step)
-        if owned is None or owned.targets() or self._unsafe(owned) or (shard, identity) in self._in_flight:
+        if owned is None or owned.targets() or self.unsafe(owned) or (shard, identity) in self._in_flight:
             return None
         verdict = self._classify(push, identity, shard, delta)
         if verdict is not None:
             return None if verdict.status == "retry" else verdict
         is_held = self._core.synchronous
-        own = Waiting(identity, self._clamped(push.weight), delta.copy() if is_held else delta, is_held)
+        kept = delta.copy() if is_held else delta
+        own = Waiting(identity, self._clamped(push.weight), kept, is_held, is_logged=self._core.has_met_others())
         self.merged[identity.node] = identity.step
         return PushResult(shard, "ok", self._store.add(shard, own))
 
-    def _classify(self, push: Push, identity: DeltaId, shard: int, delta: Vector) -> PushResult | None:
+    def _classify(
+        self, push: Push, identity: DeltaId, shard: int, delta: Vector, *, repair: bool = False
+    ) -> PushResult | None:
         owned = self._store.owned.get(shard)
         if owned is None:
             return self._elsewhere(shard)
         if owned.state.knows(identity):
             # After a hand-over the new owner may be the only one that has it: then it is not safe yet.
-            if self._unsafe(owned):
+            if self.unsafe(owned):
                 return PushResult(shard, "retry", reason="no_backup_yet")
             return PushResult(shard, "ok", owned.state.version)
         if owned.moving:
             return PushResult(shard, "retry", reason="moving")
+        if repair:
+            return None
         limit = self._core.stale_limit
         if limit is not None and self._core.median_step() - push.base_step > limit:
             return self._refuse(shard, "late")
@@ -186,7 +196,7 @@ class Serving:
             return self._refuse(shard, "not_finite")
         return None
 
-    def _unsafe(self, owned: Owned) -> bool:
+    def unsafe(self, owned: Owned) -> bool:
         """No backup, although another node could be one."""
         return not owned.targets() and bool(self._core.settings.replicas) and self._core.other_eligible()
 
@@ -204,7 +214,8 @@ class Serving:
     async def _replicate_and_add(
         self, push: Push, identity: DeltaId, fresh: list[Item], results: dict[int, PushResult]
     ) -> None:
-        weight = self._clamped(push.weight)
+        repair = any(item.repair for item in fresh)
+        weight = push.weight if repair else self._clamped(push.weight)
         acknowledged: dict[Receipt, None] = {}
         remaining = fresh
         for _ in range(FORWARD_ROUNDS):
@@ -220,11 +231,11 @@ class Serving:
                     waiting.append(item)
                     for to in missing:
                         groups.setdefault(to, []).append((item, owned))
-                elif self._unsafe(owned):
+                elif self.unsafe(owned):
                     self._core.wake()
                     results[item.shard] = PushResult(item.shard, "retry", reason="no_backup_yet")
                 else:
-                    version = self._store.add(item.shard, Waiting(identity, weight, item.delta, self._core.synchronous))
+                    version = self._store.add(item.shard, self._waiting(identity, weight, item))
                     self.merged[identity.node] = identity.step
                     results[item.shard] = PushResult(item.shard, "ok", version)
             if not groups:
@@ -235,6 +246,10 @@ class Serving:
             remaining = waiting
         for item in remaining:
             results.setdefault(item.shard, PushResult(item.shard, "retry", reason="backup_silent"))
+
+    def _waiting(self, identity: DeltaId, weight: float, item: Item) -> Waiting:
+        synchronous = self._core.synchronous
+        return Waiting(identity, weight, item.delta, synchronous, item.encoded, item.codec, momentum=not item.repair)
 
     def _clamped(self, weight: float) -> float:
         if self._core.settings.weight != "population":
@@ -254,6 +269,7 @@ class Serving:
             weight=weight,
             synchronous=self._core.synchronous,
             shards=[Forwarded(item.shard, *owned.term, owned.state.folded_step) for item, owned in pairs],
+            momentum=not pairs[0][0].repair,
         )
 
         receipts = {item.shard: _receipt(item.shard, to, owned) for item, owned in pairs}
@@ -288,13 +304,11 @@ class Serving:
 
     def _fenced(self, result: ForwardResult, owned: Owned) -> None:
         term = Term(result.term_number, result.term_node)
-        if term.node == self._core.overlay.node_id or term <= owned.term:
+        if term.node == self._core.overlay.node_id and term.number <= owned.promised:
             return  # our own newer term, on its way: the next round carries it
         if self._store.owned.get(result.shard) is owned:
-            del self._store.owned[result.shard]
-            self._store.raise_fence(result.shard, term)
-            self._core.log.warning("shard_lost_to_higher_term", shard=result.shard, term=term.number)
-            self._core.wake()
+            # Whose term is it? Perhaps nobody's: only a fence that the backup remembers from before it restarted.
+            self._core.challenge([Fence(result.shard, *term)])
 
     def _forward_failed(self, to: Contact, pairs: list[tuple[Item, Owned]], reason: str) -> None:
         self._core.overlay.suspect(to.node_id, reason)
@@ -320,9 +334,10 @@ class Serving:
             if entry.shard >= len(self._store):
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
-            delta, encoded, _ = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
+            delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
             self._core.counters.bytes_received += len(encoded)
-            item = Waiting(identity, message.weight, delta, message.synchronous)
+            synchronous, momentum = message.synchronous, message.momentum
+            item = Waiting(identity, message.weight, delta, synchronous, encoded, codec, momentum)
             term = Term(entry.term_number, entry.term_node)
             status, known = self._store.accept_forward(entry.shard, term, item, entry.folded_step, sender.node_id)
             results.append(ForwardResult(entry.shard, status, *known))  # type: ignore[arg-type]
@@ -331,6 +346,7 @@ class Serving:
     # -- pull ---------------------------------------------------------------------------------------------------
 
     async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Reply:
+        self._core.challenge(pull.fences)
         results = []
         sending: list[tuple[int, ShardState]] = []
         for wanted in pull.shards:
@@ -363,10 +379,15 @@ class Serving:
     # -- moving states ------------------------------------------------------------------------------------------
 
     async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Reply:
-        return Reply(encode(self._verdict(sender, message.shards, self._learn)))
+        attempts = {where.shard: number for where, number in zip(message.shards, message.attempts, strict=False)}
 
-    def _learn(self, where: Where, sender: Contact) -> bool:
-        return not self._core.leaving and self._store.learn(where.shard, where.term, sender)
+        def take(where: Where, sender: Contact) -> bool:
+            attempt = attempts.get(where.shard)
+            if attempt is None or self._core.leaving:
+                return False
+            return self._store.learn(where.shard, where.term, sender, attempt)
+
+        return Reply(encode(self._verdict(sender, message.shards, take)))
 
     def _verdict(self, sender: Contact, wheres: list[Where], take: _Take) -> Verdict:
         taken, others = [], []
@@ -431,6 +452,7 @@ class Serving:
 
     async def _on_where_is(self, _sender: Contact, message: WhereIs, _stream: AsyncIterator[Buffer]) -> Reply:
         self._store.note(message.known)
+        self._core.challenge(message.fences)
         shards = message.shards or range(len(self._store))
         known = [where for shard in shards if (where := self._store.where(shard)) is not None]
         return Reply(encode(WhereAnswer(known)))
@@ -438,7 +460,8 @@ class Serving:
     async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Reply:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         standings = [self._store.standing(shard, self._core.mark(shard), self._core.step) for shard in shards]
-        return Reply(encode(SurveyAnswer(standings)))
+        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
+        return Reply(encode(SurveyAnswer(standings, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Reply:
         snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
@@ -446,9 +469,8 @@ class Serving:
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
-        backed = self._store.backed.get(shard)
-        if backed is not None and backed.state is not None:
-            return transfer.describe(shard, backed.term, backed.state), backed.state.copy()
+        if (found := self._store.copy_of(shard)) is not None:
+            return transfer.describe(shard, *found), found[1].copy()
         mark = self._core.mark(shard)
         if mark is None:
             return None
@@ -468,5 +490,6 @@ def replica_state(core: Core, shard: int) -> ShardState:
     start, stop = core.store.bounds[shard]
     state = core.store.fresh_state(shard, core.replica[start:stop])
     state.version = core.marks[shard][1]
-    state.era_step = core.step
+    # At least 1: an era is told by it.
+    state.era_step, state.era_term = max(1, core.step), core.marks[shard][0]
     return state

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlay.peers import Contact
-from training.codecs import Vector
-from training.exchange.messages import ZERO_TERM, Role, Standing, Term, Where
+from training import codecs
+from training.codecs import CodecName, Vector
+from training.exchange.messages import ZERO_TERM, Fence, Role, Standing, Term, Where
+from training.exchange.repair import Remnant, RepairLog
 from training.shards import DeltaId, Rule, ShardState
 
 
@@ -44,12 +46,20 @@ class Owned:
 
 @dataclass(slots=True)
 class Waiting:
-    """A forwarded delta that came before the state it belongs to."""
+    """A delta to be added, perhaps before the state it belongs to has come.
+
+    `payload` is the delta as it came, in `codec`: the repair log keeps it, so nobody may write into it again.
+    """
 
     identity: DeltaId
     weight: float
     delta: Vector
     synchronous: bool
+    payload: bytes | bytearray | memoryview | None = None
+    codec: CodecName = "float32"
+    momentum: bool = True
+    #: Whether a split may have another side that lacks it: not while there was never anybody else.
+    is_logged: bool = True
 
 
 @dataclass(slots=True)
@@ -67,6 +77,10 @@ class Backed:
     state: ShardState | None = None
     promised: Term | None = None
     waiting: list[Waiting] = field(default_factory=list)
+    #: The number promised for the present lesson: a call to learn that is not above it came late.
+    attempt: int = 0
+    #: The owner was started anew since, and owns nothing: whoever backs it takes over, although it answers.
+    bereft: bool = False
 
     @property
     def in_office(self) -> bool:
@@ -84,7 +98,14 @@ class Belief:
 class ShardStore:
     """All shards as one node sees them. `bounds[i]` is the slice of the vector that shard *i* is."""
 
-    def __init__(self, node_id: bytes, bounds: list[tuple[int, int]], parameter_total: int, rule: Rule) -> None:
+    def __init__(
+        self,
+        node_id: bytes,
+        bounds: list[tuple[int, int]],
+        parameter_total: int,
+        rule: Rule,
+        log: RepairLog | None = None,
+    ) -> None:
         self.node_id = node_id
         self.bounds = bounds
         self.rule = rule
@@ -95,6 +116,9 @@ class ShardStore:
         #: The highest term seen per shard; persisted, so that the fence survives a restart.
         self.fences: dict[int, Term] = {}
         self.fences_changed = False
+        self.log = log if log is not None else RepairLog(0, 0.0)
+        #: Copies that lost to a higher term, until its owner has everything that is in them.
+        self.remnants: dict[int, Remnant] = {}
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -139,16 +163,65 @@ class ShardStore:
         self.raise_fence(shard, term)
         mine = self.owned.get(shard)
         if mine is not None and term > mine.term and owner.node_id != self.node_id:
-            del self.owned[shard]
+            heir = mine.backup is not None and mine.backup.node_id == owner.node_id
+            if mine.moving and heir and term.node == self.node_id:
+                # Our own hand-over, heard of before its answer: the new owner counts on us as its backup.
+                self.demote(shard, owner, term)
+                return True
+            self.depose(shard)
         backed = self.backed.get(shard)
         if backed is not None and term > backed.term and backed.owner.node_id != owner.node_id:
             # Another pair took over without us. News of our own owner's next term do not end our office: only the
             # owner knows whether that switch took place, and it says so by `release`.
             del self.backed[shard]
+            self._keep_remnant(shard, backed.term, backed.state)
+        elif backed is not None and backed.state is not None and term == backed.promised:
+            # No term is promised twice: that there is an owner under this one proves that it appointed us.
+            backed.term, backed.promised = term, None
+            backed.waiting.clear()
         elif backed is not None and backed.promised is not None and term > backed.promised:
             # Our owner went on with a later learner: what we have may lack what that one has, and never takes office.
             del self.backed[shard]
         return True
+
+    def depose(self, shard: int) -> None:
+        """Own it no more; what only this copy has is offered to whoever does."""
+        owned = self.owned.pop(shard)
+        self._keep_remnant(shard, owned.term, owned.state)
+
+    def _keep_remnant(self, shard: int, term: Term, state: ShardState | None) -> None:
+        if state is None:
+            return
+        remnant, former = Remnant(term, state), self.remnants.get(shard)
+        if former is not None:  # of two copies the better one; the deltas of both are in the log
+            remnant, former = (remnant, former) if remnant.rank >= former.rank else (former, remnant)
+            remnant.earlier = former.known()
+        self.remnants[shard] = remnant
+
+    def restarted(self, node_id: bytes, me: Contact) -> None:
+        """A node was started anew: it owns nothing, backs nothing, and says so only when it is asked."""
+        for shard, owned in list(self.owned.items()):
+            if owned.learner is not None and owned.learner.node_id == node_id:
+                owned.learner = None
+            if owned.backup is not None and owned.backup.node_id == node_id and not owned.moving:
+                self.drop_backup(shard, me)
+        for shard, backed in list(self.backed.items()):
+            if backed.owner.node_id == node_id:
+                backed.bereft = True
+                if backed.state is None:
+                    del self.backed[shard]
+        for shard, belief in list(self.beliefs.items()):
+            if belief.owner.node_id == node_id:
+                del self.beliefs[shard]
+
+    def doubts(self, shards: Iterable[int]) -> list[Fence]:
+        """The fences of those shards whose believed owner is below them, or for which none is believed in."""
+        found = []
+        for shard in shards:
+            belief, fence = self.beliefs.get(shard), self.fence(shard)
+            if fence > (ZERO_TERM if belief is None else belief.term):
+                found.append(Fence(shard, *fence))
+        return found
 
     def note(self, wheres: Iterable[Where]) -> None:
         """`note_owner` for a list from the wire; addresses that are none are passed over."""
@@ -170,7 +243,9 @@ class ShardStore:
         """Become the owner under a term that must be above every one seen. Raises `ValueError` otherwise."""
         if term < self.fence(shard):
             raise ValueError(f"shard {shard}: term {term.number} is below the fence {self.fence(shard).number}")
-        self.backed.pop(shard, None)
+        backed = self.backed.pop(shard, None)
+        if backed is not None and backed.state is not state:
+            self._keep_remnant(shard, backed.term, backed.state)
         owned = Owned(state=state, term=term, since=now, tenured=tenured)
         self.owned[shard] = owned
         self.beliefs[shard] = Belief(term, me)
@@ -204,30 +279,40 @@ class ShardStore:
         self.raise_fence(shard, term)
         return former
 
-    def drop_backup(self, shard: int, me: Contact) -> None:
-        """Go on without the backup, under a new term: a state it may still hold ranks below all to come."""
+    def drop_backup(self, shard: int, me: Contact, *above: Term) -> None:
+        """Go on without the backup, under a new term, also above those given: a state it may still hold ranks below
+        all to come."""
         owned = self.owned[shard]
-        # The learner goes too: what was promised to it is below the new term.
-        owned.backup, owned.learner, owned.term = None, None, self.next_term(shard)
+        # The learner goes too, and the lesson under way: what was promised to it is below the new term.
+        owned.backup, owned.learner, owned.moving, owned.term = None, None, False, self.next_term(shard, *above)
+        owned.promised = owned.term.number
         self.beliefs[shard] = Belief(owned.term, me)
         self.raise_fence(shard, owned.term)
 
     def demote(self, shard: int, owner: Contact, term: Term) -> None:
         """Hand over: the new owner's backup from now on, with the state we had as owner."""
         owned = self.owned.pop(shard)
-        self.backed[shard] = Backed(owner=owner, term=term, state=owned.state)
+        self.backed[shard] = Backed(owner=owner, term=term, state=owned.state, attempt=owned.promised)
         self.beliefs[shard] = Belief(term, owner)
         self.raise_fence(shard, term)
 
     # -- backing up ---------------------------------------------------------------------------------------------
 
-    def learn(self, shard: int, term: Term, owner: Contact) -> bool:
-        """Begin to take live deltas of a shard whose state will follow; False when a higher term is known."""
+    def learn(self, shard: int, term: Term, owner: Contact, attempt: int | None = None) -> bool:
+        """Begin to take live deltas of a shard whose state will follow; False when a higher term is known, when we own
+        it ourselves, or when a later `attempt` of the same owner was heard already: deltas taken for that one would be
+        forgotten."""
         if term < self.fence(shard) or not 0 <= shard < len(self.bounds):
             return False
+        former = self.backed.get(shard)
+        same = former is not None and former.owner.node_id == owner.node_id and not former.bereft
+        if former is not None and same and attempt is not None and attempt <= former.attempt:
+            return False
         self.note_owner(shard, term, owner)
+        if shard in self.owned:
+            return False
         # Learning again from the same owner begins anew: its coming snapshot is newer than what we have.
-        self.backed[shard] = Backed(owner=owner, term=term)
+        self.backed[shard] = Backed(owner=owner, term=term, attempt=attempt or 0)
         return True
 
     def take_state(self, shard: int, promised: Term, owner: Contact, state: ShardState) -> bool:
@@ -240,7 +325,7 @@ class ShardStore:
             return False
         backed.state, backed.promised = state, promised
         for item in backed.waiting:
-            self._add(state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
+            self._add(shard, state, item)
         return True
 
     def release(self, shard: int, term: Term, owner: Contact) -> bool:
@@ -268,26 +353,33 @@ class ShardStore:
             backed.waiting.clear()
             self.beliefs[shard] = Belief(term, backed.owner)
             self.raise_fence(shard, term)
+        elif backed.in_office and term > backed.term:
+            backed.term = term  # the same pair under a newer term: the owner rose above a fence
+            self.beliefs[shard] = Belief(term, backed.owner)
+            self.raise_fence(shard, term)
         if not backed.in_office:
             backed.waiting.append(item)
         if backed.state is not None:
             backed.state.fold(folded_step, self.rule)
-            self._add(backed.state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
+            self._add(shard, backed.state, item)
         return "ok", term
 
     def add(self, shard: int, item: Waiting) -> int:
         """Add a delta that the backup has to an owned shard; returns the version."""
         state = self.owned[shard].state
-        self._add(state, item.identity, item.weight, item.delta, synchronous=item.synchronous)
+        self._add(shard, state, item)
         return state.version
 
-    def _add(self, state: ShardState, identity: DeltaId, weight: float, delta: Vector, *, synchronous: bool) -> None:
-        if state.knows(identity):
+    def _add(self, shard: int, state: ShardState, item: Waiting) -> None:
+        if state.knows(item.identity):
             return
-        if synchronous:
-            state.hold(identity, weight, delta)
+        if item.synchronous:
+            state.hold(item.identity, item.weight, item.delta, momentum=item.momentum)
         else:
-            state.apply(identity, weight, delta, self.rule)
+            state.apply(item.identity, item.weight, item.delta, self.rule, momentum=item.momentum)
+        if self.log.seconds and item.is_logged:
+            payload = codecs.encode(item.delta, "float32") if item.payload is None else item.payload
+            self.log.add(shard, item.identity, item.weight, payload, item.codec, momentum=item.momentum)
 
     # -- what is here -------------------------------------------------------------------------------------------
 
@@ -300,13 +392,24 @@ class ShardStore:
         if backed is not None and backed.state is not None:
             role: Role = "backup" if backed.in_office else "learner"
             return Standing(shard, role, *backed.term, backed.state.version, *fence, step)
+        remnant = self.remnants.get(shard)
+        if remnant is not None:
+            return Standing(shard, "backup", *remnant.term, remnant.state.version, *fence, step)
         if replica is not None:
             return Standing(shard, "replica", *replica[0], replica[1], *fence, step)
         return Standing(shard, "none", *ZERO_TERM, 0, *fence, step)
+
+    def copy_of(self, shard: int) -> tuple[Term, ShardState] | None:
+        """The state that this node does not own but could go on from, and its term."""
+        backed, remnant = self.backed.get(shard), self.remnants.get(shard)
+        if backed is not None and backed.state is not None:
+            return backed.term, backed.state
+        return None if remnant is None else (remnant.term, remnant.state)
 
     @property
     def size_bytes(self) -> int:
         """Memory of the states held, as owner and as backup."""
         states = [owned.state for owned in self.owned.values()]
         states += [backed.state for backed in self.backed.values() if backed.state is not None]
+        states += [remnant.state for remnant in self.remnants.values()]
         return sum(state.size_bytes for state in states)

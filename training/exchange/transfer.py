@@ -21,10 +21,11 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         version=state.version,
         sum_weight=state.sum_weight,
         era_step=state.era_step,
+        era_term=state.era_term,
         folded_step=state.folded_step,
         has_momentum=state.momentum is not None,
         applied=state.applied.rows(),
-        held=[(item.identity.node, item.identity.incarnation, item.identity.step, item.weight) for item in held],
+        held=[(*item.identity, item.weight, item.momentum) for item in held],
     )
 
 
@@ -51,9 +52,9 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
         state.momentum, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, state.parameters)
         state.accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, state.parameters)
     state.version, state.sum_weight = head.version, head.sum_weight
-    state.era_step, state.folded_step = head.era_step, head.folded_step
+    state.era_step, state.era_term, state.folded_step = head.era_step, head.era_term, head.folded_step
     state.applied = Applied.of_rows(head.applied)
-    for node, incarnation, step, weight in head.held:
+    for node, incarnation, step, weight, momentum in head.held:
         delta, _, _ = await read_array(reader, head.shard, Part.PENDING, size)
-        state.hold(DeltaId(node, incarnation, step), weight, delta)
+        state.hold(DeltaId(node, incarnation, step), weight, delta, momentum=momentum)
     return state

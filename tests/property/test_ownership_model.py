@@ -1,0 +1,59 @@
+"""The model of a shard's ownership, searched whole: every order of a handful of events, and what each rule is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world.ownership_model import RULES, SCENARIOS, search
+
+#: Where leaving a rule out shows soonest.
+SHOWN_IN = {
+    "backup_first": "pair",
+    "look_again": "new backup",
+    "identities": "pair",
+    "fence": "superseded",
+    "office": "first backup",
+    "late_learn": "first backup",
+    "new_term": "new backup",
+    "drop_raises": "pair",
+    "drain": "handing",
+    "heir_heard": "hand-over",
+    "known_count": "hand-over",
+    "fences_survive": "restart",
+    "ask_before_yielding": "hand-over",
+    "better_copy": "superseded",
+    "rise": "remembered fence",
+    "above_promises": "switched, suspected",
+    "best_state": "switched",
+    "ask_when_moving": "moved",
+    "old_copy": "hand-over",
+    "repair": "switched, suspected",
+    "by_identity": "switched, suspected",
+    "restart_is_death": "restart",
+    "keep_remnant": "switched, suspected",
+    "repair_replicated": "parted",
+}
+
+
+@pytest.mark.parametrize("name", list(SCENARIOS))
+def test_every_order_of_events_keeps_what_was_acknowledged(name: str) -> None:
+    """Nothing acknowledged is lost or doubled, no term has two owners or pairs, and every state comes to rest."""
+    result = search(SCENARIOS[name], settle_every=2)
+    print(f"{name}: {result.states} states", *result.trace, sep="\n")
+
+    assert result.broken == ""
+    assert result.states >= 50
+
+
+def test_every_rule_has_a_place_where_it_is_needed() -> None:
+    """The table names each rule of the model."""
+    assert list(SHOWN_IN) == list(RULES)
+
+
+@pytest.mark.parametrize(("rule", "scenario"), SHOWN_IN.items())
+def test_without_any_one_rule_a_promise_breaks(rule: str, scenario: str) -> None:
+    """Each rule is left out in turn, and the search finds a history that shows why it is there."""
+    result = search(SCENARIOS[scenario], without=rule)
+    print(f"without {rule!r} ({RULES[rule]}): {result.broken} after {result.states} states", *result.trace, sep="\n")
+
+    assert result.broken

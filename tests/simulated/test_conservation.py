@@ -1,0 +1,38 @@
+"""Nothing acknowledged is lost: histories full of faults over the real exchange (`tests.world.conservation`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world.conservation import BOUND_S, STEP_MOST_S, play
+
+#: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
+BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 24, 12), (1300, 24, 12), (0, 4, 50), (4, 4, 50)]
+
+
+@pytest.mark.parametrize(("first", "histories", "nodes"), BLOCKS)
+def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, nodes: int) -> None:
+    """After any faults each shard is the sum of its deltas, to the bit, with all that was acknowledged among them; and
+    nobody stood still for longer than the detection bound and a step."""
+    tallies = []
+    for seed in range(first, first + histories):
+        print(f"seed {seed}: python -m tests.world.conservation --nodes {nodes} --seed {seed}")
+        tallies.append(play(seed, nodes))
+
+    assert max(tally.longest_s for tally in tallies) <= BOUND_S + STEP_MOST_S
+    assert sum(tally.acknowledged for tally in tallies) >= 50 * histories
+    assert sum(sum(tally.faults.values()) for tally in tallies) >= 4 * histories
+
+
+def test_the_histories_are_not_empty() -> None:
+    """Take-overs, repairs by identity and shards taken back all happen, and not rarely."""
+    tallies = [play(seed, 8) for seed in range(1000, 1020)]
+
+    assert sum(tally.taken_over for tally in tallies) >= 20
+    assert sum(tally.repaired for tally in tallies) >= 20
+    assert sum(tally.taken_back for tally in tallies) >= 3
+
+
+def test_a_seed_replays_to_the_same_history() -> None:
+    """Event by event: the digests are equal, and another seed's is another."""
+    assert play(1003, 8).digest == play(1003, 8).digest != play(1004, 8).digest

@@ -1,0 +1,333 @@
+"""One fault at a time over the real exchange, on the light network of `tests.world.exchange_world`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlay.peers import Contact
+from tests.world.exchange_world import GENESIS, Links, Member, World
+from tests.world.loop import VirtualLoop
+from training.exchange.messages import Mended, Push, Term
+from training.exchange.service import FENCES_FILE, Exchange
+from training.exchange.serving import Item
+from training.exchange.store import Belief
+from training.settings import ExchangeSettings
+from training.shards import DeltaId
+
+VALUES = 8
+ONES = np.ones(VALUES, np.float32)
+BOUND_S = 10.0
+
+
+def simulate(
+    scenario: Callable[[World], Awaitable[None]],
+    *,
+    seed: int = 5,
+    nodes: int = 5,
+    shards: int = 2,
+    synchronous: bool = False,
+    **changes: float,
+) -> World:
+    """A swarm that has settled, then the scenario; returns the world for a look at its records."""
+    print(f"seed {seed}")
+    worlds = []
+
+    async def main() -> None:
+        plain = ExchangeSettings(codec="float32", shards=shards, weight="sum", outer_lr=1.0, outer_momentum=0.0)
+        settings = msgspec.structs.replace(plain, tenure_s=3.0, **changes)
+        world = World(seed, settings=settings, shards=shards, values=VALUES, synchronous=synchronous)
+        worlds.append(world)
+        try:
+            await world.start("n0", founder=True)
+            for number in range(1, nodes):
+                await join(world, f"n{number}")
+            await asyncio.sleep(6.0)
+            await scenario(world)
+        finally:
+            world.stop()
+
+    VirtualLoop().run(main(), limit_s=600)
+    return worlds[0]
+
+
+async def join(world: World, name: str) -> Member:
+    member = await world.start(name)
+    await exchange_of(member).join(world.members["n0" if name != "n0" else "n1"].contact)
+    return member
+
+
+def exchange_of(member: Member) -> Exchange:
+    assert member.exchange is not None
+    return member.exchange
+
+
+def owner(world: World, shard: int = 0) -> Member:
+    owners = [one for one in world.running() if shard in exchange_of(one).store.owned]
+    return max(owners, key=lambda one: exchange_of(one).store.owned[shard].term)
+
+
+def backup(world: World, shard: int = 0) -> Member:
+    found = exchange_of(owner(world, shard)).store.owned[shard].backup
+    assert found is not None
+    return next(one for one in world.members.values() if one.contact.node_id == found.node_id)
+
+
+def bystander(world: World) -> Member:
+    """A node that neither owns shard 0 nor backs it."""
+    return next(one for one in world.running() if one not in (owner(world), backup(world)))
+
+
+async def push(member: Member, step: int) -> None:
+    report = await exchange_of(member).push(step, step - 1, 1.0, step * ONES)
+    assert (report.outstanding, report.refused) == (0, {})
+
+
+def value(world: World) -> list[float]:
+    """The first value of each shard, at its owner."""
+    return [
+        float(exchange_of(owner(world, shard)).store.owned[shard].state.value[0])
+        for shard in range(world.manifest.shards)
+    ]
+
+
+async def until(world: World, condition: Callable[[], bool], *, within_s: float, what: str) -> float:
+    began = world.clock.monotonic()
+    while not condition():
+        assert world.clock.monotonic() - began <= within_s, f"not within {within_s} s: {what}"
+        await asyncio.sleep(0.05)
+    return world.clock.monotonic() - began
+
+
+def mended(world: World) -> bool:
+    """One owner for each shard, with a backup, and nothing left to offer."""
+    stores = [exchange_of(member).store for member in world.running()]
+    owned = [one for store in stores for one in store.owned.values()]
+    paired = all(one.backup is not None and not one.moving for one in owned)
+    return paired and len(owned) == len(stores[0]) and not any(store.remnants for store in stores)
+
+
+def remember(member: Member, term: Term) -> None:
+    """The node's disk holds a fence that nobody else knows of."""
+    rows = dict.fromkeys(range(2), tuple(term))
+    member.disk.write(FENCES_FILE, msgspec.msgpack.encode((GENESIS, rows)))
+
+
+# -- fences -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_fence_that_only_one_node_remembers_starves_nobody() -> None:
+    """A restarted node has seen a higher term than the owner's: it shows it, the owner rises above, and is heard."""
+
+    async def scenario(world: World) -> None:
+        await push(owner(world), 1)
+        name = bystander(world).name
+        world.kill(name)
+        remember(world.members[name], Term(50, b"z" * 20))
+        again = await world.start(name)
+        await exchange_of(again).finding.learn_all(owner(world).contact)
+
+        began = world.clock.monotonic()
+        report = await exchange_of(again).pulling.pull(1, deadline_s=BOUND_S)
+
+        assert report.missing == []
+        assert world.clock.monotonic() - began < 5.0
+        assert exchange_of(owner(world)).store.owned[0].term.number > 50
+        await until(world, lambda: bool(exchange_of(owner(world)).store.owned[0].targets()), within_s=5, what="a pair")
+        await push(again, 2)
+        assert value(world) == [3.0, 3.0]
+
+    simulate(scenario)
+
+
+def test_a_fence_that_the_backup_remembers_costs_nothing() -> None:
+    """The owner used to throw its state away when its restarted backup refused it under a fence of nobody's."""
+
+    async def scenario(world: World) -> None:
+        await push(owner(world), 1)
+        name, owning = backup(world).name, owner(world)
+        world.kill(name)
+        remember(world.members[name], Term(50, b"z" * 20))
+        await join(world, name)
+        await push(bystander(world) if exchange_of(owning).store.owned[0].backup else owning, 2)
+
+        assert value(world) == [3.0, 3.0]
+        assert exchange_of(owner(world)).store.owned[0].state.era_step == 0
+
+    simulate(scenario)
+
+
+# -- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_that_restarts_before_it_is_missed_leaves_its_shards_to_its_backup() -> None:
+    """It answers every probe, and owns nothing: nobody ever took over."""
+
+    async def scenario(world: World) -> None:
+        owning = owner(world)
+        await push(owning, 1)
+        world.kill(owning.name)
+        await asyncio.sleep(0.2)
+        await world.start(owning.name)
+        other = next(one for one in world.running() if one is not owning)
+        await exchange_of(owning).finding.learn_all(other.contact)
+
+        await asyncio.wait_for(push(other, 2), BOUND_S)
+
+        assert value(world) == [3.0, 3.0]
+        assert exchange_of(owner(world)).store.owned[0].state.era_step == 0
+
+    simulate(scenario)
+
+
+# -- redirects --------------------------------------------------------------------------------------------------------
+
+
+def test_redirects_do_not_run_in_a_circle() -> None:
+    """Everybody believes in an owner that is none, under the true owner's term; the true one is found all the same."""
+
+    async def scenario(world: World) -> None:
+        owning, asker = owner(world), bystander(world)
+        false = next(one for one in world.running() if one not in (owning, asker))
+        contact = Contact(false.contact.node_id, false.contact.address)
+        for member in world.running():
+            if member is not owning:
+                store = exchange_of(member).store
+                for shard in range(2):
+                    if shard not in store.owned:
+                        store.beliefs[shard] = Belief(store.fence(shard), contact)
+        before = world.requests
+
+        await asyncio.wait_for(push(asker, 1), BOUND_S)
+
+        assert value(world) == [1.0, 1.0]
+        assert world.requests - before < 200
+
+    simulate(scenario)
+
+
+# -- hand-over --------------------------------------------------------------------------------------------------------
+
+
+def test_a_hand_over_that_waits_in_vain_does_not_end_the_delta_in_flight() -> None:
+    """It waits for deltas in flight, at most a second; giving up must not cancel what it waited for."""
+
+    async def scenario(world: World) -> None:
+        owning = owner(world)
+        exchange = exchange_of(owning)
+        world.pause(backup(world).name)
+        item = Item(0, ONES[:4], ONES[:4].tobytes(), "float32")
+        identity = DeltaId(owning.contact.node_id, 1, 1)
+        delta = Push(GENESIS, *identity, 0, 1.0, [0])
+        first = asyncio.create_task(exchange.serving.accept(delta, [item]))
+        await asyncio.sleep(0.1)
+
+        assert not await exchange.serving.drained([0], 0.2)
+        (result,) = await first
+        assert result.status == "retry"
+        assert result.reason in ("backup_silent", "no_backup_yet")
+
+    simulate(scenario)
+
+
+# -- splits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_both_sides_of_a_split_end_in_one_model(synchronous: bool) -> None:
+    """Owner and backup on two sides: both acknowledge; healed, one owner has the deltas of both, each once."""
+
+    async def scenario(world: World) -> None:
+        names = [owner(world).name, backup(world).name]
+        others = [member.name for member in world.running() if member.name not in names]
+        world.part({names[0]: 0, others[0]: 0} | dict.fromkeys([names[1], *others[1:]], 1))
+        await asyncio.sleep(BOUND_S)
+        await asyncio.gather(push(world.members[others[0]], 1), push(world.members[others[1]], 10))
+        world.heal()
+        took_s = await until(world, lambda: mended(world), within_s=BOUND_S, what="one owner, nothing left to mend")
+        print(f"mended in {took_s:.1f} s")
+        for shard in range(2):
+            exchange_of(owner(world, shard)).store.owned[shard].state.fold(10, world_rule(world))
+        assert value(world) == [11.0, 11.0]
+
+    world = simulate(scenario, nodes=6, synchronous=synchronous)
+    assert not [record for record in world.records if record.event == "deltas_lost_in_split"]
+
+
+def world_rule(world: World):
+    return world.manifest.rule
+
+
+def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
+    """A log of one delta on each node: of three that one side acknowledged alone two are lost, and named."""
+
+    async def scenario(world: World) -> None:
+        names = [owner(world).name, backup(world).name]
+        others = [member.name for member in world.running() if member.name not in names]
+        world.part({names[0]: 0, others[0]: 0} | dict.fromkeys([names[1], *others[1:]], 1))
+        await asyncio.sleep(BOUND_S)
+        for step in (1, 2, 3):
+            await push(world.members[others[0]], step)
+            await push(world.members[others[1]], 10 * step)
+        world.heal()
+        await until(world, lambda: mended(world), within_s=BOUND_S, what="one owner, nothing left to mend")
+
+        lost = [record for record in world.records if record.event == "deltas_lost_in_split"]
+        assert [record.fields["count"] for record in lost] == [2]
+        assert lost[0].fields["deltas"][0].endswith(("/1:1-2", "/1:10-10"))
+        assert sum(exchange_of(member).counters.lost_in_splits for member in world.running()) == 2
+        assert value(world)[0] in (60.0 + 3.0, 6.0 + 30.0)
+
+    simulate(scenario, nodes=6, shards=1, log_bytes=VALUES * 4)
+
+
+def test_a_delta_out_of_a_split_weighs_what_it_would_have_in_the_whole_swarm() -> None:
+    """Acknowledged among 3 workers with 1/3, added among 6: w · N_side / N_merged; the plain sum is left as it is."""
+
+    async def scenario(world: World) -> None:
+        mending = exchange_of(owner(world)).mending
+        core = exchange_of(owner(world)).core
+        mended = Mended(0, b"x" * 20, 1, 1, 1 / 3, 3.0)
+        assert mending._weight(mended) == 1 / 3
+        core.settings = msgspec.structs.replace(core.settings, weight="population")
+        core._worker_count = (core.clock.monotonic(), 6.0)
+        assert mending._weight(mended) == pytest.approx(1 / 6)
+        core._worker_count = (core.clock.monotonic(), 2.0)
+        assert mending._weight(mended) == pytest.approx(1 / 3)
+
+    simulate(scenario)
+
+
+def test_a_backup_wrongly_held_for_dead_ranks_below_what_comes_after() -> None:
+    """Its owner goes on under a new term: its copy must never win over what was acknowledged without it."""
+
+    async def scenario(world: World) -> None:
+        owning, backing = owner(world), backup(world)
+        before = exchange_of(owning).store.owned[0].term
+        world.part({backing.name: 1})
+        await until(world, lambda: exchange_of(owning).store.owned[0].term > before, within_s=7, what="a new term")
+        await asyncio.wait_for(push(owning, 1), BOUND_S)
+        assert exchange_of(owning).store.owned[0].term > before
+
+    simulate(scenario)
+
+
+def test_links_that_lose_and_double_requests_lose_and_double_no_delta() -> None:
+    """A tenth of all requests is lost, as many arrive twice, up to three seconds late."""
+
+    async def scenario(world: World) -> None:
+        world.links = Links(loss=0.1, duplicate=0.1, slow=0.05)
+        pusher = bystander(world)
+        for step in range(1, 21):
+            await exchange_of(pusher).push(step, step - 1, 1.0, step * ONES)
+        await until(world, lambda: not exchange_of(pusher).pushing.outstanding_steps, within_s=60, what="all are in")
+        world.links = Links()
+        await asyncio.sleep(5.0)
+
+        assert value(world) == [210.0, 210.0]
+
+    simulate(scenario)
