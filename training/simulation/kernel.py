@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from training.simulation.kernel_parts import (
+    AT,
     BLOCKED,
     COMPLETED,
     DURATIONS,
@@ -24,7 +25,6 @@ from training.simulation.kernel_parts import (
     count_below,
     draw_all,
     find,
-    grown,
     insert,
     keep_moment,
     laggard,
@@ -34,19 +34,16 @@ from training.simulation.kernel_parts import (
     sample_passes,
     step_seconds,
 )
-from training.simulation.samplers import REJECTION
 
 #: Disciplines, in the order of `plan.DISCIPLINES`.
 EVENT, REPOLL, HOLD, POOL = range(4)
 #: Places in `totals`.
 UPDATES, PASSES, TESTS, QUERIES, GAPS = range(5)
-#: Completions between two notes of progress.
-NOTE_EVERY = 0xFFFF
 
 
-@njit(cache=True)
-def let_go(node, now, words, whole, reals, head, per_s, totals, squares, gaps, keep_trace, model, slow):
-    """The node passes its barrier and begins its next step. Returns `gaps`, which may have grown."""
+@njit(cache=True, inline="always")
+def let_go(node, now, whole, reals, totals, squares, gaps, keep_trace):
+    """The node passes its barrier: what is kept of that. `gaps` has room."""
     whole[node, BLOCKED] = 0
     reals[node, WAITED] += now - reals[node, COMPLETED]
     gap = totals[UPDATES] - whole[node, LAST_PASS]
@@ -54,17 +51,39 @@ def let_go(node, now, words, whole, reals, head, per_s, totals, squares, gaps, k
     totals[GAPS] += gap
     squares[0] += float(gap) * gap
     if keep_trace:
-        if totals[PASSES] >= gaps.size:
-            gaps = grown(gaps)
         gaps[totals[PASSES]] = gap
     totals[PASSES] += 1
-    insert(node, now + step_seconds(node, words, model, slow), whole, reals, head, per_s)
-    return gaps
 
 
 @njit(cache=True)
-def run(
-    nodes,
+def begin(words, origins, pool, finding, head, per_s, model, slow):
+    """Streams, pools, and the first step of every node."""
+    kind, first, second, shift, trace = model
+    slow_count, slow_share, slow_factor, transient = slow
+    whole = words.view(np.int64)
+    reals = words.view(np.float64)
+    begin_streams(words, DURATIONS, origins[0])
+    begin_streams(words, SAMPLES, origins[1])
+    begin_streams(finding, 0, origins[2])
+    if pool.shape[0] == words.shape[0]:
+        for node in range(words.shape[0]):
+            for place in range(pool.shape[1]):
+                pool[node, place] = find(node, words.shape[0], finding)
+    for node in range(words.shape[0]):
+        seconds = step_seconds(
+            node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
+        )
+        insert(node, seconds, whole, reals, head, per_s)
+
+
+@njit(cache=True)
+def advance(
+    budget,
+    scalars,
+    words,
+    steps,
+    head,
+    levels,
     duration_s,
     model,
     slow,
@@ -76,82 +95,49 @@ def run(
     beta,
     self_sampled,
     repoll_s,
-    pool_size,
-    pool_renewal_s,
-    origins,
+    every_s,
+    pools,
+    holds,
     moments_s,
-    keep_trace,
-    buckets,
+    kept,
+    traces,
+    totals,
+    squares,
     per_s,
-    shown,
 ):
-    """One run; `run._compiled` says what goes in, `Outcome` what comes out.
+    """Go on for `budget` completions; True at the end of the run. `run.Compiled` says what goes in.
 
-    `shown` float64[1] holds the share that is done, for a progress bar in another thread; a negative value stops.
+    Arrays that grow are made longer between two calls: an array that is replaced within the loop costs a counted
+    reference per turn, and that is half of the time.
     """
-    words = np.zeros((nodes, 8), np.uint64)
+    nodes = steps.size
+    kind, first, second, shift, trace = model
+    slow_count, slow_share, slow_factor, transient = slow
+    pool, renewed_s, oldest, finding = pools
+    held, held_count, waiters, next_waiter, queue, drawn, order, swaps = holds
+    trace_s, trace_node, gaps = traces
     whole = words.view(np.int64)
     reals = words.view(np.float64)
-    begin_streams(words, DURATIONS, origins[0])
-    begin_streams(words, SAMPLES, origins[1])
-    steps = np.zeros(nodes, np.int32)
-    head = np.full(buckets, -1, np.int32)
-    most_beta = max(1, beta.max())
-    drawn = np.empty(most_beta, np.int32)
-
-    pooled = discipline == POOL and samples and not complete and nodes - 1 > pool_size
-    pool = np.empty((nodes if pooled else 1, pool_size if pooled else 1), np.int32)
-    renewed_s = np.zeros(nodes if pooled else 1, np.float64)
-    oldest = np.zeros(nodes if pooled else 1, np.int32)
-    finding = np.empty((nodes if pooled else 1, 1), np.uint64)
-    begin_streams(finding, 0, origins[2])
-    if pooled:
-        for node in range(nodes):
-            for place in range(pool_size):
-                pool[node, place] = find(node, nodes, finding)
-    every_s = pool_renewal_s / pool_size
-
-    total = pool_size if pooled else nodes
-    shuffles = most_beta * REJECTION > total
-    order = np.arange(total if shuffles else 1).astype(np.int32)
-    swaps = np.empty(total if shuffles else 1, np.int32)
-
+    keep_trace = trace_s.size > 1
+    pooled = pool.shape[0] == nodes
     told = samples and (discipline == EVENT or discipline == HOLD)
-    holding = samples and discipline == HOLD and not complete
-    held = np.empty((nodes if holding else 1, most_beta if holding else 1), np.int32)
-    held_count = np.zeros(nodes if holding else 1, np.int32)
-    waiters = np.full(nodes if holding else 1, -1, np.int32)
-    next_waiter = np.full(nodes if holding else 1, -1, np.int32)
-    queue = np.empty(nodes if told else 1, np.int32)
-    queued = 0
-
-    # Nodes per number of completed steps: complete barriers need no more, and look no further than the lowest.
-    levels = np.zeros(1024, np.int64)
-    levels[0] = nodes
-    lowest = 0
+    holding = told and discipline == HOLD and not complete
     allowed = most_laggards(nodes - 1, quantile)
-
-    totals = np.zeros(5, np.int64)
-    squares = np.zeros(1, np.float64)
-    trace_s = np.zeros(1024 if keep_trace else 1, np.float64)
-    trace_node = np.zeros(1024 if keep_trace else 1, np.int64)
-    gaps = np.zeros(1024 if keep_trace else 1, np.int64)
-    kept = np.zeros((moments_s.size, 4), np.float64)
-    moment = 0
     last_day = int(duration_s * per_s)
-    day = 0
+    last_update = totals[UPDATES] + budget
+    day, lowest, queued, moment = scalars[0], scalars[1], scalars[2], scalars[3]
+    ended = False
 
-    for node in range(nodes):
-        insert(node, step_seconds(node, words, model, slow), whole, reals, head, per_s)
-    while True:
+    while totals[UPDATES] < last_update:
         node, day = pop(day, last_day, whole, reals, head, per_s)
         now = np.inf
-        if node >= 0 and reals[node, 0] <= duration_s:
-            now = reals[node, 0]
+        if node >= 0 and reals[node, AT] <= duration_s:
+            now = reals[node, AT]
         while moment < moments_s.size and moments_s[moment] < now:
-            keep_moment(kept[moment], steps)
+            keep_moment(kept, moment, steps)
             moment += 1
         if now == np.inf:
+            ended = True
             break
 
         rose = False
@@ -160,19 +146,10 @@ def run(
             steps[node] += 1
             reals[node, COMPLETED] = now
             if keep_trace:
-                if totals[UPDATES] >= trace_s.size:
-                    trace_s = grown(trace_s)
-                    trace_node = grown(trace_node)
                 trace_s[totals[UPDATES]] = now
                 trace_node[totals[UPDATES]] = node
             totals[UPDATES] += 1
-            if totals[UPDATES] & NOTE_EVERY == 0:
-                if shown[0] < 0.0:
-                    break
-                shown[0] = now / duration_s
             if complete:
-                if steps[node] >= levels.size:
-                    levels = grown(levels)
                 levels[steps[node] - 1] -= 1
                 levels[steps[node]] += 1
                 while levels[lowest] == 0:
@@ -191,14 +168,15 @@ def run(
                     if pooled:
                         renew(node, now, every_s, pool, oldest, renewed_s, finding, nodes)
                     barred = -1 if self_sampled or pooled else node
-                    entries = pool[node if pooled else 0]
                     free = sample_passes(
-                        node, words, steps, lag, quantile, beta[node], barred, entries, pooled, drawn, order, swaps
+                        node, words, steps, lag, quantile, beta[node], barred, pool, pooled, drawn, order, swaps
                     )
             if free:
-                gaps = let_go(
-                    node, now, words, whole, reals, head, per_s, totals, squares, gaps, keep_trace, model, slow
+                let_go(node, now, whole, reals, totals, squares, gaps, keep_trace)
+                seconds = step_seconds(
+                    node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
                 )
+                insert(node, now + seconds, whole, reals, head, per_s)
             else:
                 whole[node, BLOCKED] = 1
                 insert(node, now + repoll_s, whole, reals, head, per_s)
@@ -228,9 +206,11 @@ def run(
                     next_waiter[waiting] = waiters[behind]
                     waiters[behind] = waiting
                 else:
-                    gaps = let_go(
-                        waiting, now, words, whole, reals, head, per_s, totals, squares, gaps, keep_trace, model, slow
+                    let_go(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
+                    seconds = step_seconds(
+                        waiting, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
                     )
+                    insert(waiting, now + seconds, whole, reals, head, per_s)
             continue
 
         queue[queued] = node
@@ -252,20 +232,30 @@ def run(
                 barred = -1 if self_sampled else waiting
                 totals[QUERIES] += min(beta[waiting], nodes - (not self_sampled))
                 free = sample_passes(
-                    waiting, words, steps, lag, quantile, beta[waiting], barred, pool[0], False, drawn, order, swaps
+                    waiting, words, steps, lag, quantile, beta[waiting], barred, pool, False, drawn, order, swaps
                 )
             if free:
-                gaps = let_go(
-                    waiting, now, words, whole, reals, head, per_s, totals, squares, gaps, keep_trace, model, slow
+                let_go(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
+                seconds = step_seconds(
+                    waiting, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
                 )
+                insert(waiting, now + seconds, whole, reals, head, per_s)
             else:
                 queue[left] = waiting
                 left += 1
         queued = left
 
-    for node in range(nodes):
+    scalars[0], scalars[1], scalars[2], scalars[3] = day, lowest, queued, moment
+    return ended
+
+
+@njit(cache=True)
+def waited(words, duration_s):
+    """Seconds waited per node, those of the nodes that still wait included."""
+    whole = words.view(np.int64)
+    reals = words.view(np.float64)
+    seconds = reals[:, WAITED].copy()
+    for node in range(words.shape[0]):
         if whole[node, BLOCKED]:
-            reals[node, WAITED] += duration_s - reals[node, COMPLETED]
-    updates = totals[UPDATES]
-    waited_s = reals[:, WAITED].copy()
-    return steps, waited_s, totals, squares[0], kept, trace_s[:updates], trace_node[:updates], gaps[: totals[PASSES]]
+            seconds[node] += duration_s - reals[node, COMPLETED]
+    return seconds

@@ -80,9 +80,8 @@ def gamma(words, node, shape):
 
 
 @njit(cache=True)
-def step_seconds(node, words, model, slow):
-    """One step's seconds. `model`: (kind, first, second, shift, trace); `slow`: (count, share, factor, transient)."""
-    kind, first, second, shift, trace = model
+def step_seconds(node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient):
+    """One step's seconds. Bare numbers, because tuples of arrays are counted references at every call."""
     if kind == EXP:
         seconds = shift + first * -math.log(1.0 - uniform(words, node, DURATIONS))
     elif kind == GAMMA_KIND:
@@ -93,12 +92,11 @@ def step_seconds(node, words, model, slow):
         seconds = shift + trace[int(uniform(words, node, DURATIONS) * trace.size)]
     else:
         seconds = shift + first
-    count, share, factor, transient = slow
     if transient:
-        if uniform(words, node, DURATIONS) < share:
-            seconds *= factor
-    elif node < count:
-        seconds *= factor
+        if uniform(words, node, DURATIONS) < slow_share:
+            seconds *= slow_factor
+    elif node < slow_count:
+        seconds *= slow_factor
     return seconds
 
 
@@ -141,31 +139,47 @@ def count_below(levels, lowest, limit):
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
+@njit(cache=True, inline="always")
+def distinct(values, count):
+    """Move the first of each value to the front, in their order; how many there are."""
+    kept = 1
+    for place in range(1, count):
+        known = False
+        for other in range(kept):
+            known |= values[other] == values[place]
+        values[kept] = values[place]
+        kept += not known
+    return min(kept, count)
+
+
 @njit(cache=True)
-def sample_passes(node, words, steps, lag, quantile, beta, barred, entries, use_entries, drawn, order, swaps):
+def sample_passes(node, words, steps, lag, quantile, beta, barred, pool, pooled, drawn, order, swaps):
     """Draw up to `beta` distinct peers, other than `barred`, and judge them; stops early as the reference does.
 
-    From `entries` where `use_entries`, otherwise from all nodes. `order` is the identity and is left so.
+    From the node's row of `pool` where `pooled`, otherwise from all nodes. `order` is the identity and is left so.
     """
-    total = entries.size if use_entries else steps.size
+    total = pool.shape[1] if pooled else steps.size
     mine = steps[node]
     count = behind = 0
     if beta * REJECTION <= total:
-        while count < beta:
-            peer = int(uniform(words, node, SAMPLES) * total)
-            if use_entries:
-                peer = entries[peer]
-            known = peer == barred
-            for place in range(count):
-                known |= drawn[place] == peer
-            if known:
-                continue
-            drawn[count] = peer
-            count += 1
-            if laggard(mine, steps[peer], lag):
-                behind += 1
-                if quantile >= 1.0:
+        while True:
+            while count < beta:
+                peer = int(uniform(words, node, SAMPLES) * total)
+                if pooled:
+                    peer = pool[node, peer]
+                if peer == barred:
+                    continue
+                if quantile >= 1.0 and laggard(mine, steps[peer], lag):
                     return False
+                drawn[count] = peer
+                count += 1
+            # Repetitions are rare and change no verdict before the last draw: they are looked for once.
+            count = distinct(drawn, count)
+            if count == beta:
+                break
+        if quantile < 1.0:
+            for place in range(count):
+                behind += laggard(mine, steps[drawn[place]], lag)
         return behind <= most_laggards(count, quantile)
     result = True
     done = 0
@@ -175,10 +189,10 @@ def sample_passes(node, words, steps, lag, quantile, beta, barred, entries, use_
         order[done], order[other] = order[other], order[done]
         peer = order[done]
         done += 1
-        if use_entries:
-            peer = entries[peer]
+        if pooled:
+            peer = pool[node, peer]
         known = peer == barred
-        if use_entries:
+        if pooled:
             for place in range(count):
                 known |= drawn[place] == peer
         if known:
@@ -290,15 +304,7 @@ def pop(day, last_day, whole, reals, head, per_s):
 
 
 @njit(cache=True)
-def grown(values):
-    """Twice as long."""
-    longer = np.zeros(2 * values.size + 16, values.dtype)
-    longer[: values.size] = values
-    return longer
-
-
-@njit(cache=True)
-def keep_moment(row, steps):
+def keep_moment(kept, place, steps):
     """Mean, standard deviation, least and most."""
     total = 0.0
     squares = 0.0
@@ -309,7 +315,7 @@ def keep_moment(row, steps):
         least = min(least, value)
         most = max(most, value)
     mean = total / steps.size
-    row[0] = mean
-    row[1] = math.sqrt(max(0.0, squares / steps.size - mean * mean))
-    row[2] = least
-    row[3] = most
+    kept[place, 0] = mean
+    kept[place, 1] = math.sqrt(max(0.0, squares / steps.size - mean * mean))
+    kept[place, 2] = least
+    kept[place, 3] = most
