@@ -18,7 +18,6 @@ from training.simulation.kernel_parts import (
     COMPLETED,
     DURATIONS,
     LAST_PASS,
-    NEXT,
     SAMPLES,
     WAITED,
     begin_streams,
@@ -208,7 +207,17 @@ def advance(
                 else:
                     let_go(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
                     seconds = step_seconds(
-                        waiting, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
+                        waiting,
+                        words,
+                        kind,
+                        first,
+                        second,
+                        shift,
+                        trace,
+                        slow_count,
+                        slow_share,
+                        slow_factor,
+                        transient,
                     )
                     insert(waiting, now + seconds, whole, reals, head, per_s)
             continue

@@ -18,7 +18,7 @@ from typing import Literal
 from overlay.sampling import POOL_AGE_S, POOL_SIZE
 from training.barriers import Barrier, make_barrier
 from training.settings import BarrierMethod, BarrierSettings
-from training.simulation.steptimes import Stragglers, StepTimes
+from training.simulation.steptimes import StepTimes, Stragglers
 
 Discipline = Literal["event", "repoll", "hold", "pool"]
 Sampler = Literal["uniform", "biased"]
@@ -66,8 +66,13 @@ class Plan:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        positive = {"nodes": self.nodes, "duration_s": self.duration_s, "repoll_s": self.repoll_s,
-                    "pool_size": self.pool_size, "pool_renewal_s": self.pool_renewal_s}
+        positive = {
+            "nodes": self.nodes,
+            "duration_s": self.duration_s,
+            "repoll_s": self.repoll_s,
+            "pool_size": self.pool_size,
+            "pool_renewal_s": self.pool_renewal_s,
+        }
         for name, value in positive.items():
             if value <= 0:
                 raise ValueError(f"{name} = {value} must be above zero")

@@ -86,14 +86,16 @@ class Stragglers:
 
 def parse_step_times(text: str) -> StepTimes:
     """Raises `BadModel`; reads the file of a trace."""
-    shift, plus, rest = text.strip().partition("+") if "+" in text.split(":")[0] else ("0", "", text.strip())
+    shift, _plus, rest = text.strip().partition("+") if "+" in text.split(":")[0] else ("0", "", text.strip())
     name, _, values = rest.partition(":")
     if name == "trace":
         return StepTimes("trace", shift_s=_number(shift, text), trace_s=read_trace(Path(values)))
     if name not in PARAMETERS:
-        raise BadModel(f'"{text}" is no model of step times: write exp:1, 1+exp:1, gamma:4:0.25, lognormal:0:0.3, '
-                       "constant:1 or trace:FILE")
-    kind: Kind = name  # type: ignore[assignment]
+        raise BadModel(
+            f'"{text}" is no model of step times: write exp:1, 1+exp:1, gamma:4:0.25, lognormal:0:0.3, '
+            "constant:1 or trace:FILE"
+        )
+    kind: Kind = name
     numbers = [_number(value, text) for value in values.split(":")] if values else []
     if len(numbers) != PARAMETERS[kind]:
         raise BadModel(f'"{text}": {name} takes {PARAMETERS[kind]} number(s) after a colon')
