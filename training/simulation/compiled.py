@@ -1,6 +1,6 @@
 """The compiled engines' arrays, and the loop that feeds them: what numba's functions cannot do for themselves.
 
-`Compiled` runs `kernel` (the reference engine's history) or, where `grouped` is asked for, `grouped` (its distribution).
+`Compiled` runs `kernel` (the reference engine's history), or `grouped` (its distribution) where that is asked for.
 """
 
 from __future__ import annotations

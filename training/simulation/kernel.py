@@ -119,7 +119,7 @@ def advance(
     reals = words.view(np.float64)
     keep_trace = trace_s.size > 1
     pooled = pool.shape[0] == nodes
-    told = samples and (discipline == EVENT or discipline == HOLD)
+    told = samples and discipline in (EVENT, HOLD)
     holding = told and discipline == HOLD and not complete
     allowed = most_laggards(nodes - 1, quantile)
     last_day = int(duration_s * per_s)

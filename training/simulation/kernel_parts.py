@@ -119,7 +119,7 @@ def most_laggards(count, quantile):
     """How many of `count` may lag so that the quantile still passes: `training.barriers.most`."""
     if quantile >= 1.0:
         return 0
-    return count - int(math.ceil(quantile * count - 1e-9))
+    return count - math.ceil(quantile * count - 1e-9)
 
 
 @njit(cache=True)
@@ -279,7 +279,7 @@ def insert(node, moment, whole, reals, head, per_s):
 
 
 @intrinsic
-def fetch(typing_context, array, row):
+def fetch(_typing_context, array, row):
     """Ask the processor for `array[row]` before it is needed; changes nothing but the time the next access takes."""
 
     def generate(context, builder, signature, arguments):
