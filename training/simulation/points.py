@@ -163,7 +163,8 @@ def _disciplines() -> Iterable[Point]:
             plan = plan_of(name, 1000, 400, how)
             yield _point("disciplines", series, beta, plan, value)
             # Printed there with two digits: as exact as they are, and exactly β when the sample is held.
-            tolerance = 0.0025 if how == "hold" else max(published.HELD_OR_POLLED, 0.5 / queries)
+            half_digit = 0.05 if queries < 5 else 0.5
+            tolerance = 0.0025 if how == "hold" else max(published.HELD_OR_POLLED, half_digit / queries)
             yield _point(
                 "disciplines",
                 f"{series} queries",
