@@ -6,9 +6,12 @@ Imports stay light: NumPy, numba and matplotlib come in when a command needs the
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +23,7 @@ from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from training.simulation.plan import Plan
+    from training.simulation.reproduction import Row
 
 #: Moments of a run that `--plot` shows.
 MOMENTS = 100
@@ -219,3 +223,77 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(message, hint, ExitCode.STATE_DIRECTORY) from error
     except ValueError as error:
         raise UserError(f"cannot draw {path}: {error}", "end the name in .png", ExitCode.USAGE) from error
+
+
+@simulate_app.command("reproduce")
+def reproduce(
+    what: Annotated[list[str], typer.Argument(metavar="all|FIGURE…", help="Figures; `list` names them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the PNG and CSV files.")] = Path("figures"),
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Folder with the MNIST files, for the figures that learn from it.")
+    ] = None,
+    processes: Annotated[int, typer.Option("--processes", min=0, help="0: one per core.")] = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Reproduce the published figures: PNG and CSV beside the published values, and a table of verdicts.
+
+    Exit code 0 when every value lies within its tolerance and every order holds, 10 otherwise.
+
+    Example: p2pnode simulate reproduce all --out figures --data-dir mnist
+    """
+    # Before NumPy is loaded, here and in the processes: two threads on small matrices wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _need_matplotlib()
+    from training.simulation.problems import BadData
+    from training.simulation.reproduction import FIGURES, Order
+    from training.simulation.reproduction import reproduce as make
+    from training.simulation.run import has_numba
+
+    if what == ["list"]:
+        say("\n".join(FIGURES))
+        return 0
+    names = list(FIGURES) if "all" in what else what
+    if unknown := [name for name in names if name not in FIGURES]:
+        hint = f"there are {', '.join(FIGURES)}, and all"
+        raise UserError(f"there is no figure {', '.join(unknown)}", hint, ExitCode.USAGE)
+    if not has_numba():
+        hint = 'these runs need the compiled engine: pip install "p2pnode[simulate]"'
+        raise UserError("numba is not installed", hint, ExitCode.USAGE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    began = time.monotonic()
+    try:
+        with _writing(out), _stages() as shown:
+            rows = make(Order(names, out, data_dir, processes or cores, shown))
+    except BadData as error:
+        raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
+    missed = [row for row in rows if row.within is False]
+    if as_json:
+        say(json.dumps({"schema": 1, "seconds": time.monotonic() - began, "rows": [asdict(row) for row in rows]}))
+    else:
+        say(reproduction_table(rows))
+        judged = sum(row.within is not None for row in rows)
+        say(f"{judged - len(missed)} of {judged} within tolerance; {time.monotonic() - began:.0f} s; files in {out}")
+    return ExitCode.DEMO_FAILED if missed else ExitCode.OK
+
+
+def reproduction_table(rows: list[Row]) -> str:
+    """Figure, what, published, ours, within tolerance or not."""
+    from p2pnode.tables import columns
+
+    verdict = {True: "within", False: "NOT WITHIN", None: ""}
+    cells = [(row.figure, row.what, row.published, row.ours, row.tolerance, verdict[row.within]) for row in rows]
+    return columns(("figure", "what", "published", "ours", "tolerance", "verdict"), cells)
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str, float], None]]:
+    """As `progress_bar`, for work whose stages have names."""
+    if not sys.stderr.isatty():
+        yield lambda _text, _share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda text, share: progress.update(task, description=text, completed=share)
