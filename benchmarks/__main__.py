@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps. `outer_rule` needs the MNIST files, and with
-`--network conv` half an hour: it runs by name or with `--all`. A missed aim is said and shown in the table; it is no
-failure of the command.
+Without names the standing ones run: start, loop_delay, steps. By name or with `--all`: `outer_rule` needs the MNIST
+files, and with `--network conv` half an hour; `simulator` and `agreement` take minutes. A missed aim is said and shown
+in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
 STANDING = ("start", "loop_delay", "steps")
-BY_NAME = ("outer_rule",)
+BY_NAME = ("outer_rule", "simulator", "agreement")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_of(name: str, arguments: argparse.Namespace) -> str:
     """The command that measures this again, without paths of this machine."""
     parts = [name]
-    if name in BY_NAME and arguments.network != "mlp":
+    if name == "outer_rule" and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")

@@ -175,7 +175,7 @@ class Cnn:
 
     def gradient(self, vector: Vector, images: Vector, labels: NDArray[np.int64], keep: Vector) -> Vector:
         """Of the mean cross entropy; `keep` float32[batch, 6272] is the dropout's mask."""
-        kernels, _, dense, _, last, _ = self._parts(vector)
+        _, _, dense, _, last, _ = self._parts(vector)
         patches, convolved, chosen, pooled = self._convolved(vector, images)
         dropped = pooled * keep
         hidden = np.maximum(dropped @ dense + self._parts(vector)[3], 0)
@@ -216,7 +216,7 @@ class Cnn:
         return np.asarray(hidden @ last + last_bias, np.float32)
 
     def _convolved(self, vector: Vector, images: Vector) -> tuple[Vector, Vector, Vector, Vector]:
-        """Patches; convolution as [batch, 14, 2, 14, 2, maps]; one-hot choice of the pooling; pooled as [batch, 6272]."""
+        """Patches; convolution [batch, 14, 2, 14, 2, maps]; choice of the pooling, one-hot; pooled [batch, 6272]."""
         count = len(images)
         kernels, bias = self._parts(vector)[:2]
         padded = np.pad(images.reshape(count, 28, 28), ((0, 0), (2, 2), (2, 2)))
