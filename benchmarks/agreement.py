@@ -44,8 +44,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:  # noqa: ARG001
         )
         series.append(Series(f"{method}: their spread off the simulator's", "%", [off_spread], "≤ 20"))
     conditions = (
-        f"32 daemons with sleeping trainers on the loopback of one machine, exponential steps of {STEP_S:g} s, the same "
-        f"ones in the simulator, {DURATION_S:g} s, re-poll every {REPOLL_S:g} s, pbsp β = 5, pssp β = 5 and s = 2; "
+        f"32 daemons with sleeping trainers on the loopback of one machine, exponential steps of {STEP_S:g} s, the "
+        f"same in the simulator, {DURATION_S:g} s, re-poll every {REPOLL_S:g} s, pbsp β = 5, pssp β = 5 and s = 2; "
         f"spread: mean of {LOOKS} looks at the second half"
     )
     return Outcome("agreement", conditions, series)

@@ -110,7 +110,7 @@ def test_additive_updates_are_added_once_each() -> None:
 
 
 def test_ninox_adds_when_the_barrier_passes_and_all_start_from_one_model() -> None:
-    """Under bsp and the delayed rule all nodes of a round compute from one model: five deltas a round, one round late."""
+    """Under bsp and the delayed rule all nodes of a round compute from one model, five deltas a round later."""
     problem = Counting()
     learn(plan_of("bsp", 5, 20), problem, LearningRule("delayed"), scores=1)
 
