@@ -243,3 +243,15 @@ def test_a_pool_that_is_renewed_slowly_holds_its_nodes_back() -> None:
     fresh = simulate(replace(base, pool_renewal_s=0.05))
 
     assert stale.steps.mean() < 0.95 * fresh.steps.mean()
+
+
+def test_without_numba_the_history_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the extra is not installed the reference engine runs, and gives the same steps."""
+    one = plan("pssp", 30, 3, discipline="pool")
+    compiled = simulate(one)
+    monkeypatch.setattr("training.simulation.run.has_numba", lambda: False)
+
+    reference = simulate(one)
+
+    assert (compiled.engine, reference.engine) == ("compiled", "reference")
+    np.testing.assert_array_equal(compiled.steps, reference.steps)
