@@ -71,7 +71,9 @@ class Compiled:
         pool, finding = self._pools[0], self._pools[3]
         kernel.begin(self._words, origins, pool, finding, self._head, self._per_s, model, slowness)
         scalars = np.zeros(5, np.int64)
-        advance = self._grouped_advance(model, slowness) if self._grouped else self._advance(model, slowness)
+        told = self.plan.discipline == "event"
+        made = self._grouped_advance if self._grouped and told else self._advance
+        advance = made(model, slowness)
         ended = False
         while not ended:
             self._make_room()
@@ -84,6 +86,7 @@ class Compiled:
         from training.simulation import kernel
 
         plan, barrier = self.plan, self._barrier
+        chances = self._chances() if self._grouped else _filled((1,), np.float64, 0)
 
         def advance(scalars: Counts) -> bool:
             return bool(
@@ -103,6 +106,7 @@ class Compiled:
                     barrier.staleness or 0,
                     float(barrier.quantile),
                     self._beta,
+                    chances,
                     plan.self_sampled,
                     float(plan.repoll_s),
                     float(plan.pool_renewal_s) / plan.pool_size,
@@ -123,9 +127,8 @@ class Compiled:
         from training.simulation import grouped
 
         plan, barrier = self.plan, self._barrier
-        others = plan.nodes if plan.self_sampled else plan.nodes - 1
-        beta = int(self._beta[0])
-        chances = grouped.pass_chances(others, beta, float(barrier.quantile))
+        chances = self._chances()
+        asked = min(int(self._beta[0]), chances.size - 1)
         stream = np.array([[mixed(origin(plan.seed, SAMPLES))]], np.uint64)
         blocked = _filled((plan.nodes + 1,), np.int32, 0)
 
@@ -147,7 +150,7 @@ class Compiled:
                     model,
                     slowness,
                     barrier.staleness or 0,
-                    min(beta, others),
+                    asked,
                     np.array(self._moments_s, np.float64),
                     self._kept,
                     self._traces,
@@ -158,6 +161,14 @@ class Compiled:
             )
 
         return advance
+
+    def _chances(self) -> np.ndarray[Any, Any]:
+        """Of one sample to pass, by the number of laggards among those it is drawn from."""
+        from training.simulation import grouped
+
+        others = self.plan.nodes if self.plan.self_sampled else self.plan.nodes - 1
+        chances: np.ndarray[Any, Any] = grouped.pass_chances(others, int(self._beta[0]), float(self._barrier.quantile))
+        return chances
 
     def _made_pools(self) -> tuple[np.ndarray[Any, Any], ...]:
         """Per node a row of its pool, when it was renewed, its oldest place, and its stream; one row where unused."""

@@ -32,6 +32,7 @@ from training.simulation.kernel_parts import (
     renew,
     sample_passes,
     step_seconds,
+    uniform,
 )
 
 #: Disciplines, in the order of `plan.DISCIPLINES`.
@@ -92,6 +93,7 @@ def advance(
     lag,
     quantile,
     beta,
+    chances,
     self_sampled,
     repoll_s,
     every_s,
@@ -104,10 +106,11 @@ def advance(
     squares,
     per_s,
 ):
-    """Go on for `budget` completions; True at the end of the run. `run.Compiled` says what goes in.
+    """Go on for `budget` completions; True at the end of the run. `compiled.Compiled` says what goes in.
 
-    Arrays that grow are made longer between two calls: an array that is replaced within the loop costs a counted
-    reference per turn, and that is half of the time.
+    `chances` float64[others + 1], where it is longer than 1, is the chance of a sample to pass by the number of
+    laggards (`grouped.pass_chances`): then nobody is drawn. Arrays that grow are made longer between two calls: one
+    that is replaced within the loop costs a counted reference per turn, and that is half of the time.
     """
     nodes = steps.size
     kind, first, second, shift, trace = model
@@ -120,6 +123,7 @@ def advance(
     keep_trace = trace_s.size > 1
     pooled = pool.shape[0] == nodes
     told = samples and discipline in (EVENT, HOLD)
+    by_chance = chances.size > 1
     holding = told and discipline == HOLD and not complete
     allowed = most_laggards(nodes - 1, quantile)
     last_day = int(duration_s * per_s)
@@ -148,7 +152,7 @@ def advance(
                 trace_s[totals[UPDATES]] = now
                 trace_node[totals[UPDATES]] = node
             totals[UPDATES] += 1
-            if complete:
+            if complete or by_chance:
                 levels[steps[node] - 1] -= 1
                 levels[steps[node]] += 1
                 while levels[lowest] == 0:
@@ -164,6 +168,10 @@ def advance(
                     free = count_below(levels, lowest, steps[node] - lag) <= allowed
                 else:
                     totals[QUERIES] += min(beta[node], nodes - (not self_sampled))
+                if by_chance:
+                    laggards = count_below(levels, lowest, steps[node] - lag)
+                    free = uniform(words, node, SAMPLES) < chances[laggards]
+                elif not complete:
                     if pooled:
                         renew(node, now, every_s, pool, oldest, renewed_s, finding, nodes)
                     barred = -1 if self_sampled or pooled else node
