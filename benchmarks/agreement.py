@@ -56,7 +56,7 @@ def _real(barrier: BarrierSettings) -> tuple[float, float, float]:
         nodes: list[Daemon] = []
         for number in range(NODES):
             training = TrainingSettings(
-                task="sleeping",
+                task="benchmarks.stub_daemon:SleepingTrainer",
                 min_nodes=NODES,
                 eval_steps=0,
                 checkpoint_s=0.0,
