@@ -1,4 +1,4 @@
-"""`p2pnode simulate`: a swarm on a virtual clock, and `reproduce` of published figures; `advise` has a module of its own.
+"""`p2pnode simulate`: a swarm on a virtual clock, and `reproduce` of published figures; `advise` has its own module.
 
 Imports stay light: NumPy, numba and matplotlib come in when a command needs them.
 """
