@@ -23,7 +23,7 @@ from p2pnode.client import find
 from p2pnode.config import Config, LogSettings, StatusSettings
 from p2pnode.demo_nodes import DemoNode, end_all, wait_for_exit
 from p2pnode.errors import UserError
-from training.settings import TrainingSettings
+from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 RUN = "benchmark"
 #: Longest wait for anything a node should come to within seconds.
@@ -58,7 +58,13 @@ class Daemons:
         self._nodes: list[Daemon] = []
 
     def start(
-        self, training: TrainingSettings, *, bootstrap: str = "", command: tuple[str, ...] = ("p2pnode", "start")
+        self,
+        training: TrainingSettings,
+        *,
+        bootstrap: str = "",
+        command: tuple[str, ...] = ("p2pnode", "start"),
+        barrier: BarrierSettings | None = None,
+        exchange: ExchangeSettings | None = None,
     ) -> Daemon:
         """Start a daemon; returns at once. `command` is a module and its arguments before `--config`."""
         name = f"node-{len(self._nodes)}"
@@ -68,6 +74,8 @@ class Daemons:
             node=NodeSettings(state_dir=str(place / "state"), port=0),
             swarm=SwarmSettings(run=RUN, bootstrap=[bootstrap] if bootstrap else []),
             training=training,
+            barrier=barrier or BarrierSettings(),
+            exchange=exchange or ExchangeSettings(),
             status=StatusSettings(port=0),
             log=LogSettings(format="console"),
         )

@@ -39,7 +39,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.STATE_DIRECTORY: "the state directory, or a file to be written, is unusable",
     ExitCode.TRAINER: "the trainer cannot start: the task does not import or fails, or its data is missing",
     ExitCode.NOT_REACHABLE: "no node answered at the address asked",
-    ExitCode.DEMO_FAILED: "the demo did not reach its goal",
+    ExitCode.DEMO_FAILED: "the demo did not reach its goal, or a reproduced figure is not within its tolerance",
     ExitCode.IDENTITY_IN_USE: "another process runs with this node's identity: its state directory was copied",
 }
 

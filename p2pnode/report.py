@@ -113,6 +113,7 @@ class Report:
                 "round_trip_ms": None if peer.round_trip_s is None else round(1000 * peer.round_trip_s, 3),
                 "last_seen_seconds": round(now - peer.last_heard, 3),
                 "incarnation": peer.incarnation,
+                "step_seconds": peer.step_seconds,
                 "eligible": peer.eligible,
             }
             for peer in ordered

@@ -1,0 +1,136 @@
+"""simulator: how fast `p2pnode simulate` is, at a thousand and at a million nodes, and beside SimPy on the same model.
+
+The commands run as processes of their own, so that starting Python and loading what was compiled count. What numba has
+to compile the first time is compiled before, and measured apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import simpy
+
+from benchmarks.record import NotMeasured, Outcome, Series
+from training.barriers import make_barrier
+from training.settings import BarrierSettings
+from training.simulation.plan import Plan
+from training.simulation.run import simulate
+from training.simulation.steptimes import StepTimes
+
+REPETITIONS = 5
+#: The swarm that SimPy simulates too: large enough for its queue to matter, small enough for it to end.
+SIMPY_NODES, SIMPY_DURATION_S, REPOLL_S = 1000, 20.0, 0.1
+THOUSAND = ("--nodes", "1000", "--barrier", "pbsp", "--sample", "10", "--duration", "400", "--steps", "exp:1",
+            "--discipline", "repoll", "--repoll", "0.1", "--seed", "1", "--json")  # fmt: skip
+#: So long that the mean node completes 100 steps under this barrier.
+MILLION_DURATION_S = 121.0
+MILLION = ("--nodes", "1000000", "--barrier", "pssp", "--sample", "10", "--staleness", "4", "--steps", "exp:1",
+           "--duration", f"{MILLION_DURATION_S:g}", "--discipline", "repoll", "--repoll", "0.1", "--seed", "1",
+           "--json")  # fmt: skip
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    repetitions = arguments.repetitions or REPETITIONS
+    with tempfile.TemporaryDirectory(prefix="p2pnode-numba-") as cache:
+        cold = _command(THOUSAND, {"NUMBA_CACHE_DIR": cache})
+        warm = [_command(THOUSAND, {"NUMBA_CACHE_DIR": cache}) for _ in range(repetitions)]
+        million = _command(MILLION, {"NUMBA_CACHE_DIR": cache})
+    ratios, details = _beside_simpy(repetitions)
+    run = million["run"]
+    events = run["updates"] * (1 + run["tests_per_step"])
+    series = [
+        Series("simulate, 1,000 nodes × 400 s, pbsp β = 10 every 0.1", "s", [one["seconds"] for one in warm], "≤ 2"),
+        Series("the same, the first time ever: numba compiles", "s", [cold["seconds"]]),
+        Series("simulate, 10⁶ nodes × 100 steps, pssp every 0.1", "s", [million["seconds"]], "≤ 120",
+               {"mean_steps": run["mean_steps"], "events": events, "cpu_seconds": million["cpu_seconds"]}),
+        Series("its events per second", "M/s", [events / million["seconds"] / 1e6]),
+        Series("its memory", "GB", [million["most_bytes"] / 1e9], "≤ 4"),
+        Series("events per second over SimPy's, 1,000 nodes, pssp every 0.1", "", ratios, "≥ 20", details),
+    ]  # fmt: skip
+    conditions = (
+        "commands as whole processes, the compiled code cached; an event is a completed step or a test of a barrier; "
+        "SimPy: a process per node, random.sample, the same predicate"
+    )
+    return Outcome("simulator", conditions, series)
+
+
+def _command(options: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Run `p2pnode simulate`; seconds, most memory, and the run it printed."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "p2pnode", "simulate", *options]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, env=os.environ | environment)
+        _, code, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(code)
+        seconds = time.perf_counter() - began
+        if process.returncode:
+            raise NotMeasured(f"p2pnode simulate ended with exit code {process.returncode}")
+        output.seek(0)
+        run = json.load(output)["runs"][0]
+    scale = 1 if sys.platform == "darwin" else 1024
+    cpu = usage.ru_utime + usage.ru_stime
+    return {"seconds": seconds, "cpu_seconds": cpu, "most_bytes": usage.ru_maxrss * scale, "run": run}
+
+
+# -- SimPy ------------------------------------------------------------------------------------------------------------
+
+
+def _beside_simpy(repetitions: int) -> tuple[list[float], dict[str, Any]]:
+    """Events per second of ours over SimPy's, taking turns in this process."""
+    ratios, rates, means = [], [], []
+    plan = Plan(
+        nodes=SIMPY_NODES,
+        barrier=BarrierSettings(method="pssp", sample=10, staleness=4),
+        duration_s=SIMPY_DURATION_S,
+        steps=StepTimes("exp", 1.0),
+        discipline="repoll",
+        repoll_s=REPOLL_S,
+    )
+    simulate(plan)
+    for seed in range(repetitions):
+        began = time.perf_counter()
+        run = simulate(plan)
+        ours = run.events / (time.perf_counter() - began)
+        theirs, mean = _simpy(seed)
+        ratios.append(ours / theirs)
+        rates.append((round(ours), round(theirs)))
+        means.append((round(float(run.steps.mean()), 2), round(mean, 2)))
+    return ratios, {"events_per_s_ours_and_simpy": rates, "mean_steps_ours_and_simpy": means}
+
+
+def _simpy(seed: int) -> tuple[float, float]:
+    """Events per second and mean steps of the same model as SimPy processes."""
+    world = simpy.Environment()
+    generator = random.Random(seed)
+    barrier = make_barrier(BarrierSettings(method="pssp", sample=10, staleness=4))
+    steps = [0] * SIMPY_NODES
+    events = 0
+
+    def node(number: int) -> Iterator[Any]:
+        nonlocal events
+        others = range(SIMPY_NODES)
+        while True:
+            yield world.timeout(generator.expovariate(1.0))
+            steps[number] += 1
+            events += 1
+            while True:
+                events += 1
+                sample = [steps[peer] for peer in generator.sample(others, 11) if peer != number][:10]
+                if barrier.passes(steps[number], sample):
+                    break
+                yield world.timeout(REPOLL_S)
+
+    for number in range(SIMPY_NODES):
+        world.process(node(number))  # type: ignore[arg-type]
+    began = time.perf_counter()
+    world.run(until=SIMPY_DURATION_S)
+    return events / (time.perf_counter() - began), sum(steps) / SIMPY_NODES

@@ -1,0 +1,69 @@
+"""A real daemon whose trainer sleeps: `python -m benchmarks.stub_daemon --config node.toml`.
+
+Everything is `p2pnode.daemon` (sockets, disk, HTTP, signals) but the trainer, which draws the step times of
+`training.simulation` for the node's number, sleeps, and hands over a small delta. `[training.options]` says which:
+`number`, `seed` and `mean_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2pnode import daemon
+from p2pnode.config import load
+from training.layout import Entry, Layout
+from training.settings import TrainingSettings
+from training.simulation.steptimes import StepTimes
+from training.simulation.streams import DURATIONS, Stream
+from training.trainer_door import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+
+SIZE = 64
+
+
+class SleepingTrainer:
+    """Implements `training.trainer_door.Trainer`. Takes whatever the daemon gives a real one, and uses the options."""
+
+    def __init__(self, settings: TrainingSettings, **_: Any) -> None:
+        options = settings.options
+        self._model = StepTimes("exp", float(options["mean_s"]))
+        self._stream = Stream(int(options["seed"]), DURATIONS, int(options["number"]))
+        self.vector: Vector = np.zeros(SIZE, np.float32)
+        self.delta: Vector = np.full(SIZE, 1 / 1024, np.float32)
+        self.state = "stopped"
+
+    async def start(self, restore: str = "") -> TrainerHello:  # noqa: ARG002
+        self.state = "running"
+        layout = Layout((Entry("weight", (SIZE,), "float32", "parameter", 0, SIZE),))
+        return TrainerHello(layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
+
+    async def train(self, order: StepOrder) -> StepReport:
+        seconds = self._model.draw(self._stream)
+        await asyncio.sleep(seconds)
+        return StepReport(order.step, 1.0 / order.step, 1, order.local_steps, seconds, {})
+
+    async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
+        return None
+
+    async def save(self, path: str) -> None:
+        """Nothing to save."""
+
+    async def export(self, path: str) -> None:
+        """Nothing to export."""
+
+    async def stop(self) -> None:
+        self.state = "stopped"
+
+
+def main(arguments: list[str]) -> int:
+    config = load(Path(arguments[arguments.index("--config") + 1]), {}, []).config
+    daemon.ProcessTrainer = SleepingTrainer  # type: ignore[assignment,misc]
+    return daemon.run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

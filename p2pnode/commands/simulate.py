@@ -1,0 +1,299 @@
+"""`p2pnode simulate`: a swarm on a virtual clock, and `reproduce` of published figures; `advise` has its own module.
+
+Imports stay light: NumPy, numba and matplotlib come in when a command needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from p2pnode.commands.options import JsonOption
+from p2pnode.commands.output import say
+from p2pnode.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from training.simulation.plan import Plan
+    from training.simulation.reproduction import Row
+
+#: Moments of a run that `--plot` shows.
+MOMENTS = 100
+
+simulate_app = typer.Typer(
+    help="Simulate a swarm's barrier on a virtual clock, before you start it.", rich_markup_mode=None
+)
+
+
+@simulate_app.callback(invoke_without_command=True)
+def simulate(
+    context: typer.Context,
+    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Nodes of the swarm.")] = 1000,
+    barrier: Annotated[str, typer.Option("--barrier", help="asp, bsp, ssp, pbsp, pssp or custom.")] = "pssp",
+    sample: Annotated[int, typer.Option("--sample", min=0, help="β; 0: √population, from 1 to 10.")] = 0,
+    staleness: Annotated[int, typer.Option("--staleness", min=0, help="s of ssp and pssp.")] = 4,
+    quantile: Annotated[float, typer.Option("--quantile", help="Share of the sample that must be far enough.")] = 1.0,
+    custom: Annotated[str, typer.Option("--custom", help="package.module:function, with --barrier custom.")] = "",
+    duration: Annotated[float, typer.Option("--duration", help="Virtual seconds.")] = 400.0,
+    steps: Annotated[
+        str,
+        typer.Option("--steps", help="exp:1, 1+exp:1, gamma:4:0.25, lognormal:0:0.3, constant:1 or trace:FILE."),
+    ] = "exp:1",
+    stragglers: Annotated[str, typer.Option("--stragglers", help="Slow nodes: 5%x4, or 5%x4,transient.")] = "",
+    discipline: Annotated[
+        str, typer.Option("--discipline", help="When a blocked node looks again: event, repoll, hold, pool.")
+    ] = "pool",
+    repoll: Annotated[
+        float, typer.Option("--repoll", min=0.0, help="Seconds between looks; 0: a twentieth of the mean step.")
+    ] = 0.0,
+    pool_size: Annotated[int, typer.Option("--pool-size", min=1, help="Peers a node knows, with pool.")] = 100,
+    pool_renewal: Annotated[float, typer.Option("--pool-renewal", help="Seconds to renew the pool.")] = 60.0,
+    sampler: Annotated[
+        str, typer.Option("--sampler", help="uniform, or biased: the owner of a random id.")
+    ] = "uniform",
+    population_error: Annotated[
+        float, typer.Option("--population-error", min=0.0, help="Relative standard deviation of the estimate N̂.")
+    ] = 0.0,
+    delay: Annotated[float, typer.Option("--delay", min=0.0, help="Seconds a message takes one way.")] = 0.0,
+    churn: Annotated[
+        float, typer.Option("--churn", min=0.0, help="Deaths per node and second; each is replaced.")
+    ] = 0.0,
+    detection: Annotated[float, typer.Option("--detection", min=0.0, help="Seconds the dead stay in samples.")] = 10.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed.")] = 1,
+    engine: Annotated[str, typer.Option("--engine", help="auto, compiled, grouped or reference.")] = "auto",
+    compare: Annotated[str, typer.Option("--compare", help="Several barriers: asp,bsp,ssp,pbsp,pssp.")] = "",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the steps into this PNG file.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Simulate one swarm, or one per barrier of --compare, with the daemon's own barriers.
+
+    Example: p2pnode simulate --nodes 1000 --barrier pbsp --sample 10 --duration 400 --steps exp:1 --stragglers 5%x4
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    from training.barriers import BarrierNotFound
+    from training.simulation.run import NotCompiled
+    from training.simulation.steptimes import BadModel
+
+    if plot is not None:
+        _need_matplotlib()
+    names = [name.strip() for name in compare.split(",") if name.strip()] or [barrier]
+    try:
+        plans = [(name, _plan(dict(context.params) | {"barrier": name})) for name in names]
+        moments = [duration * number / MOMENTS for number in range(1, MOMENTS + 1)] if plot is not None else []
+        outcomes = [(name, _run(plan, engine, moments, name)) for name, plan in plans]
+    except (BadModel, BarrierNotFound, NotCompiled, ValueError) as error:
+        raise UserError(str(error), "p2pnode simulate --help shows what each option takes", ExitCode.USAGE) from error
+    from training.simulation.metrics import summary
+
+    runs = [{"barrier": name, **summary(outcome)} for name, outcome in outcomes]
+    if plot is not None:
+        from training.simulation.drawing import draw, progress_panel, step_panel
+
+        with _writing(plot):
+            draw([step_panel(outcomes), progress_panel(outcomes)], plot, _title(plans[0][1]))
+    if as_json:
+        say(json.dumps({"schema": 1, "seed": seed, "nodes": nodes, "duration_s": duration, "runs": runs}, indent=2))
+        return 0
+    say(run_table(runs))
+    if plot is not None:
+        say(f"wrote {plot}")
+    return 0
+
+
+def run_table(runs: list[dict[str, Any]]) -> str:
+    """One line per run."""
+    from p2pnode.tables import columns
+
+    rows = [
+        (
+            run["barrier"],
+            f"{run['mean_steps']:.1f}",
+            f"{run['sd_steps']:.1f}",
+            f"{run['least_steps']}…{run['most_steps']}",
+            f"{100 * run['progress']:.0f} %",
+            f"{run['waited_s_per_step']:.3f} s",
+            f"{run['queries_per_step']:.1f}",
+            f"{run['progress_inconsistency_sd']:.2f}",
+            run["engine"],
+        )
+        for run in runs
+    ]
+    heads = ("barrier", "steps", "sd", "range", "of asp", "waits/step", "queries/step", "inconsistency", "engine")
+    return columns(heads, rows)
+
+
+def _plan(options: dict[str, Any]) -> Plan:
+    """The plan of the command line's options. Raises `BadModel` and `ValueError`."""
+    import msgspec
+
+    from training.barriers import resample_after
+    from training.settings import BarrierSettings
+    from training.simulation.plan import DISCIPLINES, SAMPLERS, Churn, Plan
+    from training.simulation.steptimes import parse_step_times, parse_stragglers
+
+    for option, known in (("discipline", DISCIPLINES), ("sampler", SAMPLERS)):
+        if options[option] not in known:
+            raise ValueError(f'--{option} "{options[option]}" is none of {", ".join(known)}')
+    raw = {
+        "method": options["barrier"],
+        "sample": options["sample"],
+        "staleness": options["staleness"],
+        "quantile": options["quantile"],
+        "custom": options["custom"],
+    }
+    try:
+        barrier = msgspec.convert(raw, BarrierSettings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the barrier {options['barrier']}: {error}") from None
+    times = parse_step_times(options["steps"])
+    return Plan(
+        nodes=options["nodes"],
+        barrier=barrier,
+        duration_s=options["duration"],
+        steps=times,
+        stragglers=parse_stragglers(options["stragglers"]),
+        discipline=options["discipline"],
+        repoll_s=resample_after(options["repoll"], times.mean_s),
+        pool_size=options["pool_size"],
+        pool_renewal_s=options["pool_renewal"],
+        sampler=options["sampler"],
+        population_error=options["population_error"],
+        delay_s=options["delay"],
+        churn=Churn(options["churn"], options["detection"]),
+        seed=options["seed"],
+    )
+
+
+def _run(plan: Plan, engine: str, moments: list[float], name: str) -> Any:
+    from typing import get_args
+
+    from training.simulation.run import EngineName, simulate
+
+    if engine not in get_args(EngineName):
+        raise ValueError(f'--engine "{engine}" is none of {", ".join(get_args(EngineName))}')
+    with progress_bar(f"{name}, {plan.nodes} nodes") as shown:
+        return simulate(plan, engine=engine, moments_s=moments, progress=shown)  # type: ignore[arg-type]
+
+
+@contextmanager
+def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
+    """A bar on the terminal's standard error; nothing where that is no terminal. Called with the share done."""
+    if not sys.stderr.isatty():
+        yield lambda _share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text, total=1.0)
+        yield lambda share: progress.update(task, completed=share)
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.nodes} nodes, {plan.duration_s:g} s, {plan.discipline}"
+
+
+def _need_matplotlib() -> None:
+    """Before minutes of work, not after."""
+    from training.simulation.drawing import NoMatplotlib, require_matplotlib
+
+    try:
+        require_matplotlib()
+    except NoMatplotlib as error:
+        raise UserError(str(error), 'figures need it: pip install "p2pnode[simulate]"', ExitCode.USAGE) from error
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns a file that cannot be written into an error with a hint."""
+    try:
+        yield
+    except OSError as error:
+        hint = "name a file in a folder that exists and can be written"
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise UserError(message, hint, ExitCode.STATE_DIRECTORY) from error
+    except ValueError as error:
+        raise UserError(f"cannot draw {path}: {error}", "end the name in .png", ExitCode.USAGE) from error
+
+
+@simulate_app.command("reproduce")
+def reproduce(
+    what: Annotated[list[str], typer.Argument(metavar="all|FIGURE…", help="Figures; `list` names them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the PNG and CSV files.")] = Path("figures"),
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Folder with the MNIST files, for the figures that learn from it.")
+    ] = None,
+    processes: Annotated[int, typer.Option("--processes", min=0, help="0: one per core.")] = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Reproduce the published figures: PNG and CSV beside the published values, and a table of verdicts.
+
+    Exit code 0 when every value lies within its tolerance and every order holds, 10 otherwise.
+
+    Example: p2pnode simulate reproduce all --out figures --data-dir mnist
+    """
+    # Before NumPy is loaded, here and in the processes: two threads on small matrices wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _need_matplotlib()
+    from training.simulation.problems import BadData
+    from training.simulation.reproduction import FIGURES, Order
+    from training.simulation.reproduction import reproduce as make
+    from training.simulation.run import has_numba
+
+    if what == ["list"]:
+        say("\n".join(FIGURES))
+        return 0
+    names = list(FIGURES) if "all" in what else what
+    if unknown := [name for name in names if name not in FIGURES]:
+        hint = f"there are {', '.join(FIGURES)}, and all"
+        raise UserError(f"there is no figure {', '.join(unknown)}", hint, ExitCode.USAGE)
+    if not has_numba():
+        hint = 'these runs need the compiled engine: pip install "p2pnode[simulate]"'
+        raise UserError("numba is not installed", hint, ExitCode.USAGE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    began = time.monotonic()
+    try:
+        with _writing(out), _stages() as shown:
+            rows = make(Order(names, out, data_dir, processes or cores, shown))
+    except BadData as error:
+        raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
+    missed = [row for row in rows if row.within is False]
+    if as_json:
+        say(json.dumps({"schema": 1, "seconds": time.monotonic() - began, "rows": [asdict(row) for row in rows]}))
+    else:
+        say(reproduction_table(rows))
+        judged = sum(row.within is not None for row in rows)
+        say(f"{judged - len(missed)} of {judged} within tolerance; {time.monotonic() - began:.0f} s; files in {out}")
+    return ExitCode.DEMO_FAILED if missed else ExitCode.OK
+
+
+def reproduction_table(rows: list[Row]) -> str:
+    """Figure, what, published, ours, within tolerance or not."""
+    from p2pnode.tables import columns
+
+    verdict = {True: "within", False: "NOT WITHIN", None: ""}
+    cells = [(row.figure, row.what, row.published, row.ours, row.tolerance, verdict[row.within]) for row in rows]
+    return columns(("figure", "what", "published", "ours", "tolerance", "verdict"), cells)
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str, float], None]]:
+    """As `progress_bar`, for work whose stages have names."""
+    if not sys.stderr.isatty():
+        yield lambda _text, _share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda text, share: progress.update(task, description=text, completed=share)

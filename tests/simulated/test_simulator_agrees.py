@@ -1,0 +1,111 @@
+"""The simulator against the real thing: whole nodes on the simulated network, and `training.simulation` on one plan.
+
+Both get the same step times, node by node and step by step, so that what differs is only what the simulator leaves
+out: messages, pushes and pulls, the overlay's samples. `benchmarks/agreement.py` has the same with real processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from random import Random
+
+import pytest
+
+from tests.world.loop import VirtualLoop
+from tests.world.swarm import Swarm
+from tests.world.trainer import StepTime, StubTrainer
+from training.settings import BarrierMethod, BarrierSettings
+from training.simulation.plan import Plan
+from training.simulation.run import simulate
+from training.simulation.steptimes import StepTimes
+from training.simulation.streams import DURATIONS, Stream
+
+SEED = 5
+NODES = 16
+#: Steps so short that none lasts the ten seconds after which a daemon no longer waits for a peer: the simulator has no
+#: such rule. Messages so quick that a step's few round trips are no part of it.
+STEP_S = 1.0
+DELAY_S = (0.0002, 0.001)
+DURATION_S = 80.0
+REPOLL_S = 0.1
+#: The spread is the mean of so many looks at the second half: at one moment it is a whole number or two.
+LOOKS = 20
+
+
+def step_times(name: str) -> StepTime:
+    """The simulator's own step times of host n7 as a stub trainer's."""
+    model, stream, drawn = StepTimes("exp", STEP_S), Stream(SEED, DURATIONS, int(name[1:])), list[float]()
+
+    def seconds(_generator: Random, step: int) -> float:
+        while len(drawn) < step:
+            drawn.append(model.draw(stream))
+        return drawn[step - 1]
+
+    return seconds
+
+
+def real(barrier: BarrierSettings) -> tuple[float, float]:
+    """Mean completed steps, and mean spread, of whole nodes."""
+
+    async def main() -> tuple[float, float]:
+        swarm = Swarm(
+            seed=SEED,
+            settings={
+                "barrier.method": barrier.method,
+                "barrier.sample": barrier.sample,
+                "barrier.staleness": barrier.staleness,
+                "barrier.resample_s": REPOLL_S,
+                "training.min_nodes": NODES,
+                "exchange.shards": 4,
+            },
+            make_trainer=lambda name: StubTrainer(name, 64, step_s=step_times(name), start_s=0.2),
+            delay=DELAY_S,
+        )
+        try:
+            swarm.start_many(NODES)
+            await swarm.until(lambda: len(swarm.of("training_started")) == NODES, within_s=60, what="everybody trains")
+            started = statistics.fmean(record.t for record in swarm.of("training_started"))
+            now = swarm.clock.monotonic() - swarm.records[-1].t + started
+            spreads = []
+            for look in range(1, LOOKS + 1):
+                due = now + DURATION_S * (0.5 + 0.5 * look / LOOKS)
+                await asyncio.sleep(due - swarm.clock.monotonic())
+                steps = [host.living.progress.step for host in swarm.running()]
+                spreads.append(statistics.pstdev(steps))
+            return statistics.fmean(steps), statistics.fmean(spreads)
+        finally:
+            await swarm.stop()
+
+    return VirtualLoop().run(main(), limit_s=3600)
+
+
+def simulated(barrier: BarrierSettings) -> tuple[float, float]:
+    """The same of the simulator."""
+    plan = Plan(
+        nodes=NODES,
+        barrier=barrier,
+        duration_s=DURATION_S + 1e-6,
+        steps=StepTimes("exp", STEP_S),
+        discipline="pool",
+        repoll_s=REPOLL_S,
+        seed=SEED,
+    )
+    looks = [DURATION_S * (0.5 + 0.5 * look / LOOKS) for look in range(1, LOOKS + 1)]
+    moments = simulate(plan, moments_s=looks).moments
+    return moments[-1].mean, statistics.fmean(moment.sd for moment in moments)
+
+
+@pytest.mark.parametrize(
+    ("method", "sample", "staleness"), [("asp", 0, 0), ("bsp", 0, 0), ("pbsp", 3, 0), ("pssp", 3, 2)]
+)
+def test_the_simulator_agrees_with_whole_nodes(method: BarrierMethod, sample: int, staleness: int) -> None:
+    """Mean progress of sixteen nodes lies within 5 % of the simulator's, spread within 20 % or a tenth of a step."""
+    print(f"seed {SEED}")
+    barrier = BarrierSettings(method=method, sample=sample, staleness=staleness)
+    mean, spread = real(barrier)
+    expected_mean, expected_spread = simulated(barrier)
+    print(f"{method}: mean {mean:.2f}, simulated {expected_mean:.2f}; spread {spread:.2f}, {expected_spread:.2f}")
+
+    assert mean == pytest.approx(expected_mean, rel=0.05)
+    assert spread == pytest.approx(expected_spread, rel=0.20, abs=0.1)

@@ -1,0 +1,51 @@
+"""The convergence bounds of the PSP chapter, equations 1 to 3, and the law of lags they rest on.
+
+`r` is the staleness, `T` the length of the update sequence, `F(r)` the share of peers at most r behind, and
+`a = F(r)^β` the chance that a whole sample is. γ_t is the lag between the true and the noisy sequence at update t.
+Golden values: tests/unit/test_simulation_bounds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+def share_within(a: float, beta: int) -> float:
+    """F(r) where `a = F(r)^β` is given."""
+    return float(a ** (1.0 / beta))
+
+
+def normaliser(a: float, share: float, r: int, length: int) -> float:
+    """S = (1 − a) / (F(r)(1 − a) + a − a^(T−r+1)), for 0 < a < 1."""
+    return (1.0 - a) / (share * (1.0 - a) + a - a ** (length - r + 1))
+
+
+def mean_bound(a: float, share: float, r: int, length: int) -> float:
+    """B1 ≥ (1/T) Σ E(γ_t)."""
+    return normaliser(a, share, r, length) * (r * (r + 1) / 2 + a * (r + 2) / (1 - a) ** 2)
+
+
+def square_bound(a: float, share: float, r: int, length: int) -> float:
+    """B2 > (1/T) Σ E(γ_t²)."""
+    body = r * (r + 1) * (2 * r + 1) / 6 + a * (r * r + 4) / (1 - a) ** 3
+    return normaliser(a, share, r, length) * body
+
+
+def lag_law(f: Values, a: float, r: int, length: int) -> Values:
+    """The law of lags that S implies, float64[T + 1]: S·f(n) up to r, then S·a^(n−r). `f` is float64[≥ r + 1]."""
+    scale = normaliser(a, float(f[: r + 1].sum()), r, length)
+    tail = a ** np.arange(1, length - r + 1, dtype=np.float64)
+    return np.concatenate([scale * f[: r + 1], scale * tail])
+
+
+def lowest(bound: Callable[[float, float, int, int], float], beta: int, r: int, length: int) -> tuple[float, float]:
+    """The least value of a bound over `a`, and where it lies, to three places of `a`."""
+    grid = np.arange(1, 1000) / 1000.0
+    values = [bound(float(a), share_within(float(a), beta), r, length) for a in grid]
+    place = int(np.argmin(values))
+    return values[place], float(grid[place])

@@ -1,0 +1,80 @@
+"""Simulate a plan: compiled where it can be, with the reference engine where it must be.
+
+`compiled` and `reference` give the same history for the same seed. `grouped`, which `auto` takes for sampled barriers
+under the discipline `event`, and under `repoll` in large swarms, gives the same distribution with chances for draws.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from training.simulation.compiled import Compiled
+from training.simulation.engine import Engine, Observer
+from training.simulation.outcome import Outcome
+from training.simulation.plan import Plan
+
+EngineName = Literal["auto", "compiled", "grouped", "reference"]
+
+
+#: From this many nodes on the steps of a sample lie all over the memory, and a chance is drawn instead.
+GROUPED_FROM = 50_000
+
+
+class NotCompiled(Exception):
+    """The compiled engine was asked for and cannot run this plan; the message says why."""
+
+
+def simulate(
+    plan: Plan,
+    *,
+    engine: EngineName = "auto",
+    moments_s: Sequence[float] = (),
+    keep_trace: bool = False,
+    observer: Observer | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Run one plan. `progress` is called now and then with the share done, in [0, 1].
+
+    Raises `NotCompiled`, and `BarrierNotFound` for a custom barrier that does not import.
+    """
+    reason = why_not_compiled(plan) if observer is None else "somebody watches its events"
+    if engine == "grouped" and not reason:
+        reason = why_not_grouped(plan)
+    if engine in ("compiled", "grouped") and reason:
+        raise NotCompiled(reason)
+    if engine != "reference" and not reason:
+        pays = plan.discipline == "event" or plan.nodes >= GROUPED_FROM
+        grouped = engine == "grouped" or (engine == "auto" and pays and not why_not_grouped(plan))
+        return Compiled(plan, moments_s, keep_trace=keep_trace, grouped=grouped).run(progress)
+    return Engine(plan, moments_s=moments_s, keep_trace=keep_trace, observer=observer, progress=progress).run()
+
+
+def has_numba() -> bool:
+    """Whether numba is installed; it is not imported for that."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def why_not_compiled(plan: Plan) -> str:
+    """Why the compiled engine cannot run this plan; empty where it can."""
+    if not has_numba():
+        return "numba is not installed"
+    if plan.barrier.method == "custom":
+        return "a custom barrier is Python"
+    if plan.churn.rate > 0 or plan.delay_s > 0:
+        return "it knows neither churn nor message delay"
+    if plan.sampler != "uniform":
+        return "it samples uniformly only"
+    if plan.discipline == "hold" and plan.barrier.quantile < 1.0 and plan.barrier.method in ("pbsp", "pssp"):
+        return "held samples with a quantile wait for more than one peer"
+    return ""
+
+
+def why_not_grouped(plan: Plan) -> str:
+    """Why a chance cannot stand for a sample; empty where it can. Compiled it must be as well."""
+    if plan.discipline not in ("event", "repoll") or plan.barrier.method not in ("pbsp", "pssp"):
+        return "chances are for fresh, uniform samples: pbsp and pssp, event or repoll"
+    if plan.population_error > 0 and plan.barrier.sample == 0:
+        return "nodes with samples of different sizes are no group"
+    return ""
