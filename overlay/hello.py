@@ -118,7 +118,10 @@ async def say_hello(
     head = encode_request(run, own_id)
     try:
         async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:
-            received = answer.head
+            received, proven = answer.head, answer.node_id
     except TransportError as error:
         raise Unsuitable(error.detail, final=error.kind == "foreign") from error
-    return judge_answer(received, address, run=run, own_id=own_id, genesis=genesis)
+    greeted = judge_answer(received, address, run=run, own_id=own_id, genesis=genesis)
+    if proven and proven != greeted.contact.node_id:
+        raise Unsuitable(f"is {short(proven)} and speaks as {short(greeted.contact.node_id)}", final=False)
+    return greeted

@@ -26,7 +26,7 @@ from overlay.gossip import NewsQueue
 from overlay.peers import Beat, Contact, Peer
 from overlay.routing import ContactTable
 from overlay.timeouts import RoundTrips
-from overlay.transport import Address, Transport
+from overlay.transport import Address, NodeAddress, Transport, id_behind
 from overlay.wire import REQUEST, RESPONSE, Call, Malformed, News, Request, Response, Result, Tell, Twin, Unreached
 
 #: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
@@ -178,14 +178,14 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         pending.blame = blame
         self._outstanding[message_id] = pending
         self._wait(message_id, pending, first_s, now)
-        self._send(contact.address, datagram)
+        self._send(_home(contact), datagram)
 
     def tell(self, contact: Contact, news: Sequence[News], body: Tell | Unreached | Twin = _TELL) -> None:
         """Send news now; nothing comes back."""
         if self.transport is None or self._tag is None:
             return
         message_id = self._entropy.token(wire.MESSAGE_ID_BYTES)
-        self._send(contact.address, wire.encode(REQUEST, message_id, self._head, body, news[: wire.MAX_NEWS]))
+        self._send(_home(contact), wire.encode(REQUEST, message_id, self._head, body, news[: wire.MAX_NEWS]))
 
     def respond(self, message_id: bytes, to: Address, result: Result) -> None:
         """Answer a call, at once or later."""
@@ -219,7 +219,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             second_s, pending.second_s = pending.second_s, 0.0
             self._wait(message_id, pending, second_s, now)
             self.counters["retries"] += 1
-            self._send(pending.contact.address, pending.datagram)
+            self._send(_home(pending.contact), pending.datagram)
             if pending.on_slow is not None:
                 self._guarded(pending.on_slow)
             return
@@ -244,6 +244,9 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         if message.tag != self._tag:
             self.counters["dropped_other_swarm"] += 1
+            return
+        if (sealed_by := id_behind(addr)) and sealed_by != message.beat.node_id:
+            self.counters["dropped_in_anothers_name"] += 1
             return
         if message.beat.node_id == self.own_id:
             self.counters["dropped_own_id"] += 1
@@ -301,6 +304,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self.counters["faults"] += 1
             if self.counters["faults"] == 1:
                 self._log.error("datagram_handler_failed", error=repr(error))
+
+
+def _home(contact: Contact) -> NodeAddress:
+    """Where it lives, with its id: a sealed door seals for the node, not for the address."""
+    return NodeAddress.of(contact.address, contact.node_id)
 
 
 class SwarmServer(Server):  # type: ignore[misc]

@@ -443,6 +443,7 @@ class Overlay:
         return {
             **protocol.counters,
             **self._streams.counters,
+            "socket": dict(self._transport.counters),
             "peers": len(self.peers),
             "contacts": len(protocol.router),
             "suspects": self._detector.suspects,

@@ -19,7 +19,19 @@ from msgspec import Meta
 from overlay.doors import Clock
 from overlay.ids import ID_BYTES, short
 from overlay.peers import Beat, Contact
-from overlay.transport import Address, Answer, Body, Buffer, Incoming, Rejection, Reply, Transport, TransportError
+from overlay.transport import (
+    Address,
+    Answer,
+    Body,
+    Buffer,
+    Incoming,
+    NodeAddress,
+    Rejection,
+    Reply,
+    Transport,
+    TransportError,
+    id_behind,
+)
 from overlay.wire import TAG_BYTES, literal
 
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
@@ -112,6 +124,8 @@ class Streams:
             raise Rejection("this node belongs to another swarm")
         if envelope.to != self._own_id:
             raise Rejection(f"{short(envelope.to)} does not live here, this is {short(self._own_id)}")
+        if (proven := id_behind(incoming.source)) and proven != envelope.beat.node_id:
+            raise Rejection(f"{short(proven)} speaks in the name of {short(envelope.beat.node_id)}")
         handler = self._handlers.get(incoming.name)
         if handler is None:
             raise Rejection(f"this node does not serve {incoming.name!r}")
@@ -139,7 +153,8 @@ class Streams:
         head = _ENCODER.encode(Envelope(node.tag, node.beat, to.node_id, payload))
         self.counters["requests_out"] += 1
         try:
-            async with self._transport.request(to.address, name, head, body, timeout_s=timeout_s) as answer:
+            home = NodeAddress.of(to.address, to.node_id)
+            async with self._transport.request(home, name, head, body, timeout_s=timeout_s) as answer:
                 envelope = _open(answer.head)
                 if envelope is None or envelope.tag != node.tag:
                     raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")

@@ -1,9 +1,12 @@
-"""The real door: UDP datagrams, and requests as HTTP/1.1 over TCP on the same port number.
+"""The real door: UDP datagrams, and requests as HTTP/1.1 over TCP on the same port number; in a closed swarm over TLS.
 
 `POST /p2p/{name}`, both ways a length, a head and a raw body (`overlay.sockets_streams`), both ways with the header
 `X-P2PNode: 1`: whoever answers without it is not one of us, and a browser cannot be made to send it. Decides nothing
 about requests: unknown names are the handler's business. The only module of the overlay that knows aiohttp; its traps
 (total timeouts, decompression, large reads, writes that do not yield) are listed in building-blocks.md section 1.
+
+With a `StreamSeal` both sides show certificates (TLS 1.3), who is behind a connection is known before a byte of a
+request passes, and strangers do not get as far as TLS (`overlay.sockets_admission`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,11 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
+from collections import Counter
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -22,21 +30,29 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from overlay.admission import Admission
+from overlay.credentials import Credentials, NoNode, id_of_certificate
 from overlay.doors import Clock, Log
+from overlay.ids import short
+from overlay.sealing import CLOCK_BOUND_S, MAX_SEALED_BYTES
+from overlay.sockets_admission import Threshold
 from overlay.sockets_binding import BACKLOG, DatagramSocket, bind_pair
 from overlay.sockets_streams import BadFraming, BodyFailed, Inflow, Outflow, framed, known_size, pour, whole
 from overlay.transport import (
     HANDLER_SILENCE_S,
+    MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
     Address,
     Answer,
     Body,
     DatagramHandler,
     Incoming,
+    NodeAddress,
     Rejection,
     Reply,
     RequestHandler,
     TransportError,
+    id_behind,
 )
 
 MARKER = "X-P2PNode"
@@ -59,11 +75,30 @@ CLOSE_S = 0.4
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES, errno.EPERM)
 
 
+#: TLS handshakes at once, and the longest one; only members come this far.
+HANDSHAKES_AT_ONCE = 64
+MOST_HANDSHAKES = 1024
+HANDSHAKE_S = 10.0
+
+
+@dataclass(slots=True)
+class StreamSeal:
+    """What makes the streams of a closed swarm: who may begin, and the contexts of both sides."""
+
+    admission: Admission
+    credentials: Credentials
+
+
 class SocketTransport:
     """Implements `overlay.transport.Transport` with real sockets, on asyncio and on uvloop."""
 
-    def __init__(self, host: str, port: int, *, log: Log, clock: Clock) -> None:
+    def __init__(self, host: str, port: int, *, log: Log, clock: Clock, seal: StreamSeal | None = None) -> None:
         self.address = Address(host, port)
+        self._seal = seal
+        self._threshold: Threshold | None = None
+        self._counters: Counter[str] = Counter()
+        self._handshakes = asyncio.Semaphore(HANDSHAKES_AT_ONCE)
+        self._handshaking: dict[asyncio.Task[None], bool] = {}
         self._log = log
         self._clock = clock
         self._is_open = False
@@ -80,6 +115,19 @@ class SocketTransport:
     @property
     def is_open(self) -> bool:
         return self._is_open
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """See `Transport.counters`."""
+        return {**self._datagrams.counters, **self._counters} if self._datagrams is not None else {}
+
+    def use(self, credentials: Credentials) -> None:
+        """New connections show and accept these certificates. Open ones end when what passes on them now has passed:
+        what they were admitted by may not be valid any more."""
+        assert self._seal is not None
+        self._seal.credentials = credentials
+        for connection in self._server.connections if self._server is not None else ():
+            connection.close()
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """See `Transport.open`."""
@@ -99,15 +147,25 @@ class SocketTransport:
             keepalive_timeout=SERVER_KEEP_ALIVE_S,
             lingering_time=LINGER_S,
         )
-        self._session = _session()
+        self._session = _session(self._seal, self._clock)
         try:
-            self._listener = await loop.create_server(self._server, sock=stream, backlog=BACKLOG)
+            if self._seal is None:
+                self._listener = await loop.create_server(self._server, sock=stream, backlog=BACKLOG)
+            else:
+                seal = self._seal
+                self._threshold = Threshold(
+                    stream,
+                    lambda beginning: seal.admission.judge(beginning, self._clock.wall()),
+                    self._admit,
+                    self._counters,
+                )
         except BaseException:
             stream.close()
             datagrams.close()
             await self._session.close()
             raise
-        self._datagrams = DatagramSocket(datagrams, on_datagram, self._log)
+        longest_bytes = MAX_DATAGRAM_BYTES if self._seal is None else MAX_SEALED_BYTES
+        self._datagrams = DatagramSocket(datagrams, on_datagram, self._log, longest_bytes=longest_bytes)
         self._is_open = True
         return self.address
 
@@ -120,7 +178,7 @@ class SocketTransport:
         """See `Transport.request`."""
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
-        return _Request(self, self._session, self._asking, to, name, head, body, timeout_s)
+        return _Request(self, self._session, self._seal, self._asking, to, name, head, body, timeout_s)
 
     async def close(self) -> None:
         """See `Transport.close`; takes less than a second."""
@@ -129,6 +187,12 @@ class SocketTransport:
             self._datagrams.close()
         if self._listener is not None:
             self._listener.close()
+        if self._threshold is not None:
+            self._threshold.close()
+        for task in self._handshaking:
+            task.cancel()
+        if self._handshaking:
+            await asyncio.wait(list(self._handshaking), timeout=CLOSE_S)
         handling = [task for task in self._handling if task is not asyncio.current_task()]
         for task in handling:
             task.cancel()
@@ -144,6 +208,36 @@ class SocketTransport:
             # Connections are gone only after their `connection_lost`, a few turns of the loop later.
             for _ in range(4):
                 await asyncio.sleep(0)
+
+    # --- admitting ----------------------------------------------------------------------------------------------
+
+    def _admit(self, stream: socket.socket) -> None:
+        """Begin TLS with one who has shown a ticket."""
+        if len(self._handshaking) >= MOST_HANDSHAKES:
+            self._counters["streams_dropped_busy"] += 1
+            stream.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._shake_hands(stream), name="handshake")
+        self._handshaking[task] = True
+        task.add_done_callback(self._handshaking.pop)
+
+    async def _shake_hands(self, stream: socket.socket) -> None:
+        assert self._seal is not None
+        assert self._server is not None
+        try:
+            async with self._handshakes:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._server,
+                    stream,
+                    ssl=self._seal.credentials.server,
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                )
+            self._counters["streams_sealed"] += 1
+        except (OSError, ssl.SSLError):  # refused certificates, those who left, those who took too long
+            self._counters["streams_dropped_handshake"] += 1
+        finally:
+            if not self._is_open:
+                stream.close()
 
     # --- serving ------------------------------------------------------------------------------------------------
 
@@ -208,7 +302,16 @@ def _source(request: web.BaseRequest) -> Address:
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     if not peer:
         raise ConnectionResetError("the peer has left")
-    return Address.checked(peer[0], peer[1])
+    source = Address.checked(peer[0], peer[1])
+    proven = _proven_id(request.transport)
+    return NodeAddress.of(source, proven) if proven else source
+
+
+def _proven_id(transport: asyncio.BaseTransport | None) -> bytes:
+    """Who is at the other end, by its certificate; empty where there is none. Raises `NoNode`."""
+    tls = transport.get_extra_info("ssl_object") if transport is not None else None
+    certificate = tls.getpeercert(True) if tls is not None else None
+    return id_of_certificate(certificate) if certificate else b""
 
 
 def _explain(source: Address, error: Exception) -> TransportError:
@@ -290,6 +393,7 @@ class _Request:
         self,
         transport: SocketTransport,
         session: aiohttp.ClientSession | None,
+        seal: StreamSeal | None,
         asking: dict[_Request, bool],
         to: Address,
         name: str,
@@ -299,6 +403,7 @@ class _Request:
     ) -> None:
         self._transport = transport
         self._session = session
+        self._seal = seal
         self._asking = asking
         self._to = to
         self._name = name
@@ -330,6 +435,8 @@ class _Request:
 
     async def _ask(self, session: aiohttp.ClientSession) -> Answer:
         message = whole(self._head, self._body)
+        other_end = _OtherEnd(self._to, id_behind(self._to))
+        _other_end.set(other_end)
         stale = SimpleNamespace(reused=False)
         try:
             response = await self._post(session, message, stale)
@@ -350,7 +457,7 @@ class _Request:
             raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {response.status})")
         inflow = Inflow(response.content, self._translate)
         try:
-            return Answer(await inflow.head(), inflow)
+            return Answer(await inflow.head(), inflow, other_end.found)
         except BadFraming as error:
             raise TransportError("foreign", self._to, f"answered, but {error}") from error
 
@@ -366,9 +473,10 @@ class _Request:
                 if message is None:
                     data = self._upload = _Upload(self._head, self._body, deadline, self._timeout_s)
                 return await session.post(
-                    _url(self._to, self._name),
+                    _url(Address(*self._to), self._name, self._seal is not None),
                     data=data,
                     headers=OURS,
+                    ssl=True if self._seal is None else self._seal.credentials.client,
                     timeout=bounds,
                     allow_redirects=False,
                     trace_request_ctx=stale,
@@ -405,8 +513,10 @@ class _Request:
             return TransportError("closed", self._to, "did not answer before our own transport closed")
         if isinstance(error, TimeoutError):
             return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
+        if isinstance(error, aiohttp.ClientSSLError):
+            return TransportError("foreign", self._to, _without_tls(error))
         if isinstance(error, aiohttp.ClientConnectorError):
-            return _unconnected(self._to, error)
+            return _unconnected(self._to, error, sealed=self._seal is not None)
         if isinstance(error, aiohttp.ClientResponseError):
             return _foreign(self._to)
         if isinstance(error, aiohttp.ClientError | OSError):
@@ -418,7 +528,20 @@ def _foreign(to: Address) -> TransportError:
     return TransportError("foreign", to, "answered, but not as a p2pnode")
 
 
-def _unconnected(to: Address, error: aiohttp.ClientConnectorError) -> TransportError:
+#: What silence may mean, to one who has a key.
+_SILENCE = (
+    "closed the connection without a word: has it the same swarm key and run, "
+    f"and do both clocks agree to {CLOCK_BOUND_S:g} s?"
+)
+
+
+def _without_tls(error: aiohttp.ClientSSLError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "has no certificate of this swarm: another key, or another run"
+    return "does not speak TLS as a node of this swarm does: it may belong to an open swarm, and this node's has a key"
+
+
+def _unconnected(to: Address, error: aiohttp.ClientConnectorError, *, sealed: bool) -> TransportError:
     number = error.os_error.errno
     if number == errno.ECONNREFUSED:
         return TransportError("refused", to, "refused the connection: nobody listens there")
@@ -426,6 +549,8 @@ def _unconnected(to: Address, error: aiohttp.ClientConnectorError) -> TransportE
         return TransportError("timeout", to, "did not answer")
     if number in UNREACHABLE:
         return TransportError("refused", to, f"cannot be reached: {os.strerror(number)}")
+    if sealed and (number in (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED) or number is None):
+        return TransportError("reset", to, _SILENCE)
     if number in (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED):
         return TransportError("reset", to, "broke the connection off")
     return TransportError("refused", to, f"cannot be reached: {error.os_error}")
@@ -437,16 +562,66 @@ async def _reason(response: aiohttp.ClientResponse) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _url(to: Address, name: str) -> URL:
-    return URL.build(scheme="http", host=to.host, port=to.port, path=PATH + name)
+def _url(to: Address, name: str, sealed: bool) -> URL:
+    return URL.build(scheme="https" if sealed else "http", host=to.host, port=to.port, path=PATH + name)
 
 
-def _session() -> aiohttp.ClientSession:
+@dataclass(slots=True)
+class _OtherEnd:
+    """Who a request is for, and who was found there."""
+
+    address: Address
+    expected: bytes
+    found: bytes = b""
+
+
+#: The one of the request that this task is making: a connector sees nothing of its requests but their URL.
+_other_end: ContextVar[_OtherEnd] = ContextVar("other_end")
+
+
+class _SealedConnector(aiohttp.TCPConnector):
+    """Shows a ticket on every new connection, and lets a request pass only to the node it is for.
+
+    The pool is keyed by host and port, so connections that are used again are looked at too.
+    """
+
+    def __init__(self, seal: StreamSeal, clock: Clock, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._seal = seal
+        self._clock = clock
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+        connection = await super().connect(req, traces, timeout)
+        other_end = _other_end.get()
+        try:
+            other_end.found = _proven_id(connection.transport)
+        except NoNode as error:
+            connection.close()
+            raise TransportError("foreign", other_end.address, f"has no node's certificate: {error}") from error
+        if other_end.expected and other_end.found != other_end.expected:
+            connection.close()
+            detail = f"is {short(other_end.found)}, we asked for {short(other_end.expected)}"
+            raise TransportError("rejected", other_end.address, detail)
+        return connection
+
+    async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
+        # Only while connecting: as part of the request it would be part of the pool's key, and no two are the same.
+        req.server_hostname = self._seal.admission.ticket(_other_end.get().expected, self._clock.wall())
+        try:
+            return await super()._create_connection(req, traces, timeout)
+        finally:
+            req.server_hostname = None
+
+
+def _session(seal: StreamSeal | None, clock: Clock) -> aiohttp.ClientSession:
+    # No limit: to how many peers we talk at once is decided above, and a slow one must not hold up the others.
+    pool = {"limit": 0, "keepalive_timeout": CLIENT_KEEP_ALIVE_S, "use_dns_cache": False}
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
-        # No limit: to how many peers we talk at once is decided above, and a slow one must not hold up the others.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=CLIENT_KEEP_ALIVE_S, use_dns_cache=False),
+        connector=(
+            aiohttp.TCPConnector(**pool) if seal is None else _SealedConnector(seal, clock, **pool)  # type: ignore[arg-type]
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trace_configs=[trace],

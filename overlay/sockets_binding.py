@@ -12,6 +12,7 @@ import contextlib
 import errno
 import ipaddress
 import socket
+from collections import Counter
 
 from overlay.doors import Log
 from overlay.transport import MAX_DATAGRAM_BYTES, Address, DatagramHandler, PortInUse
@@ -71,10 +72,16 @@ def _prepare(stream: socket.socket, datagrams: socket.socket, family: int) -> No
 class DatagramSocket:
     """A bound UDP socket on the running loop."""
 
-    def __init__(self, bound: socket.socket, on_datagram: DatagramHandler, log: Log) -> None:
-        self.received = 0
-        self.sent = 0
-        self.dropped = 0
+    def __init__(
+        self,
+        bound: socket.socket,
+        on_datagram: DatagramHandler,
+        log: Log,
+        *,
+        longest_bytes: int = MAX_DATAGRAM_BYTES,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._longest_bytes = longest_bytes
         self._socket = bound
         self._on_datagram = on_datagram
         self._log = log
@@ -83,31 +90,35 @@ class DatagramSocket:
         self._loop.add_reader(bound.fileno(), self._on_readable)
 
     def send(self, to: Address, datagram: bytes) -> None:
-        """Send, or count as dropped: too long, wrong family, no route, full buffer, odd address."""
-        if len(datagram) > MAX_DATAGRAM_BYTES:
-            self.dropped += 1
-            self._failed("datagram_too_long", f"{len(datagram)} bytes", limit=MAX_DATAGRAM_BYTES)
+        """Send, or count why not: too long, wrong family or no route, full buffer, odd address."""
+        if len(datagram) > self._longest_bytes:
+            self.counters["not_sent_long"] += 1
+            self._failed("datagram_too_long", f"{len(datagram)} bytes", limit=self._longest_bytes)
             return
         host, port = to
         try:
             if self._socket.family == socket.AF_INET6 and ":" not in host:
                 host = f"::ffff:{host}"
             self._socket.sendto(datagram, (host, port))
-        except (OSError, ValueError, TypeError, OverflowError):
-            self.dropped += 1
+        except (BlockingIOError, InterruptedError):
+            self.counters["not_sent_buffer_full"] += 1
+        except OSError:
+            self.counters["not_sent_no_way"] += 1
+        except (ValueError, TypeError, OverflowError):
+            self.counters["not_sent_bad_address"] += 1
         else:
-            self.sent += 1
+            self.counters["sent"] += 1
 
     def _on_readable(self) -> None:
         for _ in range(DATAGRAMS_PER_TURN):
             try:
-                datagram, source = self._socket.recvfrom(MAX_DATAGRAM_BYTES + 1)
+                datagram, source = self._socket.recvfrom(self._longest_bytes + 1)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:  # a message of an earlier send's failure, not ours to mend
                 continue
-            if len(datagram) > MAX_DATAGRAM_BYTES:
-                self.dropped += 1
+            if len(datagram) > self._longest_bytes:
+                self.counters["dropped_long"] += 1
                 continue
             self._deliver(datagram, source)
             if self._socket.fileno() < 0:  # the handler closed us
@@ -117,9 +128,9 @@ class DatagramSocket:
         try:
             address = Address.checked(source[0], source[1])
         except ValueError:  # source port 0: cannot be answered
-            self.dropped += 1
+            self.counters["dropped_source"] += 1
             return
-        self.received += 1
+        self.counters["received"] += 1
         try:
             self._on_datagram(datagram, address)
         except Exception as error:

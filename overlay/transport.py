@@ -8,7 +8,7 @@ an in-memory network behind the same interface. Nothing above this line knows wh
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -44,6 +44,24 @@ class Address(NamedTuple):
         if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
             literal = literal.ipv4_mapped
         return cls(str(literal), port)
+
+
+class NodeAddress(Address):
+    """An address together with the node that lives there: proven, as the source of what it sent through a sealed door;
+    expected, as a target. Equal to the plain address."""
+
+    node_id: bytes
+
+    @classmethod
+    def of(cls, address: Address, node_id: bytes) -> NodeAddress:
+        made = cls(*address)
+        made.node_id = node_id
+        return made
+
+
+def id_behind(address: Address) -> bytes:
+    """The node id that comes with an address; empty for a plain one."""
+    return address.node_id if isinstance(address, NodeAddress) else b""
 
 
 FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejected"]
@@ -88,10 +106,12 @@ class Reply:
 
 @dataclass(slots=True)
 class Answer:
-    """What a caller gets back: the head at once, the body as it arrives."""
+    """What a caller gets back: the head at once, the body as it arrives. `node_id`: who answers, where the door has
+    proof of it; empty otherwise."""
 
     head: bytes
     body: AsyncIterator[Buffer]
+    node_id: bytes = b""
 
 
 DatagramHandler = Callable[[bytes, Address], None]
@@ -101,6 +121,11 @@ Body = AsyncIterator[Buffer] | Iterable[Buffer]
 
 class Transport(Protocol):
     """What a node needs of a network. One instance per node; `open` once, `close` once."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Datagrams sent, received and dropped before they were handed on, by reason; for `/status`."""
+        ...
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """Bind and begin to serve; returns the bound address (a port of 0 was replaced by a free one, the same

@@ -239,9 +239,11 @@ class MemoryTransport:
         self.loop = network.loop
         self.address = Address(host, port)
         self.crashed = False
+        self.counters: dict[str, int] = {}
         self.streams: dict[Stream, bool] = {}
         self.handlers: dict[asyncio.Task[None], bool] = {}
         self.on_request: RequestHandler | None = None
+        self.longest_datagram_bytes = MAX_DATAGRAM_BYTES
         self._on_datagram: DatagramHandler | None = None
         self._open = False
 
@@ -257,8 +259,8 @@ class MemoryTransport:
         return self.address
 
     def send(self, to: Address, datagram: bytes) -> None:
-        if len(datagram) > MAX_DATAGRAM_BYTES:
-            raise ValueError(f"a datagram of {len(datagram)} bytes: at most {MAX_DATAGRAM_BYTES} fit a frame")
+        if len(datagram) > self.longest_datagram_bytes:
+            raise ValueError(f"a datagram of {len(datagram)} bytes: at most {self.longest_datagram_bytes} fit a frame")
         if self._open:
             self.network.carry(self, to, datagram)
 
