@@ -20,6 +20,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     identity_seed: bytes
     run: str
     secrets: list[bytes]
+    wall_s: float
 
     def __repr__(self) -> str:
         return f"Order(run={self.run!r})"
@@ -39,12 +40,12 @@ class NoCertificate(Exception):
     """The certificates could not be made; the text says what the process said."""
 
 
-def make_certificates(identity: Identity, keys: KeyRing, run: str) -> Delivery:
-    """Have them made by a process of its own; takes a fraction of a second, so keep it off the loop.
+def make_certificates(identity: Identity, keys: KeyRing, run: str, wall_s: float) -> Delivery:
+    """Have them made by a process of its own, for a node that starts at `wall_s` (seconds since 1970).
 
-    Raises `NoCertificate`.
+    Takes a fraction of a second, so keep it off the loop. Raises `NoCertificate`.
     """
-    order = msgspec.msgpack.encode(Order(identity.seed, run, [key.secret for key in keys]))
+    order = msgspec.msgpack.encode(Order(identity.seed, run, [key.secret for key in keys], wall_s))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "overlay.certificates"],

@@ -91,9 +91,10 @@ def _usage(*, signs: bool, certifies: bool) -> x509.KeyUsage:
     )
 
 
-def deliver(order: Order, now: datetime.datetime) -> Delivery:
+def deliver(order: Order) -> Delivery:
     """All a node needs for TLS: its own certificate under the key in use, the authorities of all valid ones."""
     ring = KeyRing(tuple(SwarmKey(secret) for secret in order.secrets))
+    now = datetime.datetime.fromtimestamp(order.wall_s, datetime.UTC)
     private, certificate = node_certificate(order.identity_seed, ring.primary, order.run, now)
     return Delivery(
         authorities=[authority(key, order.run)[1].public_bytes(Encoding.PEM).decode("ascii") for key in ring],
@@ -104,7 +105,7 @@ def deliver(order: Order, now: datetime.datetime) -> Delivery:
 
 def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(deliver(order, datetime.datetime.now(datetime.UTC))))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(deliver(order)))
 
 
 if __name__ == "__main__":

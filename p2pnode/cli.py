@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from p2pnode import __version__
-from p2pnode.commands import ask, demo, files, start
+from p2pnode.commands import ask, demo, files, key, start
 from p2pnode.commands.output import complain, say
 from p2pnode.errors import ExitCode, UserError
 
@@ -39,6 +39,7 @@ def _register() -> None:
     app.command("init")(files.init)
     app.command("export")(files.export)
     app.add_typer(files.config_app, name="config")
+    app.add_typer(key.key_app, name="key")
 
 
 @app.callback(invoke_without_command=True)
