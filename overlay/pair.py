@@ -20,6 +20,8 @@ HEADER_BYTES = _HEADER.size
 SEAL_BYTES = HEADER_BYTES + TAG_BYTES
 _NONCE = struct.Struct(">4xQ")
 WINDOW = 1024
+#: First byte of a datagram that wants an answer (Kademlia's framing, `overlay.wire`).
+QUESTION = b"\0"
 #: Far below the 2^32 blocks that one AES-GCM key should see (NIST SP 800-38D), at 90 blocks a datagram.
 MOST_DATAGRAMS = 1 << 24
 
@@ -32,6 +34,7 @@ class Pair:
     """One session with one start of one node. `index` is ours, put before what is sent to us."""
 
     __slots__ = (
+        "_asked",
         "_in",
         "_out",
         "_seen",
@@ -45,7 +48,7 @@ class Pair:
         "node_id",
         "offered",
         "sent",
-        "unanswered",
+        "silent_since",
         "used",
     )
 
@@ -67,7 +70,9 @@ class Pair:
         self.offered = offered  # we began
         self.confirmed = offered  # it has used the pair, so its offer was no old one
         self.born = self.used = self.heard = now
-        self.unanswered: float | None = None
+        #: When the second of the questions was asked that nothing was heard after; a single one may want no answer.
+        self.silent_since: float | None = None
+        self._asked = 0
         self.sent = 0
         self.highest = 0
         self._their_index = their_index
@@ -79,8 +84,10 @@ class Pair:
         """One datagram as it goes on the wire."""
         self.sent += 1
         self.used = now
-        if self.unanswered is None:
-            self.unanswered = now
+        if datagram[:1] == QUESTION:
+            self._asked += 1
+            if self._asked == 2:
+                self.silent_since = now
         header = _HEADER.pack(SEALED, self._their_index, self.sent)
         return header + self._out.encrypt(_NONCE.pack(self.sent), datagram, header)
 
@@ -102,7 +109,7 @@ class Pair:
         else:
             self._seen |= 1 << age
         self.used = self.heard = now
-        self.unanswered = None
+        self._asked, self.silent_since = 0, None
         return datagram, newest
 
 

@@ -48,7 +48,7 @@ OFFER_LIFE_S = 5.0
 #: Datagrams that wait for a pair, per contact, and for how long; more and older ones are lost, as datagrams are.
 WAITING_AT_ONCE = 8
 WAITING_S = 3.0
-#: A pair that we spoke to and that is silent for this long may belong to a process that has gone: beside what we send
+#: A pair that we asked twice and that is silent for this long may belong to a process that has gone: beside what we send
 #: goes a new offer, at most once in the pause.
 SILENT_S = 0.4
 SILENT_PAUSE_S = 1.0
@@ -182,7 +182,7 @@ class Sealer:
         if pair is None or pair.index not in self._pairs or now - pair.used > IDLE_S or pair.sent >= MOST_DATAGRAMS:
             self._put_aside(route, datagram, now)
             return list(self._offer(key, route, now, wall, OFFER_PAUSE_S))
-        silent = pair.unanswered is not None and now - pair.unanswered > SILENT_S
+        silent = pair.silent_since is not None and now - pair.silent_since > SILENT_S
         out: list[tuple[Address, bytes]] = [(to, pair.seal(datagram, now))]
         self.counters["sealed"] += 1
         if silent:
