@@ -48,8 +48,8 @@ OFFER_LIFE_S = 5.0
 #: Datagrams that wait for a pair, per contact, and for how long; more and older ones are lost, as datagrams are.
 WAITING_AT_ONCE = 8
 WAITING_S = 3.0
-#: A pair that we asked twice and that is silent for this long may belong to a process that has gone: beside what we send
-#: goes a new offer, at most once in the pause.
+#: A pair that we asked twice and that is silent for this long may belong to a process that has gone: beside what we
+#: send goes a new offer, at most once in the pause.
 SILENT_S = 0.4
 SILENT_PAUSE_S = 1.0
 #: A pair gets new keys after this long; who accepted waits a little longer, so that seldom both begin.

@@ -8,51 +8,85 @@ from collections.abc import Callable, Iterable
 from overlay.identity import load_identity, next_incarnation
 from overlay.node import Overlay
 from overlay.peers import Activity, PeerChange
+from overlay.sealed_transport import SealedTransport
+from overlay.sealing import MAX_SEALED_BYTES
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
-from overlay.transport import Address
+from overlay.swarm_key import KeyRing
+from overlay.transport import Address, Transport
 from tests.world.doors import ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.world.network import Network
 
 GENESIS = b"genesis of tests"
 PORT = 8468
+#: Keys of worlds that name none; a test sets it to play the other tests' stories in a closed swarm.
+SEALED_BY_DEFAULT: KeyRing | None = None
 
 
 class OverlayWorld:
     """Nodes by number; node 0 founds. Any exception in a datagram handler fails the test."""
 
     def __init__(
-        self, seed: int, *, delay: tuple[float, float] = (0.001, 0.01), loss: float = 0.0, run: str = "tests"
+        self,
+        seed: int,
+        *,
+        delay: tuple[float, float] = (0.001, 0.01),
+        loss: float = 0.0,
+        run: str = "tests",
+        keys: KeyRing | None = None,
     ) -> None:
+        """`keys`: a closed swarm, its datagrams sealed."""
         print(f"seed {seed}")
+        self.keys = keys or SEALED_BY_DEFAULT
+        self.seals: dict[int, SealedTransport] = {}
         self.seed = seed
         self.run = run
         self.clock = VirtualClock()
         self.network = Network(asyncio.get_running_loop(), seed, delay=delay, loss=loss)
+        self.clocks: dict[int, VirtualClock] = {}
         self.records: list[Record] = []
         self.disks: dict[int, MemoryDisk] = {}
         self.nodes: dict[int, Overlay] = {}
         self.changes: dict[int, list[tuple[float, PeerChange]]] = {}
         self._starts: dict[int, int] = {}
 
-    def make(self, number: int, *, host: str | None = None, run: str | None = None, **node: object) -> Overlay:
+    def make(
+        self,
+        number: int,
+        *,
+        host: str | None = None,
+        run: str | None = None,
+        keys: KeyRing | None = None,
+        **node: object,
+    ) -> Overlay:
         """A node that is not started yet, on its own disk (the old one, if it ran before)."""
         disk = self.disks.setdefault(number, MemoryDisk())
         self._starts[number] = self._starts.get(number, 0) + 1
         entropy = SeededEntropy(f"{self.seed}/{number}/{self._starts[number]}")
         host = host or address_of(number)
+        identity = load_identity(disk, entropy)
+        clock = self.clocks.setdefault(number, VirtualClock())
+        log = ListLog(self.records, f"n{number}", self.clock)
+        door = self.network.transport(host, PORT)
+        transport: Transport = door
+        keys = keys or self.keys
+        if keys is not None:
+            door.longest_datagram_bytes = MAX_SEALED_BYTES
+            transport = self.seals[number] = SealedTransport(
+                door, identity, keys, run or self.run, clock=clock, entropy=entropy, log=log
+            )
         settings = NodeSettings(host=host, port=PORT, **node)  # type: ignore[arg-type]
         overlay = Overlay(
-            identity=load_identity(disk, entropy),
+            identity=identity,
             incarnation=next_incarnation(disk),
             boot=int.from_bytes(entropy.token(8), "big"),
             node=settings,
             swarm=SwarmSettings(run=run or self.run),
             liveness=LivenessSettings(),
-            transport=self.network.transport(host, PORT),
-            clock=self.clock,
+            transport=transport,
+            clock=clock,
             entropy=entropy,
             disk=disk,
-            log=ListLog(self.records, f"n{number}", self.clock),
+            log=log,
         )
         overlay._protocol.fragile = True
         self.nodes[number] = overlay

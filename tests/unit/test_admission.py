@@ -249,7 +249,7 @@ def test_strangers_do_not(stranger: tuple[KeyRing, str]) -> None:
     """A certificate under another key's or run's authority is refused, on either side."""
     member, foreign = credentials(b"a" * 32, KeyRing((KEY,))), credentials(b"b" * 32, *stranger)
     for client, server in ((member, foreign), (foreign, member)):
-        with pytest.raises(ssl.SSLError, match="(?i)certificate.verify.failed|unknown.ca"):
+        with pytest.raises(ssl.SSLError, match=r"(?i)certificate.verify.failed|unknown.ca"):
             handshake(client, server)
 
 
