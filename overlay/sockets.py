@@ -111,6 +111,8 @@ class SocketTransport:
         self._turns = asyncio.Semaphore(HANDLERS_AT_ONCE)
         self._handling: dict[asyncio.Task[Any], bool] = {}
         self._asking: dict[_Request, bool] = {}
+        #: Connections on which a request is being handled.
+        self._busy: dict[asyncio.BaseProtocol, bool] = {}
 
     @property
     def is_open(self) -> bool:
@@ -121,13 +123,18 @@ class SocketTransport:
         """See `Transport.counters`."""
         return {**self._datagrams.counters, **self._counters} if self._datagrams is not None else {}
 
-    def use(self, credentials: Credentials) -> None:
-        """New connections show and accept these certificates. Open ones end when what passes on them now has passed:
-        what they were admitted by may not be valid any more."""
+    def use(self, credentials: Credentials, *, end_others: bool) -> None:
+        """New connections show and accept these certificates. `end_others`: what open ones were admitted by is not
+        valid any more, so they end, at once or when what passes on them has passed."""
         assert self._seal is not None
         self._seal.credentials = credentials
-        for connection in self._server.connections if self._server is not None else ():
-            connection.close()
+        if not end_others or self._server is None:
+            return
+        for connection in self._server.connections:
+            if connection in self._busy:
+                connection.keep_alive(False)
+            else:
+                connection.force_close()
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """See `Transport.open`."""
@@ -248,11 +255,13 @@ class SocketTransport:
         task = asyncio.current_task()
         assert task is not None
         self._handling[task] = True
+        self._busy[request.protocol] = True
         try:
             async with self._turns:
                 return await self._serve(request, request.path[len(PATH) :])
         finally:
             del self._handling[task]
+            self._busy.pop(request.protocol, None)
 
     async def _serve(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         assert self._on_request is not None
@@ -520,7 +529,9 @@ class _Request:
         if isinstance(error, aiohttp.ClientResponseError):
             return _foreign(self._to)
         if isinstance(error, aiohttp.ClientError | OSError):
-            return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__})")
+            silent = self._response is None and self._seal is None
+            hint = "; a swarm with a key does so to those without" if silent else ""
+            return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__}){hint}")
         return error
 
 

@@ -101,7 +101,7 @@ class SealedDoors:
         # In one turn of the loop: nothing is judged by two different rings.
         self.transport.use(keys)
         self._admission.use(keys)
-        self._sockets.use(credentials)
+        self._sockets.use(credentials, end_others=not set(before) <= set(keys))
         self._log.info(
             "swarm_keys_changed", used=keys.fingerprints[0], accepted=keys.fingerprints, before=before.fingerprints
         )
