@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps. `outer_rule` needs the MNIST files, and with
+Without names the standing ones run: start, loop_delay, steps, sealing. `outer_rule` needs the MNIST files, and with
 `--network conv` half an hour: it runs by name or with `--all`. A missed aim is said and shown in the table; it is no
 failure of the command.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
-STANDING = ("start", "loop_delay", "steps")
-BY_NAME = ("outer_rule",)
+STANDING = ("start", "loop_delay", "steps", "sealing")
+BY_NAME = ("flood", "outer_rule")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -102,13 +102,17 @@ def invite(
 
     found = _settings(config, state_dir, settings)
     keys = _keys(found)
-    addresses = _checked(address) if address else _known_addresses(found)
+    running = find(found.state_folder)
+    client = NodeClient(running.address) if running is not None and running.alive else None
+    # What the node here runs, whatever the flags of this command say.
+    run = str(client.status()["run"]) if client is not None else found.swarm.run
+    addresses = _checked(address) if address else _known_addresses(found, client)
     if all(is_loopback(split_address(known)[0]) for known in addresses):
         sys.stderr.write(
             f"warning: {', '.join(addresses)} can be dialled from this machine only\n"
             "hint: give the address that others reach with --address HOST:PORT\n"
         )
-    say(Invitation.of(found.swarm.run, addresses, keys).line)
+    say(Invitation.of(run, addresses, keys).line)
     return 0
 
 
@@ -231,14 +235,11 @@ def _checked(addresses: list[str]) -> list[str]:
     return addresses
 
 
-def _known_addresses(config: Config) -> list[str]:
+def _known_addresses(config: Config, client: NodeClient | None) -> list[str]:
     """Of the node that runs here and of some of its peers, or else those of the invitation it came by."""
-    running = find(config.state_folder)
-    if running is not None and running.alive:
-        client = NodeClient(running.address)
+    if client is not None:
         known = [str(client.status()["node"]["address"])]
-        known += [str(peer["address"]) for peer in client.peers() if peer["eligible"]][:PEERS_INVITED_TO]
-        return known
+        return known + [str(peer["address"]) for peer in client.peers() if peer["eligible"]][:PEERS_INVITED_TO]
     addresses = read_swarm(config.state_folder)[1]
     if not addresses:
         raise UserError(
