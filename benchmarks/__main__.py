@@ -1,9 +1,9 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps, overlay_sockets. The others run by name or with `--all`:
-`outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…` simulate
-large swarms, for minutes up to an hour each; `fuzz` takes its `--minutes`; `simulator` and `agreement` take minutes. A
-missed aim is said and shown in the table; it is no failure of the command.
+Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
+`--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
+simulate large swarms, for minutes up to an hour each; `fuzz` takes its `--minutes`; `flood`, `simulator`, `agreement`
+take minutes too. A missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 from benchmarks import record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
-STANDING = ("start", "loop_delay", "steps", "overlay_sockets")
+STANDING = ("start", "loop_delay", "steps", "overlay_sockets", "sealing")
 BY_NAME = (
     "outer_rule",
     "codecs",
     "fuzz",
+    "flood",
     "overlay_scale",
     "overlay_churn",
     "overlay_population",

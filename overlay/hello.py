@@ -170,7 +170,10 @@ async def say_hello(
     head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, caller.run, caller.identity.node_id, nonce))
     try:
         async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:
-            received = answer.head
+            received, proven = answer.head, answer.node_id
     except TransportError as error:
         raise Unsuitable(error.detail, final=error.kind == "foreign") from error
-    return judge_answer(received, address, nonce, caller=caller, genesis=genesis)
+    greeted = judge_answer(received, address, nonce, caller=caller, genesis=genesis)
+    if proven and proven != greeted.contact.node_id:
+        raise Unsuitable(f"is {short(proven)} and speaks as {short(greeted.contact.node_id)}", final=False)
+    return greeted

@@ -51,6 +51,11 @@ class Identity:
             return False
         return True
 
+    @property
+    def seed(self) -> bytes:
+        """The private key, 32 bytes: for the certificate that shows it (`overlay.certificate_order`), nothing else."""
+        return self._key.private_bytes_raw()
+
 
 def identity_from_seed(seed: bytes) -> Identity:
     """The identity whose private key is these 32 bytes."""

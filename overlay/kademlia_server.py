@@ -31,7 +31,7 @@ from overlay.peers import Beat, Contact
 from overlay.proofs import Proofs
 from overlay.routing import ContactTable
 from overlay.timeouts import RoundTrips
-from overlay.transport import Address, Transport
+from overlay.transport import Address, NodeAddress, Transport, id_behind
 from overlay.wire import (
     REQUEST,
     RESPONSE,
@@ -194,7 +194,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._wait(message_id, pending, wait_s, now)
         news = self.queue.take()
         self._send(
-            pending.contact.address, wire.encode(REQUEST, message_id, self._head, pending.body, news, pending.prove)
+            _home(pending.contact), wire.encode(REQUEST, message_id, self._head, pending.body, news, pending.prove)
         )
 
     def tell(self, contact: Contact, news: Sequence[News], body: Tell | Unreached | Twin = _TELL) -> None:
@@ -202,7 +202,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if self.transport is None or self._tag is None:
             return
         message_id = self._entropy.token(wire.MESSAGE_ID_BYTES)
-        self._send(contact.address, wire.encode(REQUEST, message_id, self._head, body, news[: wire.MAX_NEWS]))
+        self._send(_home(contact), wire.encode(REQUEST, message_id, self._head, body, news[: wire.MAX_NEWS]))
 
     def respond(self, message_id: bytes, to: Address, result: Result, *, prove_to: bytes = b"") -> None:
         """Answer a call, at once or later; with our proof, if the asker `prove_to` wants one."""
@@ -268,6 +268,9 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         if message.tag != self._tag:
             self.counters["dropped_other_swarm"] += 1
+            return
+        if (sealed_by := id_behind(addr)) and sealed_by != message.beat.node_id:
+            self.counters["dropped_in_anothers_name"] += 1
             return
         if message.beat.node_id == self.own_id:
             self._guarded(self._accept_own_id, message_id, message, addr)
@@ -371,6 +374,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self.counters["faults"] += 1
             if self.counters["faults"] == 1:
                 self._log.error("datagram_handler_failed", error=repr(error))
+
+
+def _home(contact: Contact) -> NodeAddress:
+    """Where it lives, with its id: a sealed door seals for the node, not for the address."""
+    return NodeAddress.of(contact.address, contact.node_id)
 
 
 class SwarmServer(Server):  # type: ignore[misc]

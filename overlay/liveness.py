@@ -90,6 +90,8 @@ class _Member:
     since: float
     deadline: float = 0.0
     probed: float = float("-inf")
+    #: Newest leave or refutation that others told of: incarnation, refutation, kind.
+    rumour: tuple[int, int, int] = (-1, -1, -1)
 
     def rank(self) -> tuple[int, int, int]:
         return (self.incarnation, self.refutation, min(self.standing, NewsKind.DEAD))
@@ -182,6 +184,9 @@ class Detector:
         member.heard = now
         if incarnation > member.incarnation:
             member.incarnation, member.refutation = incarnation, 0
+        if member.rumour[:2] > (member.incarnation, member.refutation) and member.rumour[0] == incarnation:
+            # It was said to have refuted, and here it is: what it refuted is old news.
+            member.refutation = member.rumour[1]
         if member.standing is NewsKind.SUSPECT:
             return self._clear(node_id, member, now, "it spoke to us")
         return []
@@ -318,11 +323,12 @@ class Detector:
         if (news.incarnation, news.refutation, min(kind, NewsKind.DEAD)) <= member.rank():
             return []
         match kind:
+            case NewsKind.ALIVE | NewsKind.LEFT if sender != news.node_id:
+                return self._pass_on(news, kind, member, now)
             case NewsKind.ALIVE:
                 return self._believe_alive(news, member, now)
             case NewsKind.LEFT:
-                # Believed from others too, until news are signed: its own word would come with LEAVING in its beat.
-                actions = self._bury(news.node_id, member, now, kind, "others say it left")
+                actions = self._bury(news.node_id, member, now, kind, "it left")
                 return [*actions, Spread(news)]
             case NewsKind.SUSPECT | NewsKind.DEAD:
                 return self._believe_ill(news, kind, member, now)
@@ -346,6 +352,14 @@ class Detector:
             return []
         gone.incarnation, gone.refutation = news.incarnation, news.refutation
         return [Probe(news.node_id), Spread(news)]
+
+    def _pass_on(self, news: News, kind: NewsKind, member: _Member, now: float) -> list[Action]:
+        """Leaves and refutations are believed from their node alone; from others they are a reason to ask it."""
+        if (news.incarnation, news.refutation, kind) <= member.rumour:
+            return []
+        member.rumour = (news.incarnation, news.refutation, kind)
+        ask = kind is NewsKind.LEFT or member.standing is NewsKind.SUSPECT
+        return [*(self.hint(news.node_id, now) if ask else []), Spread(news)]
 
     def _believe_alive(self, news: News, member: _Member, now: float) -> list[Action]:
         member.incarnation, member.refutation = news.incarnation, news.refutation

@@ -19,7 +19,19 @@ from msgspec import Meta
 from overlay.doors import Clock
 from overlay.ids import ID_BYTES, short
 from overlay.peers import Beat, Contact
-from overlay.transport import Address, Answer, Body, Buffer, Incoming, Rejection, Reply, Transport, TransportError
+from overlay.transport import (
+    Address,
+    Answer,
+    Body,
+    Buffer,
+    Incoming,
+    NodeAddress,
+    Rejection,
+    Reply,
+    Transport,
+    TransportError,
+    id_behind,
+)
 from overlay.wire import TAG_BYTES, literal
 
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
@@ -115,6 +127,8 @@ class Streams:
             text = f"{short(envelope.to)} does not live here, this is {short(self._own_id)}"
             raise self._refused("other_node", text)
         beat = envelope.beat
+        if (proven := id_behind(incoming.source)) and proven != beat.node_id:
+            raise self._refused("anothers_name", f"{short(proven)} speaks in the name of {short(beat.node_id)}")
         source = Address(incoming.source.host, beat.port)
         self._spoke(beat, source)
         if beat.node_id == self._own_id:
@@ -148,7 +162,8 @@ class Streams:
         head = _ENCODER.encode(Envelope(node.tag, node.beat, to.node_id, payload))
         self.counters["requests_out"] += 1
         try:
-            async with self._transport.request(to.address, name, head, body, timeout_s=timeout_s) as answer:
+            home = NodeAddress.of(to.address, to.node_id)
+            async with self._transport.request(home, name, head, body, timeout_s=timeout_s) as answer:
                 envelope = _open(answer.head)
                 if envelope is None or envelope.tag != node.tag:
                     raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")

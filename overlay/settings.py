@@ -54,9 +54,17 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             description='Peers to join through, as ["host:port"]; empty on a node that founds the swarm.',
         ),
     ] = []
+    key_file: Annotated[
+        str,
+        Meta(
+            max_length=4096,
+            description='File with the swarm key, readable by you alone ("-": standard input); empty: the one that '
+            "--invite or `p2pnode key` put into the state directory, or else an open swarm.",
+        ),
+    ] = ""
     allow_open: Annotated[
         bool,
-        Meta(description="There is no swarm key yet: who reaches the port can join. True listens beyond the loopback."),
+        Meta(description="True listens beyond the loopback without a swarm key: whoever reaches the port can join."),
     ] = False
     ids_per_address: Annotated[
         int,

@@ -1,4 +1,4 @@
-"""The real door: UDP datagrams, and requests as HTTP/1.1 over TCP on the same port number.
+"""The real door: UDP datagrams, and requests as HTTP/1.1 over TCP on the same port number; in a closed swarm over TLS.
 
 `POST /p2p/{name}`, both ways a length, a head and a raw body (`overlay.sockets_streams`), both ways with the header
 `X-P2PNode: 1`: whoever answers without it is not one of us, and a browser cannot be made to send it. Decides nothing
@@ -13,23 +13,31 @@ import functools
 import ipaddress
 import logging
 import socket
+import ssl
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
+from overlay.credentials import Credentials
 from overlay.doors import Clock, Log
+from overlay.sealing import MAX_SEALED_BYTES
+from overlay.sockets_admission import Threshold
 from overlay.sockets_asking import MARKER, OURS, PATH, REASON_CHARACTERS, REJECTED, StreamRequest, new_session
 from overlay.sockets_binding import BACKLOG, DatagramSocket, bind_pair
+from overlay.sockets_sealed import StreamSeal, proven_id
 from overlay.sockets_streams import BadFraming, BodyFailed, Inflow, Outflow, framed, known_size, pour, whole
 from overlay.transport import (
     HANDLER_SILENCE_S,
+    MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
     Address,
     Body,
     DatagramHandler,
     Incoming,
+    NodeAddress,
     Rejection,
     Reply,
     RequestHandler,
@@ -44,13 +52,22 @@ SERVER_KEEP_ALIVE_S = 90.0
 LINGER_S = 5.0
 #: `close` waits this long for cancelled handlers and requests.
 CLOSE_S = 0.4
+#: TLS handshakes at once, and the longest one; only members come this far.
+HANDSHAKES_AT_ONCE = 64
+MOST_HANDSHAKES = 1024
+HANDSHAKE_S = 10.0
 
 
 class SocketTransport:
     """Implements `overlay.transport.Transport` with real sockets, on asyncio and on uvloop."""
 
-    def __init__(self, host: str, port: int, *, log: Log, clock: Clock) -> None:
+    def __init__(self, host: str, port: int, *, log: Log, clock: Clock, seal: StreamSeal | None = None) -> None:
         self.address = Address(host, port)
+        self._seal = seal
+        self._threshold: Threshold | None = None
+        self._counters: Counter[str] = Counter()
+        self._handshakes = asyncio.Semaphore(HANDSHAKES_AT_ONCE)
+        self._handshaking: dict[asyncio.Task[None], bool] = {}
         self._log = log
         self._clock = clock
         self._is_open = False
@@ -63,6 +80,8 @@ class SocketTransport:
         self._turns = asyncio.Semaphore(HANDLERS_AT_ONCE)
         self._handling: dict[asyncio.Task[Any], bool] = {}
         self._asking: dict[StreamRequest, bool] = {}
+        #: Connections on which a request is being handled.
+        self._busy: dict[asyncio.BaseProtocol, bool] = {}
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +90,20 @@ class SocketTransport:
     @property
     def counters(self) -> Mapping[str, int]:
         """See `Transport.counters`."""
-        return self._datagrams.counters if self._datagrams is not None else {}
+        return {**self._datagrams.counters, **self._counters} if self._datagrams is not None else {}
+
+    def use(self, credentials: Credentials, *, end_others: bool) -> None:
+        """New connections show and accept these certificates. `end_others`: what open ones were admitted by is not
+        valid any more, so they end, at once or when what passes on them has passed."""
+        assert self._seal is not None
+        self._seal.credentials = credentials
+        if not end_others or self._server is None:
+            return
+        for connection in self._server.connections:
+            if connection in self._busy:
+                connection.keep_alive(False)
+            else:
+                connection.force_close()
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """See `Transport.open`."""
@@ -91,15 +123,25 @@ class SocketTransport:
             keepalive_timeout=SERVER_KEEP_ALIVE_S,
             lingering_time=LINGER_S,
         )
-        self._session = new_session()
+        self._session = new_session(self._seal, self._clock)
         try:
-            self._listener = await loop.create_server(self._server, sock=stream, backlog=BACKLOG)
+            if self._seal is None:
+                self._listener = await loop.create_server(self._server, sock=stream, backlog=BACKLOG)
+            else:
+                seal = self._seal
+                self._threshold = Threshold(
+                    stream,
+                    lambda beginning: seal.admission.judge(beginning, self._clock.wall()),
+                    self._admit,
+                    self._counters,
+                )
         except BaseException:
             stream.close()
             datagrams.close()
             await self._session.close()
             raise
-        self._datagrams = DatagramSocket(datagrams, on_datagram, self._log)
+        longest_bytes = MAX_DATAGRAM_BYTES if self._seal is None else MAX_SEALED_BYTES
+        self._datagrams = DatagramSocket(datagrams, on_datagram, self._log, longest_bytes=longest_bytes)
         self._is_open = True
         return self.address
 
@@ -112,7 +154,9 @@ class SocketTransport:
         """See `Transport.request`."""
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
-        return StreamRequest(lambda: self._is_open, self._session, self._asking, to, name, head, body, timeout_s)
+        return StreamRequest(
+            lambda: self._is_open, self._session, self._seal, self._asking, to, name, head, body, timeout_s
+        )
 
     async def close(self) -> None:
         """See `Transport.close`; takes less than a second."""
@@ -121,6 +165,12 @@ class SocketTransport:
             self._datagrams.close()
         if self._listener is not None:
             self._listener.close()
+        if self._threshold is not None:
+            self._threshold.close()
+        for task in self._handshaking:
+            task.cancel()
+        if self._handshaking:
+            await asyncio.wait(list(self._handshaking), timeout=CLOSE_S)
         handling = [task for task in self._handling if task is not asyncio.current_task()]
         for task in handling:
             task.cancel()
@@ -137,6 +187,38 @@ class SocketTransport:
             for _ in range(4):
                 await asyncio.sleep(0)
 
+    # --- admitting ----------------------------------------------------------------------------------------------
+
+    def _admit(self, stream: socket.socket) -> None:
+        """Begin TLS with one who has shown a ticket."""
+        if len(self._handshaking) >= MOST_HANDSHAKES:
+            self._counters["streams_dropped_busy"] += 1
+            stream.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._shake_hands(stream), name="handshake")
+        self._handshaking[task] = True
+        task.add_done_callback(self._handshaking.pop)
+
+    async def _shake_hands(self, stream: socket.socket) -> None:
+        assert self._seal is not None
+        assert self._server is not None
+        try:
+            async with self._handshakes:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._server,
+                    stream,
+                    ssl=self._seal.credentials.server,
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                )
+            self._counters["streams_sealed"] += 1
+        except (OSError, ssl.SSLError):  # refused certificates, those who left, those who took too long
+            self._counters["streams_dropped_handshake"] += 1
+        finally:
+            if not self._is_open:
+                stream.close()
+
+    # --- serving ------------------------------------------------------------------------------------------------
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "POST" or not request.path.startswith(PATH) or request.headers.get(MARKER) != "1":
             text = "This port belongs to a p2pnode; its status page is on another one.\n"
@@ -144,11 +226,13 @@ class SocketTransport:
         task = asyncio.current_task()
         assert task is not None
         self._handling[task] = True
+        self._busy[request.protocol] = True
         try:
             async with self._turns:
                 return await self._serve(request, request.path[len(PATH) :])
         finally:
             del self._handling[task]
+            self._busy.pop(request.protocol, None)
 
     async def _serve(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         assert self._on_request is not None
@@ -198,7 +282,9 @@ def _source(request: web.BaseRequest) -> Address:
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     if not peer:
         raise ConnectionResetError("the peer has left")
-    return Address.checked(peer[0], peer[1])
+    source = Address.checked(peer[0], peer[1])
+    proven = proven_id(request.transport)
+    return NodeAddress.of(source, proven) if proven else source
 
 
 def _explain(source: Address, error: Exception) -> TransportError:

@@ -17,8 +17,10 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from overlay.doors import Clock
+from overlay.sockets_sealed import SILENCE, OtherEnd, SealedConnector, StreamSeal, other_end, without_tls
 from overlay.sockets_streams import BadFraming, BodyFailed, Inflow, Outflow, framed, known_size, pour, whole
-from overlay.transport import Address, Answer, Body, TransportError
+from overlay.transport import Address, Answer, Body, TransportError, id_behind
 
 MARKER = "X-P2PNode"
 PATH = "/p2p/"
@@ -102,6 +104,7 @@ class StreamRequest:
         self,
         is_open: Callable[[], bool],
         session: aiohttp.ClientSession | None,
+        seal: StreamSeal | None,
         asking: dict[StreamRequest, bool],
         to: Address,
         name: str,
@@ -111,6 +114,7 @@ class StreamRequest:
     ) -> None:
         self._is_open = is_open
         self._session = session
+        self._seal = seal
         self._asking = asking
         self._to = to
         self._name = name
@@ -142,6 +146,8 @@ class StreamRequest:
 
     async def _ask(self, session: aiohttp.ClientSession) -> Answer:
         message = whole(self._head, self._body)
+        end = OtherEnd(self._to, id_behind(self._to))
+        other_end.set(end)
         stale = SimpleNamespace(reused=False)
         try:
             response = await self._post(session, message, stale)
@@ -162,7 +168,7 @@ class StreamRequest:
             raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {response.status})")
         inflow = Inflow(response.content, self._translate)
         try:
-            return Answer(await inflow.head(), inflow)
+            return Answer(await inflow.head(), inflow, end.found)
         except BadFraming as error:
             raise TransportError("foreign", self._to, f"answered, but {error}") from error
 
@@ -178,9 +184,10 @@ class StreamRequest:
                 if message is None:
                     data = self._upload = _Upload(self._head, self._body, deadline, self._timeout_s)
                 return await session.post(
-                    _url(self._to, self._name),
+                    _url(Address(*self._to), self._name, self._seal is not None),
                     data=data,
                     headers=OURS,
+                    ssl=True if self._seal is None else self._seal.credentials.client,
                     timeout=bounds,
                     allow_redirects=False,
                     trace_request_ctx=stale,
@@ -217,12 +224,16 @@ class StreamRequest:
             return TransportError("closed", self._to, "did not answer before our own transport closed")
         if isinstance(error, TimeoutError):
             return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
+        if isinstance(error, aiohttp.ClientSSLError):
+            return TransportError("foreign", self._to, without_tls(error))
         if isinstance(error, aiohttp.ClientConnectorError):
-            return _unconnected(self._to, error)
+            return _unconnected(self._to, error, sealed=self._seal is not None)
         if isinstance(error, aiohttp.ClientResponseError):
             return _foreign(self._to)
         if isinstance(error, aiohttp.ClientError | OSError):
-            return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__})")
+            silent = self._response is None and self._seal is None
+            hint = "; a swarm with a key does so to those without" if silent else ""
+            return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__}){hint}")
         return error
 
 
@@ -230,7 +241,7 @@ def _foreign(to: Address) -> TransportError:
     return TransportError("foreign", to, "answered, but not as a p2pnode")
 
 
-def _unconnected(to: Address, error: aiohttp.ClientConnectorError) -> TransportError:
+def _unconnected(to: Address, error: aiohttp.ClientConnectorError, *, sealed: bool) -> TransportError:
     number = error.os_error.errno
     if number == errno.ECONNREFUSED:
         return TransportError("refused", to, "refused the connection: nobody listens there")
@@ -238,6 +249,8 @@ def _unconnected(to: Address, error: aiohttp.ClientConnectorError) -> TransportE
         return TransportError("timeout", to, "did not answer")
     if number in UNREACHABLE:
         return TransportError("refused", to, f"cannot be reached: {os.strerror(number)}")
+    if sealed and (number in (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED) or number is None):
+        return TransportError("reset", to, SILENCE)
     if number in (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED):
         return TransportError("reset", to, "broke the connection off")
     return TransportError("refused", to, f"cannot be reached: {error.os_error}")
@@ -249,16 +262,18 @@ async def _reason(response: aiohttp.ClientResponse) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _url(to: Address, name: str) -> URL:
-    return URL.build(scheme="http", host=to.host, port=to.port, path=PATH + name)
+def _url(to: Address, name: str, sealed: bool) -> URL:
+    return URL.build(scheme="https" if sealed else "http", host=to.host, port=to.port, path=PATH + name)
 
 
-def new_session() -> aiohttp.ClientSession:
+def new_session(seal: StreamSeal | None, clock: Clock) -> aiohttp.ClientSession:
+    """The client of one transport; with a seal it speaks TLS, to nodes of the swarm alone."""
+    # No limit: to how many peers we talk at once is decided above, and a slow one must not hold up the others.
+    pool: dict[str, Any] = {"limit": 0, "keepalive_timeout": CLIENT_KEEP_ALIVE_S, "use_dns_cache": False}
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
-        # No limit: to how many peers we talk at once is decided above, and a slow one must not hold up the others.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=CLIENT_KEEP_ALIVE_S, use_dns_cache=False),
+        connector=aiohttp.TCPConnector(**pool) if seal is None else SealedConnector(seal, clock, **pool),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trace_configs=[trace],

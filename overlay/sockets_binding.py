@@ -72,8 +72,16 @@ def _prepare(stream: socket.socket, datagrams: socket.socket, family: int) -> No
 class DatagramSocket:
     """A bound UDP socket on the running loop."""
 
-    def __init__(self, bound: socket.socket, on_datagram: DatagramHandler, log: Log) -> None:
+    def __init__(
+        self,
+        bound: socket.socket,
+        on_datagram: DatagramHandler,
+        log: Log,
+        *,
+        longest_bytes: int = MAX_DATAGRAM_BYTES,
+    ) -> None:
         self.counters: Counter[str] = Counter()
+        self._longest_bytes = longest_bytes
         self._socket = bound
         self._on_datagram = on_datagram
         self._log = log
@@ -83,9 +91,9 @@ class DatagramSocket:
 
     def send(self, to: Address, datagram: bytes) -> None:
         """Send, or count why not: too long, wrong family or no route, full buffer, odd address."""
-        if len(datagram) > MAX_DATAGRAM_BYTES:
+        if len(datagram) > self._longest_bytes:
             self.counters["not_sent_long"] += 1
-            self._failed("datagram_too_long", f"{len(datagram)} bytes", limit=MAX_DATAGRAM_BYTES)
+            self._failed("datagram_too_long", f"{len(datagram)} bytes", limit=self._longest_bytes)
             return
         host, port = to
         try:
@@ -109,7 +117,7 @@ class DatagramSocket:
                 return
             except OSError:  # a message of an earlier send's failure, not ours to mend
                 continue
-            if len(datagram) > MAX_DATAGRAM_BYTES:
+            if len(datagram) > self._longest_bytes:
                 self.counters["dropped_long"] += 1
                 continue
             self._deliver(datagram, source)

@@ -188,8 +188,10 @@ async def pour(
     `on_progress` whenever there is something to write again.
     """
     if transport is not None:
-        # Paused until the kernel has all of it: a buffer may be reused after `drain`, and nothing piles up here.
-        transport.set_write_buffer_limits(high=0)
+        # Paused until the kernel has all of it: a buffer may be reused after `drain`, and nothing piles up here. Over
+        # TLS a limit of 0 would pause a writer that has nothing to wait for, and nothing would wake it again (both
+        # loops compare with >=); what is written there is a copy, the ciphertext.
+        transport.set_write_buffer_limits(high=0 if transport.get_extra_info("sslcontext") is None else 1)
     asking, progress = on_asking or _nothing, on_progress or _nothing
     try:
         await _bounded(writer.write(framed(head)), silence_s)

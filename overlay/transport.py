@@ -67,6 +67,24 @@ def group_of(host: str) -> str:
     return str(ipaddress.IPv6Network((int(address), IPV6_GROUP_BITS), strict=False))
 
 
+class NodeAddress(Address):
+    """An address together with the node that lives there: proven, as the source of what it sent through a sealed door;
+    expected, as a target. Equal to the plain address."""
+
+    node_id: bytes
+
+    @classmethod
+    def of(cls, address: Address, node_id: bytes) -> NodeAddress:
+        made = cls(*address)
+        made.node_id = node_id
+        return made
+
+
+def id_behind(address: Address) -> bytes:
+    """The node id that comes with an address; empty for a plain one."""
+    return address.node_id if isinstance(address, NodeAddress) else b""
+
+
 FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejected"]
 
 
@@ -109,10 +127,12 @@ class Reply:
 
 @dataclass(slots=True)
 class Answer:
-    """What a caller gets back: the head at once, the body as it arrives."""
+    """What a caller gets back: the head at once, the body as it arrives. `node_id`: who answers, where the door has
+    proof of it; empty otherwise."""
 
     head: bytes
     body: AsyncIterator[Buffer]
+    node_id: bytes = b""
 
 
 DatagramHandler = Callable[[bytes, Address], None]

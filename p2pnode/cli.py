@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from p2pnode import __version__
-from p2pnode.commands import advise, ask, demo, files, simulate, start
+from p2pnode.commands import advise, ask, demo, files, key, simulate, start
 from p2pnode.commands.output import complain, say
 from p2pnode.errors import ExitCode, UserError
 
@@ -41,6 +41,7 @@ def _register() -> None:
     app.add_typer(files.config_app, name="config")
     simulate.simulate_app.command("advise")(advise.advise)
     app.add_typer(simulate.simulate_app, name="simulate")
+    app.add_typer(key.key_app, name="key")
 
 
 @app.callback(invoke_without_command=True)

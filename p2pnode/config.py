@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -115,14 +115,25 @@ def load(
     path: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Iterable[Override] = (),
+    *,
+    remembered: Callable[[Config], Iterable[Override]] = lambda _config: (),
 ) -> Loaded:
-    """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong."""
+    """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong.
+
+    `remembered` is asked, with the configuration so far, for values that win over defaults and nothing else: what an
+    earlier start left in the state directory.
+    """
     draft = _Draft()
     if path is not None:
         draft.merge_file(path, _read(path))
     for override in [*_from_environment(environment or {}), *overrides]:
         draft.merge(override)
     config = draft.config()
+    if not draft.complaints:
+        for override in remembered(config):
+            if override.key not in draft.origins:
+                draft.merge(override)
+        config = draft.config()
     complaints = draft.complaints or [Complaint("", *problem) for problem in check(config)]
     if complaints:
         raise _refusal(complaints)

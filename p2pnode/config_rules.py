@@ -91,11 +91,11 @@ def advise(config: Config) -> list[Problem]:
         )
     if not config.exchange.enabled:
         found.append(Problem("exchange.enabled = false: this node trains alone", "set it true to share the model"))
-    if config.swarm.allow_open and not is_loopback(config.node.host):
+    if config.swarm.allow_open and not config.swarm.key_file and not is_loopback(config.node.host):
         found.append(
             Problem(
                 f"anyone who can reach {config.node.host}:{config.node.port} can join this swarm",
-                "let a firewall or a private network decide who can",
+                "make a swarm key with `p2pnode key new`, or let a firewall or a private network decide who can",
             )
         )
     if config.barrier.custom and config.barrier.method != "custom":
@@ -113,11 +113,12 @@ def _network(config: Config) -> list[Problem]:
                 'give the address to listen on, such as "127.0.0.1" or "0.0.0.0"; names are for swarm.bootstrap',
             )
         )
-    elif not is_loopback(node.host) and not config.swarm.allow_open:
+    elif not is_loopback(node.host) and not config.swarm.allow_open and not config.swarm.key_file:
         found.append(
             Problem(
-                f"node.host = {node.host} listens beyond this machine, and a swarm has no key yet",
-                "set swarm.allow_open = true if everyone who can reach the port may join, or node.host = 127.0.0.1",
+                f"node.host = {node.host} listens beyond this machine, and this node has no swarm key",
+                "make one with `p2pnode key new` or join with --invite; or set swarm.allow_open = true if everyone who "
+                "can reach the port may join",
             )
         )
     if node.advertise and (not _is_literal(node.advertise) or ipaddress.ip_address(node.advertise).is_unspecified):

@@ -16,17 +16,22 @@ from pathlib import Path
 from typing import IO
 
 from overlay.doors import Disk, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.identity import UnreadableIdentity, load_identity
 from overlay.sockets import SocketTransport
-from overlay.transport import Address, PortInUse
+from overlay.swarm_key import KeyRing
+from overlay.transport import Address, PortInUse, Transport
 from p2pnode import logs
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config import Config
+from p2pnode.config_rules import is_loopback
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.events import EventLog, EventRing
 from p2pnode.loop_delay import LoopDelay
 from p2pnode.node import Doors, Node
 from p2pnode.report import Report
+from p2pnode.sealing import SealedDoors, seal
 from p2pnode.status_server import StatusServer
+from p2pnode.swarm_keys import find_keys, own_input
 from training.shared_memory import available_memory_bytes
 from training.supervisor import ProcessTrainer
 from training.trainer_door import Trainer
@@ -40,8 +45,9 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
     Raises `UserError` for everything the user can mend.
     """
     folder = config.state_folder
+    keys = find_keys(config, os.environ, own_input())
     with _state_folder(folder):
-        main = _main(config, folder, command)
+        main = _main(config, folder, command, keys)
         try:
             import uvloop  # absent on Windows
         except ImportError:
@@ -49,7 +55,7 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
         return uvloop.run(main)
 
 
-async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
+async def _main(config: Config, folder: Path, command: list[str] | None, keys: KeyRing | None) -> int:
     clock = SystemClock()
     events = EventRing()
     log = EventLog(events, logs.configure(config.log), clock)
@@ -68,11 +74,28 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
             on_output=None if command is None else _pass_on,
         )
 
+    entropy, disk = SystemEntropy(), FolderDisk(folder)
+    sealed: SealedDoors | None = None
+    transport: Transport
+    if keys is None:
+        transport = SocketTransport(config.node.host, config.node.port, log=log, clock=clock)
+        say = log.info if is_loopback(config.node.host) else log.warning
+        say("swarm_open", reason="there is no swarm key: whoever reaches the port can join, read and write")
+    else:
+        try:
+            identity = load_identity(disk, entropy)
+        except (UnreadableIdentity, OSError) as error:
+            raise state_directory_unusable(folder, error) from error
+        sealed = await seal(
+            config, keys, identity=identity, folder=folder, clock=clock, entropy=entropy, workers=workers, log=log
+        )
+        transport = sealed.transport
+        log.info("swarm_closed", keys=keys.fingerprints)
     doors = Doors(
-        transport=SocketTransport(config.node.host, config.node.port, log=log, clock=clock),
+        transport=transport,
         clock=clock,
-        entropy=SystemEntropy(),
-        disk=FolderDisk(folder),
+        entropy=entropy,
+        disk=disk,
         workers=workers,
         log=log,
         make_trainer=make_trainer,
@@ -82,8 +105,11 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
     node = Node(config, doors)
     _leave_on_signals(node)
     loop_delay = LoopDelay(clock)
-    measuring = asyncio.create_task(loop_delay.run(), name="loop-delay")
-    server = StatusServer(Report(node, events, loop_delay), config.status)
+    services = [asyncio.create_task(loop_delay.run(), name="loop-delay")]
+    if sealed is not None:
+        services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
+    report = Report(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
+    server = StatusServer(report, config.status)
     address = await server.start()
     try:
         _write_status_file(doors.disk, folder, address, node)
@@ -96,7 +122,8 @@ async def _main(config: Config, folder: Path, command: list[str] | None) -> int:
             exit_code=ExitCode.CANNOT_BIND,
         ) from error
     finally:
-        measuring.cancel()
+        for service in services:
+            service.cancel()
         (folder / STATUS_FILE).unlink(missing_ok=True)
         await server.stop()
         workers.close()

@@ -6,6 +6,7 @@ keys are those of DESIGN section 6; others may be added, none changes its meanin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from overlay.ids import short
@@ -22,7 +23,16 @@ SCHEMA = 1
 class Report:
     """A `StatusSource` over a node."""
 
-    def __init__(self, node: Node, events: EventRing, loop_delay: LoopDelay) -> None:
+    def __init__(
+        self,
+        node: Node,
+        events: EventRing,
+        loop_delay: LoopDelay,
+        *,
+        keys: Callable[[], list[str]] = list,
+    ) -> None:
+        """`keys`: fingerprints of the swarm keys valid now, the one in use first; none in an open swarm."""
+        self._keys = keys
         self._node = node
         self._events = events
         self._loop_delay = loop_delay
@@ -61,6 +71,7 @@ class Report:
                 "uptime_seconds": round(node.doors.clock.monotonic() - self._started, 3),
             },
             "run": node.config.swarm.run,
+            "swarm": {"closed": bool(self._keys()), "keys": self._keys()},
             "state": node.state,
             "step": progress.step,
             "population": {

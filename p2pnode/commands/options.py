@@ -12,6 +12,7 @@ from p2pnode.client import NodeClient, NotReachable, find
 from p2pnode.config import Loaded, Override, load
 from p2pnode.config_rules import split_address
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.swarm_folder import remembered
 
 #: Read when no --config is given and it exists in the working directory.
 DEFAULT_FILE = Path("node.toml")
@@ -33,13 +34,27 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show stack traces and debug events.")]
 
 
-def loaded(config: Path | None, settings: list[str] | None, flags: dict[str, tuple[str, str | None]]) -> Loaded:
-    """The configuration from file, environment, flags (key → flag and its value) and --set, in this order."""
+def loaded(
+    config: Path | None,
+    settings: list[str] | None,
+    flags: dict[str, tuple[str, str | None]],
+    *,
+    joining: bool = False,
+) -> Loaded:
+    """The configuration from file, environment, flags (key → flag and its value) and --set, in this order.
+
+    `joining`: a swarm key is about to be put into the state directory, so it is no fault that none is there yet.
+    """
     overrides = [Override(key, text, flag) for key, (flag, text) in flags.items() if text is not None]
     overrides += [_assignment(text) for text in settings or []]
     if config is None and DEFAULT_FILE.is_file():
         config = DEFAULT_FILE
-    return load(config, os.environ, overrides)
+    return load(
+        config,
+        os.environ,
+        overrides,
+        remembered=lambda found: remembered(found.state_folder, os.environ, joining=joining),
+    )
 
 
 def _assignment(text: str) -> Override:

@@ -5,7 +5,9 @@ Imports stay light: what this module imports stays in the daemon's memory for we
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +26,19 @@ PortOption = Annotated[str | None, typer.Option("--port", "-p", help="Port of th
 StatusPortOption = Annotated[str | None, typer.Option("--status-port", help="Port of the HTTP API (status.port).")]
 RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run (swarm.run).")]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task to train (training.task).")]
+InviteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--invite", metavar="LINE", help="An invitation, a file with one, or - to read it from standard input."
+    ),
+]
 DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The task's data (training.data_dir).")]
 
 
 def start(
     config: ConfigOption = None,
     bootstrap: BootstrapOption = None,
+    invite: InviteOption = None,
     port: PortOption = None,
     status_port: StatusPortOption = None,
     state_dir: StateDirOption = None,
@@ -39,13 +48,14 @@ def start(
     settings: SetOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Start a node in the foreground; it founds a swarm, or joins one with --bootstrap.
+    """Start a node in the foreground; it founds a swarm, or joins one with --invite or --bootstrap.
 
     Logs go to stderr. Ctrl-C or SIGTERM leaves gracefully, a second one at once.
 
     Example: p2pnode start --task digits --bootstrap 10.0.0.5:8468
     """
     flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
+    _take(invite, config, settings, flags)
     return _daemon(loaded(config, settings, flags).config, None)
 
 
@@ -53,6 +63,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="Your training program.")],
     config: ConfigOption = None,
     bootstrap: BootstrapOption = None,
+    invite: InviteOption = None,
     port: PortOption = None,
     status_port: StatusPortOption = None,
     state_dir: StateDirOption = None,
@@ -68,7 +79,36 @@ def run(
         hint = "give a program that can be started, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
     flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
+    _take(invite, config, settings, flags)
     return _daemon(loaded(config, settings, flags).config, command)
+
+
+def _take(
+    invite: str | None, config: Path | None, settings: list[str] | None, flags: dict[str, tuple[str, str | None]]
+) -> None:
+    """Keep the invitation in the state directory, where this start and every later one finds it.
+
+    One given on the command line stands in the list of processes, with the swarm key in it: so this process begins
+    again, without it.
+    """
+    if invite is None:
+        return
+    from p2pnode.commands.key import is_inline, take
+
+    folder = loaded(config, settings, {"node.state_dir": flags["node.state_dir"]}, joining=True).config.state_folder
+    take(invite, folder)
+    if is_inline(invite):
+        os.execv(sys.executable, [sys.executable, *_without_invite(sys.orig_argv[1:])])  # noqa: S606
+
+
+def _without_invite(arguments: list[str]) -> list[str]:
+    """The command line without its first --invite and the value of it."""
+    for at, argument in enumerate(arguments):
+        if argument == "--invite":
+            return arguments[:at] + arguments[at + 2 :]
+        if argument.startswith("--invite="):
+            return arguments[:at] + arguments[at + 1 :]
+    return arguments
 
 
 def _daemon(config: Config, command: list[str] | None) -> int:

@@ -10,14 +10,19 @@ from typing import Any
 from overlay.identity import load_identity, next_incarnation
 from overlay.node import Overlay
 from overlay.peers import Activity, PeerChange
+from overlay.sealed_transport import SealedTransport
+from overlay.sealing import MAX_SEALED_BYTES
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
-from overlay.transport import Address
+from overlay.swarm_key import KeyRing
+from overlay.transport import Address, Transport
 from tests.world.doors import ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.world.loop import OWNER, VirtualLoop
 from tests.world.network import Network
 
 GENESIS = b"genesis of tests"
 PORT = 8468
+#: Keys of worlds that name none; a test sets it to play the other tests' stories in a closed swarm.
+SEALED_BY_DEFAULT: KeyRing | None = None
 
 
 class NoLog:
@@ -40,40 +45,64 @@ class OverlayWorld:
         loss: float = 0.0,
         run: str = "tests",
         recording: bool = True,
+        keys: KeyRing | None = None,
     ) -> None:
-        """Without `recording` neither log nor changes are kept: an hour of many nodes would fill the memory."""
+        """Without `recording` neither log nor changes are kept: an hour of many nodes would fill the memory. `keys`: a
+        closed swarm, its datagrams sealed."""
         if recording:
             print(f"seed {seed}")
         self.recording = recording
+        self.keys = keys or SEALED_BY_DEFAULT
+        self.seals: dict[int, SealedTransport] = {}
         self.seed = seed
         self.run = run
         self.clock = VirtualClock()
         self.network = Network(asyncio.get_running_loop(), seed, delay=delay, loss=loss)
+        self.clocks: dict[int, VirtualClock] = {}
         self.records: list[Record] = []
         self.disks: dict[int, MemoryDisk] = {}
         self.nodes: dict[int, Overlay] = {}
         self.changes: dict[int, list[tuple[float, PeerChange]]] = {}
         self._starts: dict[int, int] = {}
 
-    def make(self, number: int, *, host: str | None = None, run: str | None = None, **node: object) -> Overlay:
+    def make(
+        self,
+        number: int,
+        *,
+        host: str | None = None,
+        run: str | None = None,
+        keys: KeyRing | None = None,
+        **node: object,
+    ) -> Overlay:
         """A node that is not started yet, on its own disk (the old one, if it ran before)."""
         disk = self.disks.setdefault(number, MemoryDisk())
         self._starts[number] = self._starts.get(number, 0) + 1
         entropy = SeededEntropy(f"{self.seed}/{number}/{self._starts[number]}")
         host = host or address_of(number)
+        identity = load_identity(disk, entropy)
+        clock = self.clocks.setdefault(number, VirtualClock())
+        log = ListLog(self.records, f"n{number}", self.clock) if self.recording else NoLog()
+        door = self.network.transport(host, PORT)
+        transport: Transport = door
+        keys = keys or self.keys
+        if keys is not None:
+            door.longest_datagram_bytes = MAX_SEALED_BYTES
+            transport = self.seals[number] = SealedTransport(
+                door, identity, keys, run or self.run, clock=clock, entropy=entropy, log=log
+            )
         settings = NodeSettings(host=host, port=PORT, **node)  # type: ignore[arg-type]
         overlay = Overlay(
-            identity=load_identity(disk, entropy),
+            identity=identity,
             incarnation=next_incarnation(disk),
             boot=int.from_bytes(entropy.token(8), "big"),
             node=settings,
             swarm=SwarmSettings(run=run or self.run),
             liveness=LivenessSettings(),
-            transport=self.network.transport(host, PORT),
-            clock=self.clock,
+            transport=transport,
+            clock=clock,
             entropy=entropy,
             disk=disk,
-            log=ListLog(self.records, f"n{number}", self.clock) if self.recording else NoLog(),
+            log=log,
         )
         overlay._protocol.fragile = True
         self.nodes[number] = overlay

@@ -138,11 +138,12 @@ OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
 def test_news_by_state(standing: str, kind: NewsKind, count: tuple[int, int], expected: str | None) -> None:
     """At equal incarnation and refutation: left, dead > suspect > alive; alive needs more."""
     made = detector(A, B)
-    made.learn(news(NewsKind.ALIVE, A, *SAME), B, 0.0)
+    made.learn(news(NewsKind.ALIVE, A, *SAME), A, 0.0)
     if standing == "suspect":
         made.unreachable(A, 1.0, "silent")
 
-    actions = made.learn(news(kind, A, *count), B, 5.0)
+    own_word = kind in (NewsKind.ALIVE, NewsKind.LEFT)
+    actions = made.learn(news(kind, A, *count), A if own_word else B, 5.0)
 
     kinds = [action.kind for action in actions if isinstance(action, Judged)]
     if expected is None:
@@ -152,6 +153,24 @@ def test_news_by_state(standing: str, kind: NewsKind, count: tuple[int, int], ex
     else:
         assert kinds == [expected]
         assert Spread(news(kind, A, *count)) in actions
+
+
+def test_leaves_and_refutations_are_believed_from_their_node_alone() -> None:
+    """From others they make us ask it, once, and pass them on; its own answer is what counts."""
+    made = detector(A, B, C)
+    left = news(NewsKind.LEFT, A, *SAME)
+
+    assert made.learn(left, B, 1.0) == [Probe(A), Spread(left)]
+    assert made.learn(left, C, 1.5) == []
+    assert made.is_alive(A)
+    made.unreachable(A, 2.0, "silent")
+    alive = news(NewsKind.ALIVE, A, *NEW)
+    assert made.learn(alive, B, 2.5) == [Probe(A), Spread(alive)]
+    assert made.is_suspect(A)
+    assert Judged(A, "refuted", "it spoke to us") in made.heard(A, 1, 2.6)
+    # What it refuted is old news from now on.
+    assert made.learn(news(NewsKind.SUSPECT, A, *SAME), C, 9.0) == []
+    assert made.is_alive(A)
 
 
 def test_we_do_not_believe_ill_of_those_we_just_heard() -> None:
@@ -199,9 +218,9 @@ def test_hints_probe_at_once_but_not_again_and_again() -> None:
 
 
 def test_who_leaves_is_gone_and_stays_gone() -> None:
-    """Left by its own word or by others'; it is not dialled as the dead are."""
+    """Left by its own word, in a beat or in its news; it is not dialled as the dead are."""
     made = detector(A, B)
 
     assert [a.kind for a in made.left(A, 1.0) if isinstance(a, Judged)] == ["left"]
-    assert made.learn(news(NewsKind.LEFT, B), A, 9.0)[0] == Judged(B, "left", "others say it left")
+    assert made.learn(news(NewsKind.LEFT, B), B, 9.0)[0] == Judged(B, "left", "it left")
     assert made.dead() == []

@@ -247,6 +247,7 @@ class MemoryTransport:
         self.streams: dict[Stream, bool] = {}
         self.handlers: dict[asyncio.Task[None], bool] = {}
         self.on_request: RequestHandler | None = None
+        self.longest_datagram_bytes = MAX_DATAGRAM_BYTES
         self._on_datagram: DatagramHandler | None = None
         self._open = False
         self.context: Context | None = None  # of the process that opened it
@@ -264,8 +265,8 @@ class MemoryTransport:
         return self.address
 
     def send(self, to: Address, datagram: bytes) -> None:
-        if len(datagram) > MAX_DATAGRAM_BYTES:
-            raise ValueError(f"a datagram of {len(datagram)} bytes: at most {MAX_DATAGRAM_BYTES} fit a frame")
+        if len(datagram) > self.longest_datagram_bytes:
+            raise ValueError(f"a datagram of {len(datagram)} bytes: at most {self.longest_datagram_bytes} fit a frame")
         if self._open:
             self.network.carry(self, to, datagram)
 

@@ -1,0 +1,219 @@
+"""sealing: what a closed swarm costs: µs per datagram, a first contact, and streams beside plain ones.
+
+Datagrams are sealed and opened in one process, without a network. Streams pass between two processes over the loopback,
+plain and sealed by turns in one run: 64 MB bodies pushed and pulled as the exchange does it, and small requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import uvloop
+
+from benchmarks.record import NotMeasured, Outcome, Series
+from overlay.admission import Admission
+from overlay.certificate_order import make_certificates
+from overlay.credentials import Credentials
+from overlay.doors import SystemClock
+from overlay.identity import Identity, identity_from_seed
+from overlay.sealing import Sealer
+from overlay.sockets import SocketTransport
+from overlay.sockets_sealed import StreamSeal
+from overlay.swarm_key import KeyRing, SwarmKey
+from overlay.transport import Address, Incoming, NodeAddress, Reply
+
+REPETITIONS = 7
+BODY_BYTES = 64 << 20
+SLICE_BYTES = 1 << 20
+SMALL_REQUESTS = 300
+DATAGRAMS = 4000
+CONTACTS = 200
+#: A step query and its answer have about this many bytes.
+DATAGRAM_BYTES = 130
+
+_KEYS = KeyRing((SwarmKey(b"k" * 32),))
+_RUN = "benchmark"
+_SERVER_SEED, _CLIENT_SEED = b"s" * 32, b"c" * 32
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    repetitions = arguments.repetitions or REPETITIONS
+    datagrams = [_datagram_us() for _ in range(repetitions)]
+    contacts = [_contact_us() for _ in range(repetitions)]
+    streams = uvloop.run(_streams(repetitions))
+    return Outcome(
+        "sealing",
+        f"datagrams of {DATAGRAM_BYTES} B in one process; streams between two processes over the loopback on uvloop, "
+        f"plain and sealed by turns: {BODY_BYTES >> 20} MB bodies, requests one after the other; values are ratios of "
+        "neighbouring runs",
+        [
+            Series("sealing and opening one datagram", "µs", datagrams),
+            Series("first contact of two nodes, both ends together", "µs", contacts),
+            Series("pull of 64 MB, sealed beside plain", "", streams["pull"], aim="≥ 0.6"),
+            Series("push of 64 MB, sealed beside plain", "", streams["push"], aim="≥ 0.6"),
+            Series("requests per second, sealed beside plain", "", streams["small"], aim="≥ 0.6"),
+            Series("pull of 64 MB, sealed", "GB/s", streams["pull GB/s"]),
+        ],
+    )
+
+
+# -- datagrams ---------------------------------------------------------------------------------------------------
+
+
+class _End:
+    def __init__(self, seed: bytes) -> None:
+        identity = identity_from_seed(seed)
+        self.address = NodeAddress.of(Address("127.0.0.1", 1 + seed[0]), identity.node_id)
+        self.sealer = Sealer(identity, _KEYS, _RUN, os.urandom, now=0.0, wall=1e9)
+
+
+def _meet(one: _End, two: _End, now: float) -> None:
+    """First contact, and the first word."""
+    (_, offer), *_ = one.sealer.seal(two.address, b"\0hello", now, 1e9 + now)
+    (_, acceptance), *_ = two.sealer.open(offer, one.address, now, 1e9 + now).send
+    for _, sealed in one.sealer.open(acceptance, two.address, now, 1e9 + now).send:
+        two.sealer.open(sealed, one.address, now, 1e9 + now)
+
+
+def _datagram_us() -> float:
+    one, two = _End(_SERVER_SEED), _End(_CLIENT_SEED)
+    _meet(one, two, 1.0)
+    datagram = b"\1" + os.urandom(DATAGRAM_BYTES - 1)
+    began = time.perf_counter()
+    for _ in range(DATAGRAMS):
+        ((_, sealed),) = one.sealer.seal(two.address, datagram, 2.0, 1e9 + 2)
+        if two.sealer.open(sealed, one.address, 2.0, 1e9 + 2).datagram != datagram:
+            raise NotMeasured("a datagram did not arrive as it was sent")
+    return (time.perf_counter() - began) / DATAGRAMS * 1e6
+
+
+def _contact_us() -> float:
+    pairs = [(_End(os.urandom(32)), _End(os.urandom(32))) for _ in range(CONTACTS)]
+    began = time.perf_counter()
+    for one, two in pairs:
+        _meet(one, two, 1.0)
+    elapsed = time.perf_counter() - began
+    if any(two.sealer.counters["opened"] != 1 for _, two in pairs):
+        raise NotMeasured("a first contact failed")
+    return elapsed / CONTACTS * 1e6
+
+
+# -- streams -----------------------------------------------------------------------------------------------------
+
+
+class _Silent:
+    def debug(self, event: str, **fields: Any) -> None: ...
+
+    info = warning = error = debug
+
+
+def _door(identity: Identity, *, sealed: bool) -> SocketTransport:
+    clock = SystemClock()
+    seal = None
+    if sealed:
+        admission = Admission(_KEYS, _RUN, identity.node_id, os.urandom, started_wall=clock.wall())
+        seal = StreamSeal(admission, Credentials.of(make_certificates(identity, _KEYS, _RUN, clock.wall())))
+    return SocketTransport("127.0.0.1", 0, log=_Silent(), clock=clock, seal=seal)
+
+
+def _slices() -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(os.urandom(SLICE_BYTES)))
+    for _ in range(BODY_BYTES // SLICE_BYTES):
+        yield buffer
+
+
+async def _handle(incoming: Incoming) -> Reply:
+    if incoming.name == "pull":
+        return Reply(b"", _slices())
+    received = sum([len(chunk) async for chunk in incoming.body])
+    return Reply(str(received).encode())
+
+
+async def _serve() -> None:
+    """The other process: two doors, their ports on standard output, until standard input ends."""
+    doors = [_door(identity_from_seed(_SERVER_SEED), sealed=sealed) for sealed in (False, True)]
+    for door in doors:
+        await door.open(lambda _data, _source: None, _handle)
+    sys.stdout.write(" ".join(str(door.address.port) for door in doors) + "\n")
+    sys.stdout.flush()
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    for door in doors:
+        await door.close()
+
+
+async def _streams(repetitions: int) -> dict[str, list[float]]:
+    other = subprocess.Popen(  # noqa: ASYNC220 (a benchmark waits for nothing else)
+        [sys.executable, "-m", "benchmarks.sealing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None
+        ports = [int(port) for port in (await asyncio.to_thread(other.stdout.readline)).split()]
+        if len(ports) != 2:
+            raise NotMeasured("the other process did not start")
+        server_id = identity_from_seed(_SERVER_SEED).node_id
+        ways: list[tuple[SocketTransport, NodeAddress]] = []
+        for sealed, port in zip((False, True), ports, strict=True):
+            door = _door(identity_from_seed(_CLIENT_SEED), sealed=sealed)
+            await door.open(lambda _data, _source: None, _handle)
+            ways.append((door, NodeAddress.of(Address("127.0.0.1", port), server_id)))
+        found: dict[str, list[float]] = {"pull": [], "push": [], "small": [], "pull GB/s": []}
+        actions: dict[str, Callable[..., Any]] = {"pull": _pull, "push": _push, "small": _small}
+        for action in actions.values():  # once unmeasured: connections, caches, buffers
+            for way in ways:
+                await action(*way)
+        for _ in range(repetitions):
+            for name, action in actions.items():
+                plain_s, sealed_s = [await action(*way) for way in ways]
+                found[name].append(plain_s / sealed_s)
+                if name == "pull":
+                    found["pull GB/s"].append(BODY_BYTES / sealed_s / 1e9)
+        for door, _ in ways:
+            await door.close()
+        return found
+    finally:
+        assert other.stdin is not None
+        other.stdin.close()
+        other.wait(timeout=30)
+
+
+async def _pull(door: SocketTransport, to: NodeAddress) -> float:
+    target, at = bytearray(BODY_BYTES), 0
+    began = time.perf_counter()
+    async with door.request(to, "pull", b"", timeout_s=60) as answer:
+        async for chunk in answer.body:
+            target[at : at + len(chunk)] = chunk
+            at += len(chunk)
+    elapsed = time.perf_counter() - began
+    if at != BODY_BYTES:
+        raise NotMeasured(f"{at} bytes arrived, not {BODY_BYTES}")
+    return elapsed
+
+
+async def _push(door: SocketTransport, to: NodeAddress) -> float:
+    began = time.perf_counter()
+    async with door.request(to, "push", b"", _slices(), timeout_s=60) as answer:
+        elapsed = time.perf_counter() - began
+        if int(bytes(answer.head)) != BODY_BYTES:
+            raise NotMeasured("not all bytes arrived")
+    return elapsed
+
+
+async def _small(door: SocketTransport, to: NodeAddress) -> float:
+    head = msgspec.msgpack.encode([b"x" * 150])
+    began = time.perf_counter()
+    for _ in range(SMALL_REQUESTS):
+        async with door.request(to, "small", head, timeout_s=60):
+            pass
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve())

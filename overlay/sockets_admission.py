@@ -1,0 +1,133 @@
+"""The threshold of a closed swarm's streams: connections wait here until their first bytes show a ticket.
+
+Looks at what has arrived without taking it (MSG_PEEK), so that TLS finds the connection untouched. Whoever shows
+nothing, or nothing of ours, is let go without a byte; how many may wait, and how long, is bounded. What a ticket is,
+`overlay.admission` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Callable
+
+from overlay.admission import MOST_HELLO_BYTES, Judgement
+from overlay.pair import Refused
+
+#: A member's first bytes come one round trip after it connected.
+PATIENCE_S = 3.0
+#: Connections that may wait; when there are more, the host with most of them loses its oldest.
+MOST_WAITING = 512
+#: Connections taken per wake-up before other callbacks get their turn.
+ACCEPTED_PER_TURN = 64
+#: A ClientHello that came in part is looked at again after this: the rest makes no new event while nothing is taken.
+LOOK_AGAIN_S = 0.03
+
+
+class _Visitor:
+    """One connection that has not been admitted."""
+
+    __slots__ = ("host", "stream", "timer")
+
+    def __init__(self, stream: socket.socket, host: str, timer: asyncio.TimerHandle) -> None:
+        self.stream = stream
+        self.host = host
+        self.timer = timer
+
+
+class Threshold:
+    """Listens in place of the loop's server, on a socket that listens already; `admit` gets the connections that may
+    begin, with nothing read from them."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        judge: Callable[[bytes], Judgement],
+        admit: Callable[[socket.socket], None],
+        counters: Counter[str],
+    ) -> None:
+        self._listening = listening
+        self._judge = judge
+        self._admit = admit
+        self._counters = counters
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, _Visitor] = {}
+        self._by_host: Counter[str] = Counter()
+        self._loop.add_reader(listening.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Stop listening, and let go of those who wait."""
+        if self._listening.fileno() >= 0:
+            self._loop.remove_reader(self._listening.fileno())
+            self._listening.close()
+        for visitor in list(self._waiting.values()):
+            self._forget(visitor)
+            visitor.stream.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                stream, address = self._listening.accept()
+            except OSError:  # nobody more; or no descriptors left: the kernel keeps them, and we look again
+                return
+            stream.setblocking(False)
+            self._counters["streams_accepted"] += 1
+            timer = self._loop.call_later(PATIENCE_S, self._let_go, stream.fileno(), "silent")
+            visitor = _Visitor(stream, str(address[0]), timer)
+            self._waiting[stream.fileno()] = visitor
+            self._by_host[visitor.host] += 1
+            self._look(stream.fileno())
+            if len(self._waiting) > MOST_WAITING:
+                self._make_room()
+
+    def _make_room(self) -> None:
+        crowded = self._by_host.most_common(1)[0][0]
+        oldest = next(number for number, visitor in self._waiting.items() if visitor.host == crowded)
+        self._let_go(oldest, "crowded")
+
+    def _look(self, number: int) -> None:
+        visitor = self._waiting.get(number)
+        if visitor is None:
+            return
+        self._loop.remove_reader(number)
+        try:
+            beginning = visitor.stream.recv(MOST_HELLO_BYTES, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_reader(number, self._look, number)
+            return
+        except OSError:
+            beginning = b""
+        if not beginning:
+            self._let_go(number, "left")
+            return
+        try:
+            judgement = self._judge(beginning)
+        except Refused as reason:
+            self._let_go(number, str(reason))
+            return
+        if judgement is Judgement.INCOMPLETE:
+            self._loop.call_later(LOOK_AGAIN_S, self._look, number)
+            return
+        self._forget(visitor)
+        self._counters["streams_admitted"] += 1
+        self._admit(visitor.stream)
+
+    def _let_go(self, number: int, reason: str) -> None:
+        visitor = self._waiting.get(number)
+        if visitor is None:
+            return
+        self._counters[f"streams_dropped_{reason}"] += 1
+        self._forget(visitor)
+        with contextlib.suppress(OSError):
+            visitor.stream.close()
+
+    def _forget(self, visitor: _Visitor) -> None:
+        number = visitor.stream.fileno()
+        visitor.timer.cancel()
+        self._loop.remove_reader(number)
+        del self._waiting[number]
+        self._by_host[visitor.host] -= 1
+        if not self._by_host[visitor.host]:
+            del self._by_host[visitor.host]

@@ -1,0 +1,279 @@
+"""`p2pnode key`: make, show, hand on, accept and rotate the swarm key. Only `invite` and `show --reveal` print it.
+
+None of these needs a running node; `invite` asks one for its addresses where it can. A running node notices by itself
+when its key file changes. What needs cryptography is imported inside, so that the other commands start fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from p2pnode.client import NodeClient, find
+from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
+from p2pnode.commands.output import say
+from p2pnode.config import Config
+from p2pnode.config_rules import is_loopback, split_address
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.swarm_folder import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
+
+if TYPE_CHECKING:
+    from overlay.invitation import Invitation
+    from overlay.swarm_key import KeyRing, SwarmKey
+
+key_app = typer.Typer(
+    help="Make, show, hand on and rotate the swarm key: whoever has it is a member.", rich_markup_mode=None
+)
+
+FileArgument = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="Key file; default: swarm.key in the state directory.")
+]
+#: Addresses of this many peers go into an invitation beside the node's own.
+PEERS_INVITED_TO = 3
+
+
+@key_app.command("new")
+def new(
+    file: FileArgument = None,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a key: the old one is lost.")] = False,
+) -> int:
+    """Make a swarm key, in a file that only you can read.
+
+    Example: p2pnode key new && p2pnode start --set node.host=0.0.0.0
+    """
+    path = file or _settings(config, state_dir).state_folder / KEY_FILE
+    if path.exists() and not force:
+        hint = "keep it; to change the key of a running swarm see `p2pnode key rotate`, to replace it anyway --force"
+        raise UserError(f"there is a swarm key in {path} already", hint, ExitCode.STATE_DIRECTORY)
+    from overlay.swarm_key import KeyRing
+    from p2pnode.swarm_keys import write_key_file
+
+    keys = KeyRing((_fresh(),))
+    write_key_file(path, keys)
+    say(f"wrote {path}, key {keys.primary.fingerprint}; start the first node, then `p2pnode key invite` for the others")
+    return 0
+
+
+@key_app.command("show")
+def show(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    settings: SetOption = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Print the key itself, as its file has it.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Say which swarm key this node uses, by its fingerprint."""
+    found = _settings(config, state_dir, settings)
+    keys = _keys(found)
+    if reveal:
+        say(keys.text.rstrip())
+    elif as_json:
+        say(json.dumps({"schema": 1, "file": found.swarm.key_file, "run": found.swarm.run, "keys": keys.fingerprints}))
+    else:
+        accepted = "".join(f", {fingerprint} accepted too" for fingerprint in keys.fingerprints[1:])
+        say(f"{found.swarm.key_file}: key {keys.primary.fingerprint} used{accepted}, run {found.swarm.run}")
+    return 0
+
+
+@key_app.command("invite")
+def invite(
+    address: Annotated[
+        list[str] | None,
+        typer.Option("--address", metavar="HOST:PORT", help="Where a node listens; default: what the node here knows."),
+    ] = None,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    settings: SetOption = None,
+) -> int:
+    """Print one line with addresses, run and key: whoever has the line is a member.
+
+    Example: p2pnode key invite | ssh other p2pnode start --invite -
+    """
+    from overlay.invitation import Invitation
+
+    found = _settings(config, state_dir, settings)
+    keys = _keys(found)
+    running = find(found.state_folder)
+    client = NodeClient(running.address) if running is not None and running.alive else None
+    # What the node here runs, whatever the flags of this command say.
+    run = str(client.status()["run"]) if client is not None else found.swarm.run
+    addresses = _checked(address) if address else _known_addresses(found, client)
+    if all(is_loopback(split_address(known)[0]) for known in addresses):
+        sys.stderr.write(
+            f"warning: {', '.join(addresses)} can be dialled from this machine only\n"
+            "hint: give the address that others reach with --address HOST:PORT\n"
+        )
+    say(Invitation.of(run, addresses, keys).line)
+    return 0
+
+
+@key_app.command("join")
+def join(
+    invitation: Annotated[
+        str, typer.Argument(metavar="LINE|FILE|-", help="The invitation, a file with it, or - for standard input.")
+    ] = STANDARD_INPUT,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+) -> int:
+    """Keep an invitation in the state directory; the next `p2pnode start` joins that swarm.
+
+    Example: p2pnode key join - < invitation.txt && p2pnode start
+    """
+    folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}, joining=True).config.state_folder
+    taken, changed = take(invitation, folder)
+    what = "joins" if changed else "joined already"
+    say(f"the node on {folder} {what} run {taken.run}, key {taken.keys.primary.fingerprint}; start it: p2pnode start")
+    return 0
+
+
+class Step(StrEnum):
+    """The three steps of a rotation."""
+
+    PREPARE = "prepare"
+    SWITCH = "switch"
+    FINISH = "finish"
+
+
+@key_app.command("rotate")
+def rotate(
+    step: Annotated[
+        Step, typer.Argument(help="prepare, then switch, then finish; each on every node before the next.")
+    ],
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    settings: SetOption = None,
+) -> int:
+    """Change the swarm key without stopping the swarm.
+
+    prepare makes a second key, accepted beside the first: do it once, and take the file, or a fresh `key invite`, to
+    every node. switch uses the second, on every node. finish forgets the first. Running nodes notice by themselves.
+    """
+    from overlay.swarm_key import BadKey
+    from p2pnode.swarm_keys import read_key_file, write_key_file
+
+    found = _settings(config, state_dir, settings)
+    path = _own_file(found)
+    keys = read_key_file(path)
+    try:
+        match step:
+            case Step.PREPARE:
+                after = keys.prepared(_fresh())
+                then = "take the file, or a fresh `p2pnode key invite`, to every node; then `p2pnode key rotate switch`"
+            case Step.SWITCH:
+                after = keys.switched()
+                then = "when every node has switched: `p2pnode key rotate finish`"
+            case Step.FINISH:
+                after = keys.finished()
+                then = "the old key opens nothing here any more"
+    except BadKey as error:
+        raise UserError(f"{path}: {error}", "`p2pnode key show` says which keys are valid", ExitCode.USAGE) from None
+    write_key_file(path, after)
+    say(f"{path}: key {after.primary.fingerprint} is used, {len(after.keys)} valid; {then}")
+    return 0
+
+
+# -- invitations -------------------------------------------------------------------------------------------------
+
+
+def is_inline(text: str) -> bool:
+    """Whether an argument is the invitation itself, and not where to read it."""
+    return text != STANDARD_INPUT and not _is_file(text)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # longer than a name may be
+        return False
+
+
+def take(text: str, folder: Path) -> tuple[Invitation, bool]:
+    """Read an invitation and keep it in a state directory; whether anything changed. Raises `UserError`."""
+    from overlay.invitation import BadInvitation, Invitation
+    from p2pnode.swarm_keys import MOST_BYTES, accept, own_input
+
+    if text == STANDARD_INPUT:
+        if sys.stdin.isatty():
+            sys.stderr.write("paste the invitation and press Enter:\n")
+            content = own_input().readline(MOST_BYTES)
+        else:
+            content = own_input().read(MOST_BYTES)
+        where = "standard input"
+    elif _is_file(text):
+        content, where = Path(text).read_bytes()[:MOST_BYTES], f"the file {text}"
+    else:
+        content, where = text.encode("utf-8", "replace"), "the line given"
+    try:
+        invitation = Invitation.parse(content.decode("utf-8", "replace"))
+    except BadInvitation as error:
+        hint = "`p2pnode key invite` on a member's machine prints an invitation, one line"
+        raise UserError(f"{where} is no invitation: {error}", hint, ExitCode.CONFIGURATION) from None
+    changed = accept(folder, invitation.run, list(invitation.addresses), invitation.keys)
+    return invitation, changed
+
+
+def _checked(addresses: list[str]) -> list[str]:
+    from overlay.invitation import MOST_ADDRESSES
+
+    for address in addresses:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise UserError(f"--address: {error}", "write --address 10.0.0.5:8468", ExitCode.USAGE) from None
+    if len(addresses) > MOST_ADDRESSES:
+        hint = f"name the {MOST_ADDRESSES} that are up most"
+        raise UserError(f"an invitation holds {MOST_ADDRESSES} addresses, not {len(addresses)}", hint, ExitCode.USAGE)
+    return addresses
+
+
+def _known_addresses(config: Config, client: NodeClient | None) -> list[str]:
+    """Of the node that runs here and of some of its peers, or else those of the invitation it came by."""
+    if client is not None:
+        known = [str(client.status()["node"]["address"])]
+        return known + [str(peer["address"]) for peer in client.peers() if peer["eligible"]][:PEERS_INVITED_TO]
+    addresses = read_swarm(config.state_folder)[1]
+    if not addresses:
+        raise UserError(
+            "an invitation needs the address of a node, and none runs here to be asked",
+            "start the node first, or give its address with --address HOST:PORT",
+            ExitCode.NOT_REACHABLE,
+        )
+    return addresses
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+
+
+def _fresh() -> SwarmKey:
+    from overlay.swarm_key import KEY_BYTES, SwarmKey
+
+    return SwarmKey(secrets.token_bytes(KEY_BYTES))
+
+
+def _settings(config: Path | None, state_dir: str | None, settings: list[str] | None = None) -> Config:
+    # As if a key were there: a node that listens beyond the loopback needs one, and here it is made.
+    return loaded(config, settings, {"node.state_dir": ("--state-dir", state_dir)}, joining=True).config
+
+
+def _keys(config: Config) -> KeyRing:
+    from p2pnode.swarm_keys import find_keys, own_input
+
+    keys = find_keys(config, dict(os.environ), own_input())
+    assert keys is not None  # `_settings` names a file where none is named
+    return keys
+
+
+def _own_file(config: Config) -> Path:
+    if config.swarm.key_file in (STANDARD_INPUT, IN_ENVIRONMENT):
+        hint = "rotate it where the key is kept; a file named by swarm.key_file can be rotated here"
+        raise UserError("this node's swarm key is in no file", hint, ExitCode.USAGE)
+    return Path(config.swarm.key_file).expanduser()

@@ -1,0 +1,202 @@
+"""Closed swarms of real daemons: by invitation, through a rotation of the key, and with the key nowhere to be read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from overlay.invitation import Invitation
+from overlay.swarm_key import KeyRing
+from p2pnode.client import NodeClient, find
+from tests.process.test_swarm_process import ROOT, START_S, until
+from tests.process.test_swarm_process import Daemon as OpenDaemon
+
+
+class Daemon(OpenDaemon):
+    """A daemon with the arguments of a test, and an environment of its own."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str, given: str = "", **environment: str) -> None:
+        self.state_dir = folder / name
+        self.log = folder / f"{name}.log"
+        settings = ("training.threads=1", "training.local_steps=50", "training.checkpoint_s=0")
+        line = ["start", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir), *arguments]
+        for setting in settings:
+            line += ["--set", setting]
+        self._output = self.log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "p2pnode", *line],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(given.encode())
+        self.process.stdin.close()
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.status().get("swarm", {}).get("keys", []))
+
+    @property
+    def known(self) -> int:
+        found = find(self.state_dir)
+        return len(NodeClient(found.address).peers()) if found else 0
+
+
+def p2pnode(folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "p2pnode", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    started: list[Daemon] = []
+
+    def start(name: str, *arguments: str, given: str = "", **environment: str) -> Daemon:
+        started.append(Daemon(tmp_path, name, *arguments, given=given, **environment))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        daemon.end()
+        print(f"--- {daemon.log.name}, its end:\n{daemon.log.read_text()[-1500:]}")
+
+
+@pytest.mark.timeout(240)
+def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    """One makes a key and founds; others come by an invitation on the command line, on standard input, and by a key in
+    the environment; an outsider stays out. The swarm changes its key and loses nobody. No key shows anywhere."""
+    made = p2pnode(tmp_path, "key", "new", "--state-dir", "first")
+    assert made.returncode == 0, made.stderr
+    key_file = tmp_path / "first" / "swarm.key"
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    old = KeyRing.parse(key_file.read_text())
+    first = daemons("first", "--run", "closed")
+    until(lambda: first.trains, START_S, "the founder trains")
+    invited = p2pnode(tmp_path, "key", "invite", "--state-dir", "first")
+    line = invited.stdout.strip()
+    assert Invitation.parse(line).addresses[0] == first.address
+
+    second = daemons("second", "--invite", line)
+    third = daemons("third", "--invite", "-", given=line)
+    fourth = daemons("fourth", "--run", "closed", "--bootstrap", first.address, P2PNODE_SWARM_KEY=old.primary.text)
+    outsider = daemons("outsider", "--run", "closed", "--bootstrap", first.address)
+    members = [first, second, third, fourth]
+    until(lambda: all(node.trains for node in members), START_S, "all four train")
+    until(lambda: all(node.known == 3 for node in members), 20, "all know each other")
+    assert all(node.keys == [old.primary.fingerprint] for node in members)
+    until(lambda: "a swarm with a key" in outsider.log.read_text(), START_S, "the outsider is told what it may be")
+    assert outsider.state == "joining"
+    outsider.end()
+    for node in members:
+        shown = Path(f"/proc/{node.process.pid}/cmdline").read_bytes()
+        assert line.encode() not in shown
+
+    fourth.end()  # its key is in no file: it cannot follow a rotation
+    members.remove(fourth)
+    until(lambda: all(node.known == 2 for node in members), 20, "the fourth is forgotten")
+    _rotate(tmp_path, members)
+    new = KeyRing.parse(key_file.read_text())
+    until(lambda: all(node.keys == new.fingerprints for node in members), 20, "all use the new key alone")
+    assert old.primary not in set(new)
+    steps = [node.step for node in members]
+    until(lambda: all(node.step > step for node, step in zip(members, steps, strict=True)), 30, "all train on")
+    assert all(node.known == 2 for node in members)
+    for node in members:
+        assert '"peer_dead"' not in _after(node, "swarm_keys_changed"), "nobody was lost"
+
+    # Joins again without being told anything: the state directory knows the swarm.
+    third.end()
+    again = daemons("third")
+    until(lambda: again.trains, START_S, "the third is back")
+    secrets = [line, *(text for key in (*old, *new) for text in (key.text, key.secret.hex()))]
+    for log in tmp_path.glob("*.log"):
+        assert not [secret for secret in secrets if secret in log.read_text()], log
+    for node in (first, second, again):
+        found = find(node.state_dir)
+        assert found is not None
+        client = NodeClient(found.address)
+        shown_text = str(client.status()) + str(client.peers()) + str(client.events())
+        assert not [secret for secret in secrets if secret in shown_text]
+
+
+def _rotate(folder: Path, members: list[Daemon]) -> None:
+    """Prepare on the first, take its invitation to the others; then switch and finish everywhere."""
+    done = p2pnode(folder, "key", "rotate", "prepare", "--state-dir", "first")
+    assert done.returncode == 0, done.stderr
+    both = p2pnode(folder, "key", "invite", "--state-dir", "first").stdout
+    for node in members[1:]:
+        joined = p2pnode(folder, "key", "join", "-", "--state-dir", str(node.state_dir), given=both)
+        assert joined.returncode == 0, joined.stderr
+    for step, valid in (("switch", 2), ("finish", 1)):
+        until(lambda: all(len(node.keys) == 2 for node in members), 20, f"all are ready to {step}")
+        before = members[0].keys
+        for node in members:
+            done = p2pnode(folder, "key", "rotate", step, "--state-dir", str(node.state_dir))
+            assert done.returncode == 0, done.stderr
+        until(
+            lambda last=before, count=valid: all(len(node.keys) == count and node.keys != last for node in members),
+            20,
+            f"all have done {step}",
+        )
+
+
+def _after(node: Daemon, event: str) -> str:
+    return node.log.read_text().partition(event)[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "says"),
+    [
+        ("p2pkey1-short\n", 0o600, "a part is missing"),
+        (KeyRing.parse, 0o644, "open to others"),
+        (None, 0o600, "No such file"),
+    ],
+    ids=["torn", "open to others", "missing"],
+)
+def test_key_files_that_cannot_be_used(tmp_path: Path, content: object, mode: int, says: str) -> None:
+    """The start ends with exit code 4 and a sentence that does not repeat what the file says."""
+    file = tmp_path / "swarm.key"
+    if callable(content):
+        made = p2pnode(tmp_path, "key", "new", str(file))
+        assert made.returncode == 0
+        file.chmod(mode)
+    elif isinstance(content, str):
+        file.write_text(content)
+        file.chmod(mode)
+    started = p2pnode(tmp_path, "start", "--state-dir", "s", "--set", f"swarm.key_file={file}")
+
+    assert started.returncode == 4
+    assert says in started.stderr
+    assert "p2pkey1-" not in started.stderr.replace("begins with p2pkey1-", "")
+
+
+@pytest.mark.parametrize("spoil", ["torn", "foreign"])
+def test_invitations_that_cannot_be_used(tmp_path: Path, spoil: str) -> None:
+    """A torn line and a foreign one end with exit code 4, each with its own sentence; nothing is kept."""
+    p2pnode(tmp_path, "key", "new", "--state-dir", "a")
+    line = p2pnode(tmp_path, "key", "invite", "--state-dir", "a", "--address", "10.0.0.5:8468").stdout.strip()
+    given, says = (line[:-5], "torn") if spoil == "torn" else ("https://example.org", "begins with p2pnode1:")
+    joined = p2pnode(tmp_path, "start", "--state-dir", "b", "--invite", given)
+
+    assert joined.returncode == 4
+    assert says in joined.stderr
+    assert line[20:60] not in joined.stderr
+    assert not (tmp_path / "b").exists()
