@@ -112,7 +112,7 @@ class DatagramSocket:
     def _on_readable(self) -> None:
         for _ in range(DATAGRAMS_PER_TURN):
             try:
-                datagram, source = self._socket.recvfrom(MAX_DATAGRAM_BYTES + 1)
+                datagram, source = self._socket.recvfrom(self._longest_bytes + 1)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:  # a message of an earlier send's failure, not ours to mend

@@ -108,7 +108,7 @@ def test_a_crash_is_found_within_the_bound_by_those_who_watch(seed: int, loss: f
     async def story() -> None:
         world = OverlayWorld(seed=seed, loss=loss)
         nodes = await world.raise_swarm(8)
-        await world.until(lambda: all(len(node.peers) == 7 for node in nodes), 5.0, "everybody knows everybody")
+        await world.until(lambda: all(len(node.peers) == 7 for node in nodes), 10.0, "everybody knows everybody")
         victim = nodes[3].node_id
         for node in nodes:
             node.watch([victim])
@@ -163,7 +163,7 @@ def test_a_leave_is_known_at_once() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=26)
         nodes = await world.raise_swarm(10)
-        await world.until(lambda: all(len(node.peers) == 9 for node in nodes), 5.0, "everybody knows everybody")
+        await world.until(lambda: all(len(node.peers) == 9 for node in nodes), 10.0, "everybody knows everybody")
         leaver = nodes[4]
         await leaver.leave()
         rest = [node for node in nodes if node is not leaver]
@@ -198,9 +198,12 @@ def test_a_restarted_node_replaces_its_former_self() -> None:
         await again.join([], genesis=nodes[0].genesis)
         again.announce(activity=Activity.TRAINING, step=4)
         await nodes[0].query_steps([again.node_id])
-        peer = nodes[0].peers.get(again.node_id)
-        assert peer is not None
-        assert (peer.incarnation, peer.step) == (2, 4)
+
+        def is_known() -> bool:
+            peer = nodes[0].peers.get(again.node_id)
+            return peer is not None and (peer.incarnation, peer.step) == (2, 4)
+
+        await world.until(is_known, 1.0, "its new start is proven, and its step known")
         assert "restarted" in [change.kind for _, change in world.changes[0]]
         await world.until(lambda: len(again.peers) == 5, 3.0, "it knows everybody")
         await world.stop()
@@ -397,7 +400,7 @@ def test_stalled_and_paused_peers_are_not_drawn() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=36)
         nodes = await world.raise_swarm(6)
-        await world.until(lambda: all(len(node.peers) == 5 for node in nodes), 5.0, "everybody knows everybody")
+        await world.until(lambda: all(len(node.peers) == 5 for node in nodes), 10.0, "everybody knows everybody")
         nodes[1].announce(activity=Activity.PAUSED)
         nodes[2].announce(activity=Activity.STALLED)
         await nodes[0].query_steps([nodes[1].node_id, nodes[2].node_id])
@@ -493,7 +496,7 @@ def test_a_changed_activity_is_known_without_waiting() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=41)
         nodes = await world.raise_swarm(10)
-        await world.until(lambda: all(len(node.peers) == 9 for node in nodes), 5.0, "everybody knows everybody")
+        await world.until(lambda: all(len(node.peers) == 9 for node in nodes), 10.0, "everybody knows everybody")
         await asyncio.sleep(1)
         nodes[3].announce(activity=Activity.PAUSED)
         await asyncio.sleep(0.05)

@@ -202,7 +202,7 @@ def test_rotating_the_key_loses_no_node() -> None:
 
         assert judged == []
         assert all(len(node.members()) == 7 for node in nodes), "all but the one that was expelled"
-        assert former.members() == []
+        await world.until(lambda: former.members() == [], 20.0, "the expelled one has noticed")
         await world.stop()
 
     play(story())
