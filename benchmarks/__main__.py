@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
 
-Without names the standing ones run: start, loop_delay, steps, sealing. `flood` takes two minutes, `outer_rule` needs
-the MNIST files, and with `--network conv` half an hour: they run by name or with `--all`. A missed aim is said and shown
-in the table; it is no failure of the command.
+Without names the standing ones run: start, loop_delay, steps, sealing. `flood` takes two minutes, `outer_rule`
+needs the MNIST files, and with `--network conv` half an hour: they run by name or with `--all`. A missed aim is said
+and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
