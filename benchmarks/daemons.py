@@ -54,7 +54,7 @@ class Daemons:
     """The daemons of one benchmark, in one temporary folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._nodes: list[Daemon] = []
 
     def start(
@@ -62,17 +62,19 @@ class Daemons:
         training: TrainingSettings,
         *,
         bootstrap: str = "",
+        key_file: str = "",
         command: tuple[str, ...] = ("p2pnode", "start"),
         barrier: BarrierSettings | None = None,
         exchange: ExchangeSettings | None = None,
     ) -> Daemon:
-        """Start a daemon; returns at once. `command` is a module and its arguments before `--config`."""
+        """Start a daemon; returns at once. `command` is a module and its arguments before `--config`. With a
+        `key_file` its swarm is closed."""
         name = f"node-{len(self._nodes)}"
-        place = self._folder / name
+        place = self.folder / name
         place.mkdir()
         config = Config(
             node=NodeSettings(state_dir=str(place / "state"), port=0),
-            swarm=SwarmSettings(run=RUN, bootstrap=[bootstrap] if bootstrap else []),
+            swarm=SwarmSettings(run=RUN, bootstrap=[bootstrap] if bootstrap else [], key_file=key_file),
             training=training,
             barrier=barrier or BarrierSettings(),
             exchange=exchange or ExchangeSettings(),

@@ -23,6 +23,7 @@ from overlay.admission import Admission
 from overlay.certificate_order import make_certificates
 from overlay.credentials import Credentials
 from overlay.doors import SystemClock
+from overlay.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, SEALED
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing import Sealer
 from overlay.sockets import SocketTransport
@@ -56,6 +57,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         "neighbouring runs",
         [
             Series("sealing and opening one datagram", "µs", datagrams),
+            Series("refusing one junk datagram", "µs", [_junk_us() for _ in range(repetitions)]),
             Series("first contact of two nodes, both ends together", "µs", contacts),
             Series("pull of 64 MB, sealed beside plain", "", streams["pull"], aim="≥ 0.6"),
             Series("push of 64 MB, sealed beside plain", "", streams["push"], aim="≥ 0.6"),
@@ -93,6 +95,29 @@ def _datagram_us() -> float:
         if two.sealer.open(sealed, one.address, 2.0, 1e9 + 2).datagram != datagram:
             raise NotMeasured("a datagram did not arrive as it was sent")
     return (time.perf_counter() - began) / DATAGRAMS * 1e6
+
+
+def _junk_us() -> float:
+    """Of all the kinds and lengths a stranger may send, in equal parts."""
+    member, stranger = _End(_SERVER_SEED), Address("127.0.0.1", 9)
+    junk = [
+        bytes([kind]) + os.urandom(size - 1)
+        for kind, size in (
+            (OFFER, OFFER_BYTES),
+            (ACCEPTANCE, ACCEPTANCE_BYTES),
+            (SEALED, 160),
+            (SEALED, 1400),
+            (0, 160),
+        )
+        for _ in range(DATAGRAMS // 5)
+    ]
+    began = time.perf_counter()
+    for datagram in junk:
+        member.sealer.open(datagram, stranger, 2.0, 1e9 + 2)
+    elapsed = time.perf_counter() - began
+    if member.sealer.counters["opened"] or member.sealer.pairs:
+        raise NotMeasured("junk was let in")
+    return elapsed / len(junk) * 1e6
 
 
 def _contact_us() -> float:

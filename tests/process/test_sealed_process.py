@@ -124,6 +124,7 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
 
     # Joins again without being told anything: the state directory knows the swarm.
     third.end()
+    until(lambda: first.known == second.known == 1, 20, "the third is missed")
     again = daemons("third")
     until(lambda: again.trains, START_S, "the third is back")
     secrets = [line, *(text for key in (*old, *new) for text in (key.text, key.secret.hex()))]

@@ -1,0 +1,145 @@
+"""flood: 100,000 junk datagrams and 1,000 connections that stall, at four nodes of a closed swarm that train.
+
+Windows without and with the flood take turns; the flood is a process of its own and its work is in the figure, as it
+shares the machine. Datagrams are of the lengths and first bytes of sealed ones, spread over the window and the nodes;
+connections say nothing or half a ClientHello and are opened again when they were let go, so that 1,000 stand at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import secrets
+import selectors
+import socket
+import subprocess
+import sys
+import time
+
+from benchmarks.daemons import Daemon, daemons, status, wait_until
+from benchmarks.record import NotMeasured, Outcome, Series
+from benchmarks.start import resident_bytes
+from overlay.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, SEALED
+from overlay.swarm_key import KeyRing, SwarmKey
+from p2pnode.config_rules import split_address
+from p2pnode.swarm_keys import write_key_file
+from training.settings import TrainingSettings
+
+NODES = 4
+DATAGRAMS, CONNECTIONS = 100_000, 1000
+WINDOW_S = 12.0
+REPETITIONS = 3
+_TRAINING = TrainingSettings(task="digits", checkpoint_s=0.0, eval_steps=0, local_steps=50, threads=1)
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    repetitions = arguments.repetitions or REPETITIONS
+    ratios, grown_mb, refused = [], [], 0.0
+    with daemons() as group:
+        key_file = group.folder / "swarm.key"
+        write_key_file(key_file, KeyRing((SwarmKey(secrets.token_bytes(32)),)))
+        first = group.start(_TRAINING, key_file=str(key_file))
+        wait_until(first, lambda found: found["step"] >= 3, what="training")
+        nodes = [first]
+        nodes += [group.start(_TRAINING, bootstrap=first.listens_at, key_file=str(key_file)) for _ in range(NODES - 1)]
+        for node in nodes:
+            wait_until(node, lambda found: found["step"] >= 10, what="training")
+        addresses = [node.listens_at for node in nodes]
+        _window(nodes)  # once unmeasured
+        for _ in range(repetitions):
+            calm = _window(nodes)
+            before = max(resident_bytes(node.pid) for node in nodes)
+            flood = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", *addresses])
+            flooded = _window(nodes)
+            grown_mb.append((max(resident_bytes(node.pid) for node in nodes) - before) / 1e6)
+            if flood.wait(timeout=60):
+                raise NotMeasured("the flood failed")
+            ratios.append(flooded / calm)
+        refused = sum(_refused(node) for node in nodes)
+    return Outcome(
+        "flood",
+        f"{NODES} daemons that train digits on this machine, {DATAGRAMS} junk datagrams and {CONNECTIONS} stalled "
+        f"connections within {WINDOW_S:g} s, the flooding process beside them; {refused:.0f} datagrams and connections "
+        "were counted as refused in all",
+        [
+            Series("step rate under a flood, beside undisturbed", "", ratios, aim="≥ 0.8"),
+            Series("growth of the largest daemon under a flood", "MB", grown_mb),
+        ],
+    )
+
+
+def _window(nodes: list[Daemon]) -> float:
+    """Steps per second of all nodes together."""
+    began, before = time.monotonic(), _steps(nodes)
+    time.sleep(WINDOW_S)
+    return (_steps(nodes) - before) / (time.monotonic() - began)
+
+
+def _steps(nodes: list[Daemon]) -> int:
+    found = [status(node) for node in nodes]
+    if None in found:
+        raise NotMeasured("a node did not answer")
+    return sum(int(entry["step"]) for entry in found if entry is not None)
+
+
+def _refused(node: Daemon) -> float:
+    found = status(node)
+    counters = {} if found is None else found["overlay"]["socket"]
+    return sum(count for name, count in counters.items() if "dropped" in name)
+
+
+# -- the flood, in its own process -------------------------------------------------------------------------------
+
+
+def _flood(addresses: list[str]) -> None:
+    rng = random.Random(6)
+    targets = [split_address(address) for address in addresses]
+    junk = [
+        bytes([kind]) + rng.randbytes(size - 1)
+        for kind, size in (
+            (OFFER, OFFER_BYTES),
+            (ACCEPTANCE, ACCEPTANCE_BYTES),
+            (SEALED, 160),
+            (SEALED, 1400),
+            (0, 160),
+        )
+        for _ in range(50)
+    ]
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.setblocking(False)
+    selector = selectors.DefaultSelector()
+    began, sent, opened = time.monotonic(), 0, 0
+    while (elapsed := time.monotonic() - began) < WINDOW_S - 1:
+        while len(selector.get_map()) < CONNECTIONS:
+            _stall(selector, targets[opened % len(targets)], half=opened % 2 == 0)
+            opened += 1
+        due = min(DATAGRAMS, int(DATAGRAMS * elapsed / (WINDOW_S - 2)))
+        while sent < due:
+            with contextlib.suppress(BlockingIOError):
+                datagrams.sendto(junk[sent % len(junk)], targets[sent % len(targets)])
+            sent += 1
+        for key, _ in selector.select(timeout=0.005):
+            stream = key.fileobj
+            assert isinstance(stream, socket.socket)
+            with contextlib.suppress(OSError):
+                if stream.recv(4096):
+                    os.write(2, b"a stranger was answered\n")
+                    sys.exit(1)
+            selector.unregister(stream)
+            stream.close()
+
+
+def _stall(selector: selectors.BaseSelector, target: tuple[str, int], *, half: bool) -> None:
+    stream = socket.socket()
+    with contextlib.suppress(OSError):
+        stream.connect(target)
+        if half:
+            stream.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+    stream.setblocking(False)
+    selector.register(stream, selectors.EVENT_READ)
+
+
+if __name__ == "__main__":
+    _flood(sys.argv[1:])
