@@ -52,11 +52,12 @@ demo: $(STAMP) ## Train one model on four daemons of this machine; ARGS go to `p
 test: $(STAMP) ## Run the tests; ARGS go to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-check: $(STAMP) ## Format, lint, types and import rules, all as CI has them
+check: $(STAMP) ## Format, lint, types, import rules and known advisories, all as CI has them
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/audit.py
 
 format: $(STAMP) ## Bring the code into the form that check asks for
 	$(BIN)/ruff format .

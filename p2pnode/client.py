@@ -3,6 +3,9 @@
 A running node keeps `status.json` in its state directory: where its API listens and which process it is. Blocking and
 made of the standard library only, so that `p2pnode status` starts at once; `http.client` rather than `urllib`, because
 a proxy from the environment must never stand between the user and the loopback.
+
+The token goes only where it is needed, and only to the node whose state directory it came from, or where the user says
+so: an address typed wrongly must not be told it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from p2pnode.config_rules import split_address
+from p2pnode import token_file
+from p2pnode.config_rules import is_loopback, split_address
 from p2pnode.errors import ExitCode, UserError
 
 #: Name of the file in the state directory; the daemon writes it when its API listens and removes it on exit.
@@ -23,6 +27,9 @@ STATUS_FILE = "status.json"
 TIMEOUT_S = 5.0
 #: Most bytes of an answer that are read.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+#: As in `p2pnode.guard`, which the commands need not import.
+CHANGE_HEADER = "X-P2PNode"
+UNAUTHORIZED = 401
 
 
 class Found(NamedTuple):
@@ -31,6 +38,7 @@ class Found(NamedTuple):
     address: str
     pid: int
     node_id: str
+    token_file: str = ""
 
     @property
     def alive(self) -> bool:
@@ -44,17 +52,19 @@ class Found(NamedTuple):
         return True
 
 
-def status_file(address: str, pid: int, node_id: str) -> bytes:
-    """The content of `status.json`."""
-    return json.dumps({"address": address, "pid": pid, "id": node_id}).encode() + b"\n"
+def status_file(address: str, pid: int, node_id: str, token_file: str = "") -> bytes:
+    """The content of `status.json`. It names the token's file, never the token."""
+    entry = {"address": address, "pid": pid, "id": node_id, "token_file": token_file}
+    return json.dumps(entry).encode() + b"\n"
 
 
 def find(state_folder: Path) -> Found | None:
     """The node said to run on a state directory, or None. A half-written or foreign file counts as none."""
     try:
         entry = json.loads((state_folder / STATUS_FILE).read_bytes())
-        return Found(str(entry["address"]), int(entry["pid"]), str(entry["id"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        token_file = str(entry.get("token_file", ""))
+        return Found(str(entry["address"]), int(entry["pid"]), str(entry["id"]), token_file)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -68,10 +78,17 @@ class NotReachable(UserError):
 class NodeClient:
     """Asks one node. Every method raises `NotReachable`, or `UserError` with the node's own words where it refuses."""
 
-    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, token_file: str = "", timeout_s: float = TIMEOUT_S) -> None:
+        """`token_file` is read when a request needs it; empty, or not readable: those requests are refused."""
         self.address = address
         self._host, self._port = split_address(address)
+        self._token_file = Path(token_file).expanduser() if token_file else None
         self._timeout_s = timeout_s
+
+    @classmethod
+    def of(cls, found: Found, *, timeout_s: float = TIMEOUT_S) -> NodeClient:
+        """A client of the node found on a state directory."""
+        return cls(found.address, token_file=found.token_file, timeout_s=timeout_s)
 
     def status(self) -> dict[str, Any]:
         answer = self._ask("GET", "/status")
@@ -106,7 +123,7 @@ class NodeClient:
     def _ask(self, method: str, path: str, *, timeout_s: float | None = None) -> Any:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s or self._timeout_s)
         try:
-            connection.request(method, path, headers={"X-P2PNode": "1", "Accept": "application/json"})
+            connection.request(method, path, headers=self._headers(method))
             response = connection.getresponse()
             body = response.read(MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException) as error:
@@ -120,8 +137,29 @@ class NodeClient:
         except ValueError:
             raise self._foreign() from None
         if response.status >= 400:
-            raise UserError(f"{self.address} refused {path}: {answer.get('error', body)}", str(answer.get("hint", "")))
+            raise self._refusal(path, response.status, answer)
         return answer
+
+    def _headers(self, method: str) -> dict[str, str]:
+        headers = {CHANGE_HEADER: "1", "Accept": "application/json"}
+        needs_token = method != "GET" or not is_loopback(self._host)
+        if needs_token and self._token_file is not None:
+            try:
+                headers["Authorization"] = f"Bearer {token_file.read(self._token_file)}"
+            except token_file.NotReadable as error:
+                raise UserError(
+                    f"the token of the node at {self.address} cannot be read from {self._token_file}: {error}",
+                    "run the command as the user that runs the node, or give another with --token-file",
+                    ExitCode.NOT_REACHABLE,
+                ) from None
+        return headers
+
+    def _refusal(self, path: str, status: int, answer: Any) -> UserError:
+        fields = answer if isinstance(answer, dict) else {}
+        hint = str(fields.get("hint", ""))
+        if status == UNAUTHORIZED and self._token_file is None:
+            hint = "give the node's token with --token-file, or name its state directory with --state-dir"
+        return UserError(f"{self.address} refused {path}: {fields.get('error', status)}", hint)
 
     def _unreachable(self, error: Exception) -> NotReachable:
         if isinstance(error, TimeoutError):

@@ -35,9 +35,20 @@ class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     host: Annotated[
         str,
-        Meta(description="Address of the HTTP API; only the loopback, because there is no token yet."),
+        Meta(description="Address of the HTTP API; beyond the loopback every request needs the token."),
     ] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port of the HTTP API; 0 takes a free one.")] = 8080
+    token_file: Annotated[
+        str,
+        Meta(description="File with the API's token, made if missing; empty: status.token in the state directory."),
+    ] = ""
+    names: Annotated[
+        list[str],
+        Meta(
+            max_length=64,
+            description="Names, beside addresses, by which the API may be asked; others are refused (DNS rebinding).",
+        ),
+    ] = []
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

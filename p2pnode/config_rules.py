@@ -98,6 +98,13 @@ def advise(config: Config) -> list[Problem]:
                 "make a swarm key with `p2pnode key new`, or let a firewall or a private network decide who can",
             )
         )
+    if not is_loopback(config.status.host):
+        found.append(
+            Problem(
+                f"status.host = {config.status.host}: the API's token and answers cross the network unencrypted",
+                "put a proxy that speaks TLS in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
+            )
+        )
     if config.barrier.custom and config.barrier.method != "custom":
         found.append(Problem("barrier.custom is set but not used", 'set barrier.method = "custom", or remove it'))
     return found
@@ -106,7 +113,7 @@ def advise(config: Config) -> list[Problem]:
 def _network(config: Config) -> list[Problem]:
     found = []
     node, status = config.node, config.status
-    if not _is_literal(node.host):
+    if not is_literal(node.host):
         found.append(
             Problem(
                 f'node.host = "{node.host}" is not an IP address',
@@ -121,18 +128,18 @@ def _network(config: Config) -> list[Problem]:
                 "can reach the port may join",
             )
         )
-    if node.advertise and (not _is_literal(node.advertise) or ipaddress.ip_address(node.advertise).is_unspecified):
+    if node.advertise and (not is_literal(node.advertise) or ipaddress.ip_address(node.advertise).is_unspecified):
         found.append(
             Problem(
                 f'node.advertise = "{node.advertise}" is not an address others can dial',
                 "give the IP address under which other nodes reach this one, or leave it empty",
             )
         )
-    if not is_loopback(status.host):
+    if not is_literal(status.host) and status.host != "localhost":
         found.append(
             Problem(
-                f'status.host = "{status.host}" is not the loopback, and the API has no token yet',
-                'use "127.0.0.1", and a tunnel (ssh -L) to look at a node from elsewhere',
+                f'status.host = "{status.host}" is not an IP address',
+                'give the address to listen on, such as "127.0.0.1"; names by which it is asked go to status.names',
             )
         )
     if node.port and node.port == status.port:
@@ -224,7 +231,8 @@ def _barrier(config: Config) -> list[Problem]:
     return []
 
 
-def _is_literal(host: str) -> bool:
+def is_literal(host: str) -> bool:
+    """Whether a text is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

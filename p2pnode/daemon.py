@@ -20,7 +20,7 @@ from overlay.identity import UnreadableIdentity, load_identity
 from overlay.sockets import SocketTransport
 from overlay.swarm_key import KeyRing
 from overlay.transport import Address, PortInUse, Transport
-from p2pnode import logs
+from p2pnode import logs, token_file
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config import Config
 from p2pnode.config_rules import is_loopback
@@ -108,11 +108,13 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     services = [asyncio.create_task(loop_delay.run(), name="loop-delay")]
     if sealed is not None:
         services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
+    token_path = token_file.token_path(folder, config.status.token_file)
+    token = token_file.load_or_make(token_path, doors.entropy.token(token_file.TOKEN_BYTES))
     report = Report(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
-    server = StatusServer(report, config.status)
+    server = StatusServer(report, config.status, token, clock)
     address = await server.start()
     try:
-        _write_status_file(doors.disk, folder, address, node)
+        _write_status_file(doors.disk, folder, address, node, token_path)
         log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
         await node.run()
     except PortInUse as error:
@@ -130,10 +132,11 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     return ExitCode.OK
 
 
-def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node) -> None:
+def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node, token_path: Path) -> None:
     """Where the commands find this node (`p2pnode.client`)."""
+    entry = status_file(str(address), os.getpid(), node.overlay.node_id.hex(), str(token_path.resolve()))
     try:
-        disk.write(STATUS_FILE, status_file(str(address), os.getpid(), node.overlay.node_id.hex()))
+        disk.write(STATUS_FILE, entry)
     except OSError as error:
         raise state_directory_unusable(folder, error) from error
 

@@ -81,7 +81,7 @@ class DemoNode(DemoProcess):
     def client(self) -> NodeClient | None:
         """Its API, as soon as it says where that is."""
         if self._client is None and (found := find(self._state_folder)):
-            self._client = NodeClient(found.address, timeout_s=ASK_S)
+            self._client = NodeClient.of(found, timeout_s=ASK_S)
         return self._client
 
     def look(self) -> dict[str, Any] | None:

@@ -15,6 +15,8 @@ from p2pnode import __version__
 from p2pnode.config_rules import advise
 from p2pnode.events import EventRing
 from p2pnode.loop_delay import LoopDelay
+from p2pnode.measures import families
+from p2pnode.metrics import Family
 from p2pnode.node import Node
 
 SCHEMA = 1
@@ -51,6 +53,13 @@ class Report:
     def resume(self) -> None:
         self._node.resume()
 
+    def metrics(self) -> list[Family]:
+        """Counters and sizes, for `/metrics`."""
+        return families(self._node, self._loop_delay, self._uptime_s())
+
+    def _uptime_s(self) -> float:
+        return round(self._node.doors.clock.monotonic() - self._started, 3)
+
     def status(self) -> dict[str, Any]:
         """The whole status, `schema` 1."""
         node = self._node
@@ -68,7 +77,7 @@ class Report:
                 "role": "peer",
                 "client_only": node.config.node.client_only,
                 "eligible": overlay.beat.eligible,
-                "uptime_seconds": round(node.doors.clock.monotonic() - self._started, 3),
+                "uptime_seconds": self._uptime_s(),
             },
             "run": node.config.swarm.run,
             "swarm": {"closed": bool(self._keys()), "keys": self._keys()},

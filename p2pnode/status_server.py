@@ -1,37 +1,44 @@
 """The HTTP face of a node: what it is doing, for people, the command line and monitors; and three requests to it.
 
 Reads go to a `StatusSource`, which answers from memory; no handler blocks the loop. Nothing here decides anything
-about training. The API listens on the loopback and has no token yet, so the danger is a web page in the user's browser:
-the Host header must name the loopback (DNS rebinding), and a POST needs a header that no form can send.
-Paths and keys: DESIGN section 6; every response carries the schema number in `X-P2PNode-Schema`.
+about training, nor about who may ask: that is `p2pnode.guard`, before any handler.
+Paths and keys: DESIGN section 6, described for programs at `/openapi.json` (`p2pnode.openapi`); every response carries
+the schema number in `X-P2PNode-Schema`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import html
+import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
+from overlay.doors import Clock
 from overlay.transport import Address
 from p2pnode.config import StatusSettings
 from p2pnode.config_rules import is_loopback
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.events import EventRing
+from p2pnode.guard import CHANGE_HEADER, MAX_BODY_BYTES, Asking, Guard, Refusal
+from p2pnode.metrics import CONTENT_TYPE, Family, render
 
 SCHEMA = 1
-#: The header a POST must carry: a form or an image on a foreign page cannot send it.
-POST_HEADER = "X-P2PNode"
-#: Bodies are not used; a client may send this many bytes of one all the same.
-MAX_BODY_BYTES = 4096
 #: Most entries one request for steps or events gets.
 MAX_LIMIT = 2000
 #: Longest long-poll, in seconds; proxies and clients tend to give up at 60.
 MAX_WAIT_S = 60.0
+#: Long-polls held at once, of everybody together: a page left open in fifty tabs is a mistake, not a need.
+MAX_WAITING = 64
+#: Connections held at once; one more is closed unheard. Each costs the daemon about 20 KB.
+MAX_CONNECTIONS = 256
+#: A connection that has sent no whole request for this long is closed.
+IDLE_S = 30.0
 #: Seconds a request in progress gets to end when the server closes.
 CLOSE_S = 1.0
 
@@ -58,6 +65,10 @@ class StatusSource(Protocol):
         """Whether the node has joined and trains, and a sentence that says why not."""
         ...
 
+    def metrics(self) -> Sequence[Family]:
+        """The node's counters and sizes."""
+        ...
+
     def leave(self) -> None:
         """Ask the node to leave; returns before it has."""
         ...
@@ -68,23 +79,36 @@ class StatusSource(Protocol):
 
 
 class StatusServer:
-    """Serves a source at `[status]`. `start` once, `stop` once."""
+    """Serves a source at `[status]`. `start` once, `stop` once. `token` is what changes to the node need."""
 
-    def __init__(self, source: StatusSource, settings: StatusSettings) -> None:
+    def __init__(self, source: StatusSource, settings: StatusSettings, token: str, clock: Clock) -> None:
         self._source = source
         self._settings = settings
+        self._clock = clock
+        self._guard = Guard(token=token, on_loopback=is_loopback(settings.host), names=settings.names)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.AbstractServer | None = None
         self._closing = False
+        self._waiting = 0
+        #: Requests by (status class or refusal), for `/metrics`.
+        self._refused: dict[int, int] = {}
 
     async def start(self) -> Address:
         """Listen; returns the bound address, its port never 0. Raises `UserError` (exit code 6)."""
         listener = _listen(self._settings.host, self._settings.port)
         try:
-            application = web.Application(middlewares=[_answer_in_json, _guard], client_max_size=MAX_BODY_BYTES)
+            application = web.Application(middlewares=[_answer_in_json, self._admit], client_max_size=MAX_BODY_BYTES)
             application.add_routes(self._routes())
-            self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=CLOSE_S)
+            self._runner = web.AppRunner(
+                application,
+                access_log=None,
+                handle_signals=False,
+                shutdown_timeout=CLOSE_S,
+                keepalive_timeout=IDLE_S,
+                lingering_time=CLOSE_S,
+            )
             await self._runner.setup()
-            await web.SockSite(self._runner, listener).start()
+            self._listener = await asyncio.get_running_loop().create_server(self._connected, sock=listener)
         except BaseException:
             listener.close()
             await self.stop()
@@ -96,9 +120,27 @@ class StatusServer:
         """Release those who wait for events, end connections, close the port; idempotent."""
         self._closing = True
         self._source.events.wake()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+
+    def _connected(self) -> asyncio.Protocol:
+        """Who speaks HTTP on a new connection; nobody where there are too many."""
+        server = self._runner.server if self._runner is not None else None
+        if server is None or len(server.connections) >= MAX_CONNECTIONS:
+            return _Closed()
+        return server()
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = self._guard.judge(_asking(request), self._clock.monotonic())
+        if refusal is None:
+            return await handler(request)
+        self._refused[refusal.status] = self._refused.get(refusal.status, 0) + 1
+        return _refused(refusal)
 
     def _routes(self) -> list[web.RouteDef]:
         return [
@@ -107,8 +149,10 @@ class StatusServer:
             web.get("/peers", self._peers),
             web.get("/steps", self._steps),
             web.get("/events", self._events),
+            web.get("/metrics", self._metrics),
             web.get("/healthz", self._healthz),
             web.get("/readyz", self._readyz),
+            web.get("/openapi.json", self._openapi),
             web.post("/leave", self._leave),
             web.post("/pause", self._pause),
             web.post("/resume", self._resume),
@@ -128,15 +172,37 @@ class StatusServer:
         limit = _number(request, "limit", MAX_LIMIT, 1, MAX_LIMIT)
         timeout_s = _seconds(request, "timeout", 0.0, MAX_WAIT_S)
         if timeout_s and not self._closing:
-            await self._source.events.wait_newer(since, timeout_s)
+            if self._waiting >= MAX_WAITING:
+                error = f"{MAX_WAITING} requests wait for events already"
+                return _refused(Refusal(429, error, "ask without timeout, or again later", retry_s=1.0))
+            self._waiting += 1
+            try:
+                await self._source.events.wait_newer(since, timeout_s)
+            finally:
+                self._waiting -= 1
         page = self._source.events.since(since, limit)
         return _json({"schema": SCHEMA, "events": page.events, "dropped": page.dropped, "last": page.last})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return _json({"schema": SCHEMA, "alive": True})
 
-    async def _readyz(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _: web.Request) -> web.Response:
+        refused = [({"status": str(status)}, count) for status, count in sorted(self._refused.items())]
+        families = [
+            *self._source.metrics(),
+            Family("p2pnode_http_refused_total", "counter", "Requests to this API that were refused.", refused),
+        ]
+        return web.Response(body=render(families).encode(), headers=_HEADERS | {"Content-Type": CONTENT_TYPE})
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        from p2pnode.openapi import description  # some kilobytes that a node nobody asks for them need not hold
+
+        return _json(description())
+
+    async def _readyz(self, request: web.Request) -> web.Response:
         ready, reason = self._source.ready()
+        if not self._guard.is_trusted(_asking(request)):
+            reason = ""
         return _json({"schema": SCHEMA, "ready": ready, "reason": reason}, status=200 if ready else 503)
 
     async def _leave(self, _: web.Request) -> web.Response:
@@ -165,16 +231,18 @@ _READS = [
     ("/peers", "whom it knows"),
     ("/steps", "the last steps; <code>?limit=</code>"),
     ("/events", "numbered events; <code>?since=&amp;timeout=&amp;limit=</code>"),
+    ("/metrics", "counters, for Prometheus"),
     ("/healthz", "the process lives"),
     ("/readyz", "it has joined and trains"),
+    ("/openapi.json", "all of this, for programs"),
 ]
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>p2pnode</title>
 <style>body {{ font: 1rem/1.5 sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem }}</style>
 <h1>p2pnode</h1><p>{summary}</p><ul>{reads}</ul>
-<p>POST <code>/leave</code>, <code>/pause</code>, <code>/resume</code> with the header <code>X-P2PNode: 1</code>;
-or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>.</p></html>
+<p>POST <code>/leave</code>, <code>/pause</code>, <code>/resume</code> with the header <code>X-P2PNode: 1</code> and the
+token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>, which find it by themselves.</p></html>
 """
 
 _HEADERS = {
@@ -191,6 +259,38 @@ def _json(value: Any, *, status: int = 200) -> web.Response:
 
 def _refuse(status: int, error: str, hint: str = "") -> web.Response:
     return _json({"schema": SCHEMA, "error": error, "hint": hint}, status=status)
+
+
+def _refused(refusal: Refusal) -> web.Response:
+    response = _refuse(refusal.status, refusal.error, refusal.hint)
+    if refusal.retry_s:
+        response.headers["Retry-After"] = str(math.ceil(refusal.retry_s))
+    if refusal.challenge:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="p2pnode"'
+    return response
+
+
+def _asking(request: web.Request) -> Asking:
+    """The facts of a request that the guard judges by."""
+    headers = request.headers
+    return Asking(
+        method=request.method,
+        path=request.path,
+        peer=request.remote or "",
+        host=headers.get("Host", ""),
+        origin=headers.get("Origin"),
+        authorization=headers.get("Authorization"),
+        has_change_header=CHANGE_HEADER in headers,
+        has_body=request.body_exists,
+        body_bytes=request.content_length,
+    )
+
+
+class _Closed(asyncio.Protocol):
+    """A connection too many: closed before anything is read."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 @web.middleware
@@ -212,29 +312,6 @@ async def _answer_in_json(request: web.Request, handler: Handler) -> web.StreamR
     except Exception as error:
         request.app.logger.exception("a request of the status API failed: %s", request.path)
         return _refuse(500, f"{type(error).__name__} while answering {request.path}", "the node's log has more")
-
-
-@web.middleware
-async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    host = request.headers.get("Host", "")
-    if not is_loopback(_host_name(host)):
-        return _refuse(403, f"the Host header {host!r} does not name this machine", "ask for 127.0.0.1 or localhost")
-    if (request.content_length or 0) > MAX_BODY_BYTES:
-        return _refuse(413, f"a body of {request.content_length} bytes is more than {MAX_BODY_BYTES}")
-    if request.method not in ("GET", "HEAD"):
-        origin = request.headers.get("Origin")
-        if origin is not None and origin != f"http://{host}":
-            return _refuse(403, f"a page of {origin} may not steer this node")
-        if POST_HEADER not in request.headers:
-            return _refuse(403, f"{request.method} needs the header {POST_HEADER}: 1", "it keeps foreign pages out")
-    return await handler(request)
-
-
-def _host_name(header: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
 
 
 class _BadQuery(Exception):

@@ -9,7 +9,14 @@ from typing import NoReturn
 
 from p2pnode import tables
 from p2pnode.client import NodeClient, NotReachable
-from p2pnode.commands.options import AddressOption, ConfigOption, JsonOption, StateDirOption, node_client
+from p2pnode.commands.options import (
+    AddressOption,
+    ConfigOption,
+    JsonOption,
+    StateDirOption,
+    TokenFileOption,
+    node_client,
+)
 from p2pnode.commands.output import say
 
 #: Seconds between two looks of `watch`.
@@ -22,13 +29,14 @@ def status(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
     config: ConfigOption = None,
+    token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Say whether this node is connected, whether it learns, whom it waits for, and what to do.
 
     Example: p2pnode status --address 127.0.0.1:8080
     """
-    answer = node_client(address, state_dir, config).status()
+    answer = node_client(address, state_dir, config, token_file).status()
     say(json.dumps(answer, indent=2) if as_json else tables.status_text(answer))
     return 0
 
@@ -37,10 +45,11 @@ def peers(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
     config: ConfigOption = None,
+    token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """List the peers this node knows, one line each."""
-    answer = node_client(address, state_dir, config).peers()
+    answer = node_client(address, state_dir, config, token_file).peers()
     if as_json:
         say(json.dumps({"schema": 1, "peers": answer}, indent=2))
     elif answer:
@@ -54,10 +63,11 @@ def watch(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
     config: ConfigOption = None,
+    token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Follow a node until Ctrl-C: a table on a terminal, otherwise one line per second."""
-    client = node_client(address, state_dir, config)
+    client = node_client(address, state_dir, config, token_file)
     try:
         if sys.stdout.isatty() and not as_json:
             _watch_table(client)
@@ -67,21 +77,38 @@ def watch(
         return 0
 
 
-def leave(address: AddressOption = None, state_dir: StateDirOption = None, config: ConfigOption = None) -> int:
+def leave(
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    token_file: TokenFileOption = None,
+) -> int:
     """Ask a node to leave: it hands over what it owns and ends with exit code 0."""
     return _request(
-        node_client(address, state_dir, config), "/leave", "is leaving; `p2pnode status` shows when it is gone"
+        node_client(address, state_dir, config, token_file),
+        "/leave",
+        "is leaving; `p2pnode status` shows when it is gone",
     )
 
 
-def pause(address: AddressOption = None, state_dir: StateDirOption = None, config: ConfigOption = None) -> int:
+def pause(
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    token_file: TokenFileOption = None,
+) -> int:
     """Ask a node to pause training after its current step; it goes on owning its shards."""
-    return _request(node_client(address, state_dir, config), "/pause", "pauses after its current step")
+    return _request(node_client(address, state_dir, config, token_file), "/pause", "pauses after its current step")
 
 
-def resume(address: AddressOption = None, state_dir: StateDirOption = None, config: ConfigOption = None) -> int:
+def resume(
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    token_file: TokenFileOption = None,
+) -> int:
     """Ask a paused node to train again."""
-    return _request(node_client(address, state_dir, config), "/resume", "trains again")
+    return _request(node_client(address, state_dir, config, token_file), "/resume", "trains again")
 
 
 def _request(client: NodeClient, path: str, outcome: str) -> int:

@@ -30,6 +30,10 @@ AddressOption = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="Where the node's HTTP API listens."),
 ]
+TokenFileOption = Annotated[
+    str | None,
+    typer.Option("--token-file", help="File with the node's token; default: where the node on this machine keeps it."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show stack traces and debug events.")]
 
@@ -65,23 +69,39 @@ def _assignment(text: str) -> Override:
     return Override(key.strip(), value.strip(), f"--set {key.strip()}")
 
 
-def node_client(address: str | None, state_dir: str | None, config: Path | None) -> NodeClient:
-    """The node meant: the address given, or else the one that runs on the state directory, or [status]."""
+def node_client(
+    address: str | None, state_dir: str | None, config: Path | None, token_file: str | None = None
+) -> NodeClient:
+    """The node meant: the address given, or else the one that runs on the state directory, or [status].
+
+    With an address alone its token is had from the state directory only where that is the very node listening there.
+    """
     if address is not None:
         try:
             split_address(address)
         except ValueError as error:
             raise UserError(f"--address: {error}", "write --address 127.0.0.1:8080", ExitCode.USAGE) from None
-        return NodeClient(address)
+        return NodeClient(address, token_file=token_file or _own_token_file(address, state_dir, config))
     settings = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config
     found = find(settings.state_folder)
     if found is not None and found.alive:
-        return NodeClient(found.address)
+        return NodeClient(found.address, token_file=token_file or found.token_file)
     if state_dir is None and found is None and settings.status.port:
         host = f"[{settings.status.host}]" if ":" in settings.status.host else settings.status.host
-        return NodeClient(f"{host}:{settings.status.port}")
+        return NodeClient(f"{host}:{settings.status.port}", token_file=token_file or "")
     gone = f"; process {found.pid}, which did, is gone" if found else ""
     raise NotReachable(
         f"no node runs on the state directory {settings.state_folder}{gone}",
         "start one with `p2pnode start`, or say where it is with --address HOST:PORT or --state-dir DIR",
     )
+
+
+def _own_token_file(address: str, state_dir: str | None, config: Path | None) -> str:
+    """The token's file of the node that listens at `address`, where it is the one of the state directory."""
+    try:
+        settings = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config
+    except UserError:  # whoever gives an address need not have a configuration that is in order
+        return ""
+    found = find(settings.state_folder)
+    is_it = found is not None and found.alive and found.address == address.replace("localhost:", "127.0.0.1:", 1)
+    return found.token_file if found is not None and is_it else ""

@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from overlay.doors import FolderDisk
+from overlay.doors import FolderDisk, SystemClock
+from p2pnode import token_file
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config import Config, load
 from p2pnode.events import EventRing
+from p2pnode.metrics import Family, single
 from p2pnode.status_server import StatusServer
 
 EVALUATION_S = 0.15
@@ -77,6 +79,9 @@ class FakeSource:
     def ready(self) -> tuple[bool, str]:
         return (self._misbehave != "unready"), "it waits for nodes: have 1, need 3"
 
+    def metrics(self) -> list[Family]:
+        return [single("p2pnode_step", "gauge", "Completed steps.", 7)]
+
     def leave(self) -> None:
         self.requests.append("leave")
         if self._misbehave != "ignore":
@@ -101,10 +106,12 @@ async def main(path: Path) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, source.leave)
-    server = StatusServer(source, config.status)
-    address = await server.start()
     disk = FolderDisk(config.state_folder)
-    disk.write(STATUS_FILE, status_file(str(address), os.getpid(), "ab" * 20))
+    config.state_folder.mkdir(parents=True, exist_ok=True)
+    path = token_file.token_path(config.state_folder, "").resolve()
+    server = StatusServer(source, config.status, token_file.load_or_make(path, os.urandom(32)), SystemClock())
+    address = await server.start()
+    disk.write(STATUS_FILE, status_file(str(address), os.getpid(), "ab" * 20, str(path)))
     learning = asyncio.create_task(source.learn())
     try:
         await source.left.wait()

@@ -63,7 +63,7 @@ def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:
         until(lambda: daemon.trains, 60, "the node trains")
         found = find(daemon.state_dir)
         assert found is not None
-        client = NodeClient(found.address)
+        client = NodeClient.of(found)
 
         def events(name: str) -> list[str]:
             return [str(event["fields"]) for event in client.events()["events"] if event["event"] == name]

@@ -8,17 +8,21 @@ import json
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from overlay.doors import SystemClock
 from p2pnode.client import NodeClient, NotReachable
 from p2pnode.config import Config, StatusSettings
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.status_server import StatusServer
 from tests.process.fake_node import FakeSource
 
-POST = {"X-P2PNode": "1"}
+TOKEN = "a-token-for-tests-only"
+HEADER = {"X-P2PNode": "1"}
+POST = HEADER | {"Authorization": f"Bearer {TOKEN}"}
 
 
 class Response(NamedTuple):
@@ -60,12 +64,12 @@ def ask(address: str, method: str, path: str, headers: dict[str, str], body: byt
         connection.close()
 
 
-def served(scenario: Callable[[Asked], Awaitable[None]], misbehave: str = "") -> None:
+def served(scenario: Callable[[Asked], Awaitable[None]], misbehave: str = "", **settings: Any) -> None:
     """Run a scenario against a server on a free port of the loopback."""
 
     async def run() -> None:
         source = FakeSource(Config(), misbehave)
-        server = StatusServer(source, StatusSettings(port=0))
+        server = StatusServer(source, StatusSettings(port=0, **settings), TOKEN, SystemClock())
         address = await server.start()
         try:
             await scenario(Asked(source, str(address), server))
@@ -146,14 +150,19 @@ def test_closing_releases_those_who_wait() -> None:
     served(scenario)
 
 
-def test_requests_reach_the_node_only_with_the_header() -> None:
-    """POST asks the node and is accepted; without the header that no form can send it is refused."""
+def test_requests_reach_the_node_only_with_the_header_and_the_token() -> None:
+    """POST asks the node and is accepted; without the header that no form can send, or the token, it is refused."""
 
     async def scenario(asked: Asked) -> None:
         for path in ("/pause", "/resume", "/leave"):
-            refused = await asked("POST", path)
+            refused = await asked("POST", path, {"Authorization": f"Bearer {TOKEN}"})
             assert refused.status == 403
             assert "X-P2PNode" in refused.json["error"]
+            for given in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"}):
+                refused = await asked("POST", path, HEADER | given)
+                assert (refused.status, refused.headers["www-authenticate"]) == (401, 'Bearer realm="p2pnode"')
+                assert "status.token" in refused.json["hint"]
+                assert TOKEN not in refused.body.decode()
         assert asked.source.requests == []
         for path in ("/pause", "/resume", "/leave", "/leave"):
             assert (await asked("POST", path, POST)).status == 202
@@ -272,7 +281,7 @@ def test_a_port_in_use_is_one_sentence_and_a_hint() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        server = StatusServer(None, StatusSettings(port=port))  # type: ignore[arg-type]
+        server = StatusServer(None, StatusSettings(port=port), TOKEN, SystemClock())  # type: ignore[arg-type]
 
         with pytest.raises(UserError) as caught:
             asyncio.run(server.start())
@@ -282,11 +291,14 @@ def test_a_port_in_use_is_one_sentence_and_a_hint() -> None:
     assert "--status-port" in caught.value.hint
 
 
-def test_the_client_reads_what_the_server_says() -> None:
+def test_the_client_reads_what_the_server_says(tmp_path: Path) -> None:
     """The thin client gets the same answers, and the node's own words where it refuses."""
+    token = tmp_path / "status.token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
 
     async def scenario(asked: Asked) -> None:
-        client = NodeClient(asked.address)
+        client = NodeClient(asked.address, token_file=str(token))
         assert (await asyncio.to_thread(client.status))["state"] == "training"
         assert len(await asyncio.to_thread(client.peers)) == 1
         assert len(await asyncio.to_thread(client.steps, 2)) == 2

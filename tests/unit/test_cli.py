@@ -220,7 +220,7 @@ def test_a_node_is_found_by_its_state_directory(tmp_path: Path, capsys: pytest.C
 
     found = find(folder)
 
-    assert found == ("127.0.0.1:1", child.pid, "ab")
+    assert found == ("127.0.0.1:1", child.pid, "ab", "")
     assert not found.alive
     assert run("status") == 9
     assert f"process {child.pid}, which did, is gone" in capsys.readouterr().err

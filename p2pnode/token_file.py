@@ -1,0 +1,80 @@
+"""The token of the HTTP API: a file that only its owner can read, made at the first start and kept.
+
+Whoever can read it may pause the node or make it leave; that is all it protects. The daemon makes and reads it, the
+commands read it. It never appears in logs, `/status`, errors or arguments.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from pathlib import Path
+
+from p2pnode.errors import ExitCode, UserError
+
+#: Its name in the state directory, unless `status.token_file` names another file.
+TOKEN_FILE = "status.token"  # noqa: S105 -- a name, no token
+TOKEN_BYTES = 32
+#: A token somebody wrote by hand is refused below this length, in characters.
+SHORTEST = 16
+LONGEST = 4096
+
+
+class NotReadable(Exception):
+    """There is no token to be read there; the text says why."""
+
+
+def token_path(state_folder: Path, token_file: str) -> Path:
+    """Where the token lies: `status.token_file`, or its place in the state directory."""
+    return Path(token_file).expanduser() if token_file else state_folder / TOKEN_FILE
+
+
+def load_or_make(path: Path, new: bytes) -> str:
+    """The token in the file, or `new` (random bytes) written there as text. Raises `UserError` (exit code 7)."""
+    try:
+        text = base64.urlsafe_b64encode(new).decode().rstrip("=")
+        # O_EXCL: never through a link, and never into a file that another made.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        try:
+            return read(path)
+        except NotReadable as error:
+            raise _unusable(path, str(error)) from None
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise _unusable(path, error.strerror or str(error)) from None
+    return text
+
+
+def read(path: Path) -> str:
+    """The token in a file that nobody else may read or could have written. Raises `NotReadable`."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            raw = file.read(LONGEST + 1)
+    except OSError as error:
+        raise NotReadable(error.strerror or str(error)) from None
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise NotReadable(f"others may read or write it (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 it")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise NotReadable("it belongs to another user")
+    text = raw.decode("ascii", "replace").strip()
+    if not (SHORTEST <= len(text) <= LONGEST and text.isascii() and text.isprintable() and " " not in text):
+        raise NotReadable(f"it is no token: one word of {SHORTEST} to {LONGEST} printable characters is expected")
+    return text
+
+
+def _unusable(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"the token file {path} cannot be used: {reason}",
+        "remove it to have a new one made, or name another with status.token_file",
+        ExitCode.STATE_DIRECTORY,
+    )

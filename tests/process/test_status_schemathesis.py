@@ -1,0 +1,110 @@
+"""Schemathesis over the published description: requests that people would not think of, against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    not_a_server_error,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from overlay.doors import SystemClock
+from p2pnode import guard
+from p2pnode.config import Config, StatusSettings
+from p2pnode.openapi import description
+from p2pnode.status_server import StatusServer
+from tests.process.fake_node import FakeSource
+from tests.process.test_status_server import TOKEN
+
+SEED = 20261121
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+SCHEMA = schemathesis.openapi.from_dict(description())
+OPERATIONS = {f"{one.method.upper()} {one.path}": one for one in (found.ok() for found in SCHEMA.get_all_operations())}
+#: What takes no parameter can be asked in one way only: there is nothing to get wrong.
+KINDS = [
+    (label, mode)
+    for label, operation in sorted(OPERATIONS.items())
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+    if mode is GenerationMode.POSITIVE or list(operation.iter_parameters())
+]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server over the fake source on a loop in another thread, with rates that this test cannot reach."""
+    loop = asyncio.new_event_loop()
+    patch = pytest.MonkeyPatch()
+    for name in ("READS", "CHANGES", "WRONG_TOKENS"):
+        patch.setattr(guard, name, guard.Allowance(0.0, 0.0))
+    server = StatusServer(FakeSource(Config(), "ignore"), StatusSettings(port=0), TOKEN, SystemClock())
+    thread = threading.Thread(target=loop.run_forever, name="status-server")
+    thread.start()
+    try:
+        yield f"http://{asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)}"
+    finally:
+        patch.undo()
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def test_the_node_publishes_what_is_tested_here(address: str) -> None:
+    """`/openapi.json` is the description that the other tests go by."""
+    published = requests.get(f"{address}/openapi.json", timeout=10)
+
+    assert published.status_code == 200
+    assert published.json() == json.loads(json.dumps(description()))
+
+
+@pytest.mark.parametrize(("label", "mode"), KINDS)
+@pytest.mark.parametrize("authorization", [f"Bearer {TOKEN}", None], ids=["token", "none"])
+def test_no_request_finds_a_fault(address: str, label: str, mode: GenerationMode, authorization: str | None) -> None:
+    """Whatever is sent, the answer is one that the description knows, and never a server error."""
+    operation = OPERATIONS[label]
+    session = requests.Session()
+    headers = {} if authorization is None else {"Authorization": authorization}
+    print(f"seed {SEED}")
+    answered: list[int] = []
+
+    @seed(SEED)
+    @settings(
+        max_examples=12,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def requests_of_all_kinds(case: Any) -> None:
+        if case.query and "timeout" in case.query:
+            case.query["timeout"] = 0.01 if mode is GenerationMode.POSITIVE else case.query["timeout"]
+        response = case.call(base_url=address, session=session, headers=headers, timeout=30)
+        answered.append(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    try:
+        requests_of_all_kinds()
+    finally:
+        session.close()
+
+    assert answered

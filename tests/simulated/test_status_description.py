@@ -1,0 +1,136 @@
+"""The published description of the HTTP API against what a node really says, in every state of its life.
+
+The answers of `p2pnode.report` for nodes on the simulated network are validated against the OpenAPI schemas, and held
+to describe every key: a key that is added to an answer without a word in `p2pnode.openapi` fails here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from p2pnode.events import EventRing
+from p2pnode.loop_delay import LoopDelay
+from p2pnode.metrics import render
+from p2pnode.openapi import SCHEMAS, description
+from p2pnode.report import Report
+from tests.world.loop import VirtualLoop
+from tests.world.swarm import Host, Swarm
+from tests.world.trainer import StubTrainer, exponential
+
+SEED = 41
+
+
+@functools.cache
+def validator(name: str) -> jsonschema_rs.Draft202012Validator:
+    document = description() | {"$ref": f"#/components/schemas/{name}"}
+    return jsonschema_rs.Draft202012Validator(document)
+
+
+def undescribed(value: Any, schema: dict[str, Any], place: str) -> Iterator[str]:
+    """Keys of a value that its schema neither names nor allows under any name."""
+    schema = SCHEMAS[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if isinstance(value, dict):
+        other = schema.get("additionalProperties")
+        for key, entry in value.items():
+            known = schema.get("properties", {}).get(key, other)
+            if known is None:
+                yield f"{place}.{key}"
+            elif known is not True:
+                yield from undescribed(entry, known, f"{place}.{key}")
+    elif isinstance(value, list):
+        for entry in value:
+            yield from undescribed(entry, schema["items"], f"{place}[]")
+
+
+def checked(name: str, value: Any) -> list[str]:
+    """What does not fit, as sentences."""
+    plain = json.loads(msgspec.json.encode(value, enc_hook=str))
+    wrong = [f"{name}{error.instance_path}: {error.message}" for error in validator(name).iter_errors(plain)]
+    return wrong + list(undescribed(plain, SCHEMAS[name], name))
+
+
+def reported(swarm: Swarm, host: Host) -> Report:
+    return Report(host.living, EventRing(), LoopDelay(swarm.clock))
+
+
+def complaints(report: Report) -> list[str]:
+    found = checked("Status", report.status())
+    for peer in report.peers():
+        found += checked("Peer", peer)
+    for step in report.steps(100):
+        found += checked("Step", step)
+    return found
+
+
+def test_every_answer_of_a_living_swarm_fits_its_description() -> None:
+    """From joining to leaving, with a waiting barrier, a hung trainer and an unreachable node, no answer strays; and
+    Prometheus can read the metrics page and finds what it is for."""
+    print(f"seed {SEED}")
+    states: dict[str, None] = {}
+    problems: dict[str, None] = {}
+    pages: list[str] = []
+
+    async def scenario() -> None:
+        swarm = Swarm(
+            seed=SEED,
+            settings={
+                "training.min_nodes": 3,
+                "training.eval_steps": 2,
+                "barrier.method": "ssp",
+                "barrier.staleness": 1,
+            },
+            make_trainer=lambda name: StubTrainer(name, step_s=exponential(1.0), start_s=0.3, hang_s=2.0),
+        )
+
+        def look() -> None:
+            for host in swarm.running():
+                report = reported(swarm, host)
+                states.setdefault(report.status()["state"])
+                problems.update(dict.fromkeys(complaints(report)))
+
+        async def watch(seconds: float) -> None:
+            until = swarm.clock.monotonic() + seconds
+            while swarm.clock.monotonic() < until:
+                look()
+                await asyncio.sleep(0.1)
+
+        try:
+            swarm.start("n0")
+            await watch(1.0)
+            swarm.start("n1", bootstrap="n0")
+            swarm.start("n2", bootstrap="n0", node__client_only=True)
+            swarm.network.unreachable(swarm.hosts["n1"].address)
+            await watch(15.0)
+            swarm.hosts["n1"].trainer.hang()
+            await watch(8.0)
+            swarm.hosts["n1"].trainer.resume()
+            swarm.hosts["n0"].living.pause()
+            await watch(4.0)
+            pages.append(render(reported(swarm, swarm.hosts["n0"]).metrics()))
+            swarm.hosts["n2"].living.leave()
+            await watch(2.0)
+        finally:
+            await swarm.stop()
+
+    VirtualLoop().run(scenario(), limit_s=600)
+
+    assert list(problems) == []
+    assert {"joining", "waiting_for_nodes", "training", "waiting", "stalled", "paused", "leaving"} <= set(states)
+    names = {family.name for page in pages for family in text_string_to_metric_families(page)}
+    assert {
+        "p2pnode_step",
+        "p2pnode_population",
+        "p2pnode_datagrams",
+        "p2pnode_exchange_bytes",
+        "p2pnode_shards",
+        "p2pnode_workers",
+        "p2pnode_reachable",
+    } <= names
