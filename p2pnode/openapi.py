@@ -80,14 +80,38 @@ EXCHANGE = record(
         "clipped": COUNT,
         "outstanding_steps": listed(COUNT),
         "lost": COUNT,
+        "lost_in_splits": COUNT,
+        "repaired": COUNT,
+        "repair_log_bytes": COUNT,
+        "repair_reach_seconds": SECONDS,
+        "shards_to_mend": COUNT,
         "state_bytes": COUNT,
     },
 )
+MEMORY = record({"budget_bytes": maybe(COUNT), "parts": table(COUNT), "available_bytes": maybe(COUNT)})
+SWARM = record({"closed": TRUTH, "keys": listed(TEXT)})
 REACHABLE = record({"reached": TRUTH, "reason": TEXT, "confirmed_by": listed(TEXT)})
 OVERLAY = {
     "type": "object",
     "description": "Counters and sizes; the counters by name.",
-    "properties": {"reachable": REACHABLE, "round_trip_ms": maybe(NUMBER)},
+    "properties": {
+        "reachable": REACHABLE,
+        "round_trip_ms": maybe(NUMBER),
+        "lookup": maybe(record({"ms": NUMBER, "rounds": NUMBER, "queries": NUMBER})),
+        "sampling": record(
+            {},
+            {
+                "balls": COUNT,
+                "drawn": COUNT,
+                "pool": COUNT,
+                "lookups_per_second": NUMBER,
+                "lookups_per_pooled_peer": maybe(NUMBER),
+                "lookups_per_independent_draw": maybe(NUMBER),
+                "oldest_seconds": maybe(NUMBER),
+            },
+        ),
+        "socket": table(COUNT),
+    },
     "additionalProperties": NUMBER,
 }
 LOOP = record({"delay_ms_p50": maybe(NUMBER), "delay_ms_p99": maybe(NUMBER), "delay_ms_max": maybe(NUMBER)})
@@ -107,7 +131,7 @@ STATUS = record(
         "exchange": EXCHANGE,
         "health": listed(FINDING),
     },
-    {"overlay": OVERLAY, "loop": LOOP},
+    {"overlay": OVERLAY, "loop": LOOP, "memory": MEMORY, "swarm": SWARM},
 )
 PEER = record(
     {
@@ -120,6 +144,7 @@ PEER = record(
     {
         "round_trip_ms": maybe(NUMBER),
         "last_seen_seconds": NUMBER,
+        "step_seconds": SECONDS,
         "incarnation": COUNT,
         "eligible": TRUTH,
     },
