@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from overlay.doors import SystemClock
+from p2pnode import status_server
 from p2pnode.client import NodeClient, NotReachable
 from p2pnode.config import Config, StatusSettings
 from p2pnode.errors import ExitCode, UserError
@@ -337,3 +338,75 @@ def test_the_client_ignores_proxies_and_tells_foreigners_apart(monkeypatch: pyte
         assert "p2pnode start" in caught.value.hint
 
     asyncio.run(foreigner())
+
+
+def test_beyond_the_loopback_the_token_opens_everything_and_nothing_opens_without(tmp_path: Path) -> None:
+    """Bound to all addresses, only the health checks answer a stranger, /readyz without its reason; the client with
+    the token's file gets all, one without is told how to come by it."""
+    token = tmp_path / "status.token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+
+    async def scenario(asked: Asked) -> None:
+        for path in ("/", "/status", "/peers", "/steps", "/events", "/metrics", "/openapi.json", "/nothing"):
+            assert (await asked("GET", path)).status == 401
+            assert (await asked("GET", path, POST)).status in (200, 404)
+        assert (await asked("GET", "/healthz")).json["alive"] is True
+        ready = await asked("GET", "/readyz")
+        assert (ready.status, ready.json["reason"]) == (503, "")
+        assert (await asked("GET", "/readyz", POST)).json["reason"]
+        port = asked.address.rpartition(":")[2]
+        address = f"0.0.0.0:{port}"
+        assert (await asyncio.to_thread(NodeClient(address, token_file=str(token)).status))["schema"] == 1
+        with pytest.raises(UserError, match="needs a token") as caught:
+            await asyncio.to_thread(NodeClient(address).status)
+        assert "--token-file" in caught.value.hint
+
+    served(scenario, "unready", host="0.0.0.0")
+
+
+def test_too_many_requests_are_429_with_a_time() -> None:
+    """Beyond the rate the answer says when to ask again, and `/metrics` counts it."""
+
+    async def scenario(asked: Asked) -> None:
+        statuses = [(await asked("POST", "/pause", POST)).status for _ in range(30)]
+        assert statuses.count(429) >= 5
+        refused = await asked("POST", "/pause", POST)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "more than" in refused.json["error"]
+        page = (await asked("GET", "/metrics")).body.decode()
+        assert 'p2pnode_http_refused_total{status="429"}' in page
+
+    served(scenario)
+
+
+def test_long_polls_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long-poll too many is 429, one connection too many is closed unheard; who was first is served."""
+    monkeypatch.setattr(status_server, "MAX_WAITING", 2)
+    monkeypatch.setattr(status_server, "MAX_CONNECTIONS", 5)
+
+    async def scenario(asked: Asked) -> None:
+        waiting = [asyncio.ensure_future(asked("GET", "/events?timeout=20")) for _ in range(2)]
+        while len(asked.source.events._waiters) < 2:  # noqa: ASYNC110 -- the ring does not announce its readers
+            await asyncio.sleep(0.01)
+        assert (await asked("GET", "/events?timeout=20")).status == 429
+        host, _, port = asked.address.partition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
+        # Two long-polls and three idle ones are held; the rest find the door closed.
+        ends = [reader.at_eof() or (await _ended(reader)) for reader, _ in idle]
+        assert ends.count(True) >= 3
+        for _, writer in idle:
+            writer.close()
+        asked.source.events.add("info", "now", {}, wall=1.0)
+        assert [(await one).status for one in waiting] == [200, 200]
+
+    served(scenario)
+
+
+async def _ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the other side has closed, given a moment to do so."""
+    try:
+        async with asyncio.timeout(0.3):
+            return await reader.read(1) == b""
+    except TimeoutError:
+        return False
