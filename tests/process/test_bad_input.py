@@ -19,7 +19,7 @@ from p2pnode.client import STATUS_FILE
 #: Seconds a refused start may take; importing torch on a loaded machine is most of it.
 DEADLINE_S = 60.0
 #: What a start may leave in its state directory although it was refused: whole files that the next start uses.
-WHOLE = {"identity.key", "incarnation", "lock", "genesis", "trainer.log"}
+WHOLE = {"identity.key", "incarnation", "lock", "genesis", "trainer.log", "status.token"}
 
 
 class Refused:
