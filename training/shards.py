@@ -54,6 +54,8 @@ class Applied:
         ranges = self._ranges.get((identity.node, identity.incarnation))
         if not ranges:
             return False
+        if identity.step > ranges[-1][1]:  # nearly always: the next step of its node
+            return False
         place = bisect_right(ranges, (identity.step, identity.step)) - 1
         if place >= 0 and ranges[place][0] <= identity.step <= ranges[place][1]:
             return True
@@ -63,6 +65,9 @@ class Applied:
     def add(self, identity: DeltaId) -> None:
         """Note an identity; a second time changes nothing."""
         ranges = self._ranges.setdefault((identity.node, identity.incarnation), [])
+        if ranges and identity.step == ranges[-1][1] + 1:  # nearly always
+            ranges[-1] = (ranges[-1][0], identity.step)
+            return
         if identity in self:
             return
         insort(ranges, (identity.step, identity.step))

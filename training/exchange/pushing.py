@@ -10,7 +10,7 @@ next delta (error feedback).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -86,6 +86,7 @@ class Pushing:
         self._residual: Vector | None = None
         #: Shards whose slice of the residual is not all zeros.
         self._owing: set[int] = set()
+        self._turns = _turns(core.store.bounds)
 
     @property
     def outstanding_steps(self) -> list[int]:
@@ -117,23 +118,22 @@ class Pushing:
 
     async def _add_alone(self, delivery: Delivery, delta: Vector) -> list[int]:
         """Add what this node owns and nobody else has to have; returns the other shards."""
-        rest = []
-        values = 0
-        for shard, (start, stop) in enumerate(self._core.store.bounds):
-            exact = delta[start:stop]
-            if shard in self._owing:
-                exact = exact + self._owed(shard)
-            result = self._serving.add_alone(delivery.push, shard, exact)
-            if result is None:
-                rest.append(shard)
-                continue
+        bounds = self._core.store.bounds
+        results: dict[int, PushResult] = {}
+        is_finite = codecs.all_finite(delta)
+        for turn, shards in enumerate(self._turns):
+            if turn:
+                await asyncio.sleep(0)
+            plain = ((shard, delta[slice(*bounds[shard])]) for shard in shards if shard not in self._owing)
+            results |= self._serving.add_alone(delivery.push, plain, is_finite=is_finite)
+            owing = [
+                (shard, delta[slice(*bounds[shard])] + self._owed(shard)) for shard in shards if shard in self._owing
+            ]
+            results |= self._serving.add_alone(delivery.push, owing, is_finite=False)
+        for shard, result in results.items():
             self._count(delivery, result)
             self._settle_debt(shard)
-            values += stop - start
-            if values >= VALUES_A_TURN:
-                values = 0
-                await asyncio.sleep(0)
-        return rest
+        return [shard for shard in range(len(bounds)) if shard not in results]
 
     async def _send_out(self, delivery: Delivery, shards: list[int], delta: Vector) -> None:
         """Encode and deliver; returns when every shard has its answer, or at the deadline."""
@@ -276,3 +276,15 @@ class Pushing:
         else:
             delivery.refused[result.reason] = delivery.refused.get(result.reason, 0) + 1
             self._core.counters.refused += 1
+
+
+def _turns(bounds: Sequence[tuple[int, int]]) -> list[range]:
+    """Shards in runs of about `VALUES_A_TURN` values each."""
+    turns = []
+    first = values = 0
+    for shard, (start, stop) in enumerate(bounds):
+        values += stop - start
+        if values >= VALUES_A_TURN or shard == len(bounds) - 1:
+            turns.append(range(first, shard + 1))
+            first, values = shard + 1, 0
+    return turns

@@ -8,7 +8,7 @@ term, backup, the delta itself) is seen then. What it cannot acknowledge it answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -154,23 +154,37 @@ class Serving:
             return False
         return True
 
-    def add_alone(self, push: Push, shard: int, delta: Vector) -> PushResult | None:
-        """Add a shard of this node's own delta at once; None where others have to have it first, or own it.
+    def add_alone(self, push: Push, parts: Iterable[tuple[int, Vector]], *, is_finite: bool) -> dict[int, PushResult]:
+        """Add at once those shards of this node's own delta that it owns and nobody else has to have first; the others
+        are left out of the answer.
 
-        `delta` may be the trainer's memory: it is not kept.
+        A part may be the trainer's memory: it is not kept. What is the same for all shards is looked at once, which is
+        sound because nothing is awaited here. `is_finite`: every value was found finite already.
         """
-        owned = self._store.owned.get(shard)
+        core = self._core
+        results: dict[int, PushResult] = {}
+        if core.settings.replicas and core.other_eligible():
+            return results  # a shard without a backup is about to get one
         identity = DeltaId(push.node, push.incarnation, push.step)
-        if owned is None or owned.targets() or self.unsafe(owned) or (shard, identity) in self._in_flight:
-            return None
-        verdict = self._classify(push, identity, shard, delta)
-        if verdict is not None:
-            return None if verdict.status == "retry" else verdict
-        is_held = self._core.synchronous
-        kept = delta.copy() if is_held else delta
-        own = Waiting(identity, self._clamped(push.weight), kept, is_held, is_logged=self._core.has_met_others())
-        self.merged[identity.node] = identity.step
-        return PushResult(shard, "ok", self._store.add(shard, own))
+        weight = self._clamped(push.weight)
+        is_held, is_logged = core.synchronous, core.has_met_others()
+        limit = core.stale_limit
+        is_late = limit is not None and core.median_step() - push.base_step > limit
+        for shard, part in parts:
+            owned = self._store.owned.get(shard)
+            if owned is None or owned.has_targets or (shard, identity) in self._in_flight:
+                continue
+            if is_late or not is_finite or owned.moving or push.base_step < owned.state.era_step:
+                verdict = self._classify(push, identity, shard, part)
+                if verdict is not None:
+                    if verdict.status != "retry":
+                        results[shard] = verdict
+                    continue
+            kept = part.copy() if is_held else part
+            own = Waiting(identity, weight, kept, is_held, is_logged=is_logged)
+            results[shard] = PushResult(shard, "ok", self._store.add(shard, own))
+            self.merged[identity.node] = identity.step
+        return results
 
     def _classify(
         self, push: Push, identity: DeltaId, shard: int, delta: Vector, *, repair: bool = False

@@ -39,6 +39,11 @@ class Owned:
     #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
     tenured: bool = False
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether anybody else must be sent every delta."""
+        return self.backup is not None or self.learner is not None
+
     def targets(self) -> list[Contact]:
         """Who must be sent every delta: the backup, and the learner that is to become one."""
         return [contact for contact in (self.backup, self.learner) if contact is not None]
