@@ -55,6 +55,11 @@ class Lookup:
             if contact.node_id not in self._states:
                 self._add(contact, round_number)
 
+    def unknown(self, contacts: Iterable[Contact]) -> list[Contact]:
+        """Those that `offer` would take: most of what an answer names has been named before."""
+        states = self._states
+        return [contact for contact in contacts if contact.node_id not in states]
+
     def _add(self, contact: Contact, round_number: int = 0) -> None:
         node_id = contact.node_id
         self._rounds[node_id] = round_number

@@ -164,7 +164,7 @@ class _Run:
                 contacts, malformed = unpack_nodes(result, self._protocol.own_id, ipv6=self._ipv6)
                 if malformed:
                     self._protocol.counters["malformed_contacts"] += malformed
-                self._lookup.answered(contact.node_id, self._usable(contacts))
+                self._lookup.answered(contact.node_id, self._usable(self._lookup.unknown(contacts)))
             else:
                 self._lookup.failed(contact.node_id)
             self._pump()

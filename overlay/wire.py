@@ -234,14 +234,18 @@ def unpack_contact(packed: bytes) -> Contact | None:
 
 def pack_nodes(packed_contacts: Iterable[bytes]) -> Nodes:
     """As many packed contacts, in the order given, as fit one datagram."""
+    entries = list(packed_contacts)
+    packed = b"".join(entries)
+    if len(packed) == PACKED_V4_BYTES * len(entries) <= MAX_CONTACT_BYTES:  # nearly always: all IPv4, and there is room
+        return Nodes(packed, b"")
     v4: list[bytes] = []
     v6: list[bytes] = []
     left = MAX_CONTACT_BYTES
-    for packed in packed_contacts:
-        left -= len(packed)
+    for entry in entries:
+        left -= len(entry)
         if left < 0:
             break
-        (v4 if len(packed) == PACKED_V4_BYTES else v6).append(packed)
+        (v4 if len(entry) == PACKED_V4_BYTES else v6).append(entry)
     return Nodes(b"".join(v4), b"".join(v6))
 
 
@@ -254,12 +258,16 @@ def unpack_nodes(nodes: Nodes, own_id: bytes, *, ipv6: bool = True) -> tuple[lis
     contacts: list[Contact] = []
     malformed = 0
     for blob, width in ((nodes.v4, PACKED_V4_BYTES), (nodes.v6, PACKED_V6_BYTES)):
+        if not blob:
+            continue
         count, rest = divmod(len(blob), width)
-        malformed += rest != 0
-        for index in range(min(count, MAX_CONTACTS)):
-            contact = unpack_contact(blob[index * width : (index + 1) * width])
-            if contact is None:
-                malformed += 1
-            elif contact.node_id != own_id and (ipv6 or ":" not in contact.address.host):
-                contacts.append(contact)
+        ends = width * min(count, MAX_CONTACTS)
+        entries = [unpack_contact(blob[at : at + width]) for at in range(0, ends, width)]
+        usable = [contact for contact in entries if contact is not None]
+        malformed += (rest != 0) + len(entries) - len(usable)
+        if own_id in blob:
+            usable = [contact for contact in usable if contact.node_id != own_id]
+        if not ipv6 and width == PACKED_V6_BYTES:  # a mapped address is IPv4 by now
+            usable = [contact for contact in usable if ":" not in contact.address.host]
+        contacts += usable
     return contacts, malformed
