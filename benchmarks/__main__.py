@@ -40,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--all", action="store_true", help="those that run by name alone too")
     line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
-    line.add_argument("--minutes", type=float, default=0.0, help="fuzz: how long; 0: ten")
+    line.add_argument(
+        "--minutes", type=float, default=0.0, help="fuzz, overlay_churn, overlay_liveness: how long; 0: each one's own"
+    )
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
@@ -90,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_of(name: str, arguments: argparse.Namespace) -> str:
     """The command that measures this again, without paths of this machine."""
     parts = [name]
-    if name == "fuzz" and arguments.minutes:
+    if name in ("fuzz", "overlay_churn", "overlay_liveness") and arguments.minutes:
         parts.append(f"--minutes {arguments.minutes:g}")
     if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")

@@ -77,6 +77,9 @@ def test_silence_leads_through_others_to_suspicion_and_death() -> None:
     ]
     assert made.is_suspect(A)
     assert made.is_alive(A)
+    made._planned = 10.6
+    assert Probe(A) in made.tick(10.6)
+    assert [made.silent(A, 10.9, others=[B, C]) for _ in range(3)] == [[], [], []]
     made._planned = 13.5
     actions = made.tick(13.5)
     assert Spread(news(NewsKind.DEAD, A), at_once=True) in actions
@@ -126,12 +129,12 @@ OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
         ("alive", NewsKind.SUSPECT, OLD, None),
         ("alive", NewsKind.SUSPECT, SAME, "suspect"),
         ("alive", NewsKind.DEAD, OLD, None),
-        ("alive", NewsKind.DEAD, SAME, "dead"),
+        ("alive", NewsKind.DEAD, SAME, "suspect"),
         ("alive", NewsKind.LEFT, SAME, "left"),
         ("suspect", NewsKind.ALIVE, SAME, None),
         ("suspect", NewsKind.ALIVE, NEW, "refuted"),
         ("suspect", NewsKind.SUSPECT, SAME, None),
-        ("suspect", NewsKind.DEAD, SAME, "dead"),
+        ("suspect", NewsKind.DEAD, SAME, "asked"),
         ("suspect", NewsKind.LEFT, SAME, "left"),
     ],
 )
@@ -148,11 +151,105 @@ def test_news_by_state(standing: str, kind: NewsKind, count: tuple[int, int], ex
     kinds = [action.kind for action in actions if isinstance(action, Judged)]
     if expected is None:
         assert actions == []
+    elif expected == "asked":
+        assert actions == [Probe(A)]
     elif expected == "spread":
         assert actions == [Spread(news(kind, A, *count))]
     else:
         assert kinds == [expected]
-        assert Spread(news(kind, A, *count)) in actions
+        assert (Spread(news(kind, A, *count)) in actions) is (kind is not NewsKind.DEAD), "a death is asked about first"
+
+
+def test_a_suspect_is_asked_in_every_round_and_any_answer_clears_it() -> None:
+    """Suspected on hearsay, its refutations lost: it is probed every second all the same, and one answer is enough."""
+    made = detector(A, B, C, D, now=3.9)
+    made.learn(news(NewsKind.SUSPECT, A), B, 5.0)
+    probes = [due for due, action in run(made, 7.95) if action == Probe(A) and due > 5.0]
+
+    assert len(probes) == 3
+    assert Judged(A, "refuted", "it spoke to us") in made.heard(A, 1, 7.95)
+
+
+def test_a_suspect_is_told_with_every_probe() -> None:
+    """One lost accusation does not keep it from refuting."""
+    made = detector(A, B, now=3.9)
+    made.unreachable(A, 5.0, "silent")
+    seen = [(due, action) for due, action in run(made, 7.95) if due > 5.0]
+
+    told = [due for due, action in seen if action == Tell(A, news(NewsKind.SUSPECT, A))]
+    assert told == [due for due, action in seen if action == Probe(A)]
+    assert len(told) == 3
+
+
+def test_nobody_is_buried_whom_we_did_not_find_silent_ourselves() -> None:
+    """A suspicion that ends before three of our questions were left unanswered goes on; the third ends it."""
+    made = detector(A, B, now=2.0)
+    made.silent(A, 2.5, others=[B])
+    made.learn(news(NewsKind.SUSPECT, A), B, 3.0)
+    made.silent(A, 4.0, others=[B])
+    made.silent(A, 5.0, others=[B])
+    actions = [action for _, action in run(made, 6.5)]
+    assert not [action for action in actions if isinstance(action, Judged)], "its silence of before does not count"
+    assert made.is_suspect(A)
+
+    assert made.silent(A, 6.5, others=[B]) == []
+    assert [action.kind for _, action in run(made, 6.8) if isinstance(action, Judged)] == ["dead"]
+
+
+def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
+    """Forty at once: sixteen are asked in a round, those not asked yet come first; none is suspected for ever."""
+    nodes = [bytes([number]) * 20 for number in range(10, 50)]
+    made = detector(*nodes, now=1.9)
+    for node_id in nodes:
+        made.unreachable(node_id, 2.0, "silent")
+    seen = run(made, 8.3)
+
+    asked = [action.node_id for due, action in seen if isinstance(action, Probe) and 2.0 < due < 5.0]
+    assert len(asked) <= 3 * 17
+    assert set(asked) >= set(nodes[:32])
+    assert {action.node_id for _, action in seen if isinstance(action, Judged) and action.kind == "dead"} == set(nodes)
+
+
+def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
+    """Suspected and asked at once, three times; said again it is not asked again; silence buries it and is told, an
+    answer lets it refute."""
+    dead, reason = news(NewsKind.DEAD, A), "others say it is dead, and it does not answer us"
+    silent, answering = detector(A, B, C), detector(A, B, C)
+    for made in (silent, answering):
+        assert made.learn(dead, B, 5.0) == [Judged(A, "suspect", "others say it is dead"), Probe(A)]
+        assert made.learn(dead, C, 5.1) == []
+        assert made.silent(A, 5.2, others=[B, C]) == [Probe(A)]
+        assert made.silent(A, 5.4, others=[B, C]) == [Probe(A)]
+
+    assert silent.silent(A, 5.6, others=[B, C]) == [Judged(A, "dead", reason), Spread(dead)]
+    assert not silent.is_alive(A)
+    assert answering.heard(A, 1, 5.6)[0] == Judged(A, "refuted", "it spoke to us")
+    later = answering.silent(A, 9.0, others=[B, C])
+    assert [type(action) for action in later] == [ProbeThrough], "a later silence begins anew"
+
+
+def test_a_death_on_hearsay_is_believed_of_whom_we_find_silent_too() -> None:
+    """Suspected, asked in vain three times, and others say it is dead: no more questions."""
+    made = detector(A, B)
+    made.unreachable(A, 5.0, "silent")
+    for at in (6.0, 7.0, 7.1):
+        made.silent(A, at, others=[B])
+
+    actions = made.learn(news(NewsKind.DEAD, A), B, 7.2)
+    assert [action.kind for action in actions if isinstance(action, Judged)] == ["dead"]
+
+
+@pytest.mark.parametrize("kind", [NewsKind.SUSPECT, NewsKind.DEAD])
+def test_what_is_said_to_be_refuted_is_looked_into_and_not_believed(kind: NewsKind) -> None:
+    """A refutation that others told of outranks the older accusation as far as this: ask, and believe neither."""
+    made = detector(A, B)
+    made.learn(news(NewsKind.ALIVE, A, *SAME), B, 2.0)
+
+    assert made.learn(news(kind, A, *OLD), B, 5.0) == [Probe(A)]
+    assert made.learn(news(kind, A, *OLD), C, 5.1) == []
+    assert not made.is_suspect(A)
+    made.learn(news(kind, A, *SAME), B, 6.0)
+    assert made.is_suspect(A), "this one is newer"
 
 
 def test_leaves_and_refutations_are_believed_from_their_node_alone() -> None:
