@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from overlay.bootstrap import Dialler, NotThisSwarm
 from overlay.doors import Log
@@ -116,16 +116,21 @@ class Joining:
             genesis, peers = self._genesis(), self._membership.peers
             if genesis is None or not len(peers) or self._membership.detector.leaving:
                 continue
-            own = str(self._own().address)
-            known = {str(peer.address) for peer in peers} | {own}
-            labels: list[str | Address] = [*self._bootstraps, *self.others()]
-            strangers = [label for label in labels if str(label) not in known]
-            if not strangers:
+            stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._own().address)})
+            if stranger is None:
                 continue
-            greeted = await self._dialler.knock(self._rng.choice(strangers), genesis)
+            greeted = await self._dialler.knock(stranger, genesis)
             if greeted is not None and greeted.contact.node_id not in peers:
                 self._log.info("island_met", through=str(greeted.contact.address))
                 await self._arrive(greeted)
+
+    def _stranger(self, known: Container[str]) -> str | Address | None:
+        """A bootstrap or a remembered peer, as likely the one as the other: the few that are meant to stay must not
+        wait behind the many that have gone."""
+        bootstraps: list[str | Address] = [label for label in self._bootstraps if label not in known]
+        others: list[str | Address] = [address for address in self.others() if str(address) not in known]
+        kinds = [kind for kind in (bootstraps, others) if kind]
+        return self._rng.choice(self._rng.choice(kinds)) if kinds else None
 
     def remember(self) -> None:
         """Put the peers of this moment on disk."""

@@ -187,21 +187,28 @@ def test_an_isolated_node_dials_for_ever_with_backoff_and_jitter() -> None:
     play(story(), hours=8)
 
 
-def test_islands_of_a_partition_longer_than_any_memory_of_the_dead_become_one() -> None:
-    """Three and three, parted for three virtual hours: each half forgets that the other ever lived, and they are one
-    swarm within five minutes of the healing."""
+@pytest.mark.parametrize("island", [3, 2], ids=["half", "a pair without a bootstrap"])
+def test_islands_of_a_partition_longer_than_any_memory_of_the_dead_become_one(island: int) -> None:
+    """Three and three for three virtual hours, or four and two for one and a quarter: each side forgets that the other
+    ever lived, and they are one swarm within five minutes of the healing. The pair's only bootstrap is dead by then:
+    remembered peers alone lead back."""
 
     async def story() -> None:
         world = OverlayWorld(seed=55)
         nodes = await world.raise_swarm(6)
         await asyncio.sleep(60)
-        left, right = nodes[:3], nodes[3:]
+        left, right = nodes[:-island], nodes[-island:]
         world.network.partition([n.address.host for n in left], [n.address.host for n in right])
-        await asyncio.sleep(3 * HOUR_S)
-        assert all(len(node.peers) == 2 for node in nodes)
+        if island == 2:
+            await world.crash(0)
+            left, nodes = left[1:], nodes[1:]
+        await asyncio.sleep((3 if island == 3 else 1.25) * HOUR_S)
+        assert all(len(node.peers) == len(left) - 1 for node in left)
+        assert all(len(node.peers) == len(right) - 1 for node in right)
         assert all(node.report()["lost"] == 0 for node in nodes), "nobody remembers the dead any more"
         world.network.heal()
-        took = await world.until(lambda: all(len(node.peers) == 5 for node in nodes), 300.0, "one swarm again")
+        whole = len(nodes) - 1
+        took = await world.until(lambda: all(len(node.peers) == whole for node in nodes), 300.0, "one swarm again")
         print(f"whole after {took:.0f} s")
         assert [r.event for r in world.records].count("island_met") >= 1
         await world.stop()
