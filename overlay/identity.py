@@ -93,5 +93,11 @@ def next_incarnation(disk: Disk) -> int:
             raise UnreadableIdentity(INCARNATION_FILE, "it does not hold a number") from error
         if last < 0:
             raise UnreadableIdentity(INCARNATION_FILE, f"it holds {last}, a count of starts is not negative")
-    disk.write(INCARNATION_FILE, str(last + 1).encode("ascii"))
-    return last + 1
+    return keep_incarnation(disk, last + 1)
+
+
+def keep_incarnation(disk: Disk, incarnation: int) -> int:
+    """Put an incarnation on disk, and return it: a directory that was put back from a copy counts too few starts, and
+    learns from the swarm how many there were."""
+    disk.write(INCARNATION_FILE, str(incarnation).encode("ascii"))
+    return incarnation

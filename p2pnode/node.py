@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from overlay.doors import Clock, Disk, Entropy, Log, Workers
-from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
+from overlay.identity import UnreadableIdentity, keep_incarnation, load_identity, next_incarnation
 from overlay.ids import short
 from overlay.node import NotThisSwarm, Overlay
 from overlay.peers import Activity, Contact, PeerChange
@@ -25,6 +25,7 @@ from training.agreement import ManifestRefused
 from training.barriers import BarrierNotFound, make_barrier
 from training.budget import Budget, budget
 from training.checkpoint import CheckpointState
+from training.exchange import stored
 from training.exchange.service import Exchange
 from training.manifest import Manifest, propose
 from training.step_loop import End, Progress, StepLoop
@@ -38,8 +39,15 @@ State = Literal[
 #: A founder that restarts looks for its swarm among remembered peers this long before it opens the swarm again.
 SETTLE_S = 5.0
 #: Leaving: everything together stays under the five seconds that people wait.
+LAST_PUSH_S = 1.0
 HAND_OVER_S = 2.0
 LAST_SAVE_S = 1.0
+DRAIN_S = 0.5
+#: A swarm that was switched off comes together again: its founder waits this long for those it remembers before it
+#: goes on from what there is. Machines of one room start within it; who comes later with more is heard all the same.
+RESUME_WAIT_S = 15.0
+#: A node that has just been started takes nothing over for this long, or until it has the vector.
+HOLD_BACK_S = 2 * RESUME_WAIT_S
 POLL_S = 0.05
 MANIFEST_RETRY_S = 0.2
 GENESIS_FILE = "genesis"
@@ -102,6 +110,8 @@ class Node:
         self.manifest: Manifest | None = None
         self.phase: State = "joining"
         self.founder = False
+        #: The founder of a swarm that nobody else of keeps alive: it goes on from what its nodes have on disk.
+        self.resumes = False
         self._leave = asyncio.Event()
         self._finished = asyncio.Event()
         self._checkpointed_at = doors.clock.monotonic()
@@ -166,6 +176,8 @@ class Node:
                 end = living.result()
             else:
                 end = "leave"
+                if self.loop is not None:
+                    await self.loop.finish_push(LAST_PUSH_S)
                 living.cancel()
                 await asyncio.gather(living, return_exceptions=True)
             await self._depart()
@@ -271,6 +283,7 @@ class Node:
                 return
             except (TimeoutError, NotThisSwarm):
                 self.log.warning("swarm_not_found_again", waited_s=SETTLE_S, peers=self.overlay.remembered())
+        self.resumes = True
         self._found(genesis)
 
     def _found(self, genesis: bytes) -> None:
@@ -314,8 +327,7 @@ class Node:
             log=self.log,
         )
         if self._restored is not None:
-            self.exchange.offer(self._restored.terms())
-            self.exchange.core.step = self._restored.step
+            await self._offer(self._restored)
         self.loop = StepLoop(
             overlay=self.overlay,
             exchange=self.exchange,
@@ -329,14 +341,51 @@ class Node:
         )
         if self.progress.paused:
             self.loop.pause()
+        self.exchange.hold_back(HOLD_BACK_S)
         await self.exchange.start()
         agreement.serve(self.overlay, self.manifest)
         self.overlay.set_willing(not config.node.client_only)
-        if peer is None:
+        if peer is None and self.resumes:
+            await self.exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
+        elif peer is None:
             self.exchange.found()
         elif config.exchange.enabled:
             await self._fetch_vector(peer)
             self.progress.step = max(self.progress.step, self.exchange.core.median_step())
+        await self._mind_own_past()
+
+    async def _offer(self, found: CheckpointState) -> None:
+        """Show what the checkpoint holds: the replica, and the shards owned and backed up then."""
+        assert self.exchange is not None
+        assert self.manifest is not None
+        self.exchange.core.step = found.step
+        self.exchange.offer(found.terms())
+        if self.config.exchange.enabled:
+            states = await self.doors.workers.run(
+                checkpoint.read_states,
+                self.doors.disk,
+                found,
+                self.exchange.store.bounds,
+                self.manifest.layout.parameter_total,
+                self.log,
+            )
+            self.exchange.offer_states(states)
+
+    async def _mind_own_past(self) -> None:
+        """Use no identity of a delta twice, and count no step twice, whatever state directory this start was given."""
+        assert self.exchange is not None
+        incarnation, step = await self.exchange.past()
+        if incarnation >= self.incarnation:
+            self.log.warning("incarnation_raised", counted=self.incarnation, seen=incarnation)
+            try:
+                self.incarnation = keep_incarnation(self.doors.disk, incarnation + 1)
+            except OSError as error:
+                raise state_directory_unusable(self.config.node.state_dir, error) from error
+            self.exchange.core.incarnation = self.incarnation
+        if step > self.progress.step:
+            # Trained after the last checkpoint: the model has some of it, and it is not to be trained again.
+            self.log.info("steps_passed_over", checkpoint=self.progress.step, step=step)
+            self.progress.step = step
 
     def budget(self, nodes: float | None = None) -> Budget | None:
         """Memory of the exchange among so many nodes, or as many as there are; None while the model is not known."""
@@ -444,11 +493,30 @@ class Node:
         keep = self.config.training.keep_checkpoints
         try:
             await self._save_trainer(state.step, trainer_save_s)
+            await self._write_states(state.step, clean=False)
             await self.doors.workers.run(checkpoint.write, self.doors.disk, state, layout, self.trainer.vector, keep)
         except OSError as error:
             self.log.error("checkpoint_not_written", step=state.step, reason=str(error))
             return
         self.log.info("checkpoint_written", step=state.step)
+
+    async def _write_states(self, step: int, *, clean: bool) -> None:
+        """Write what this node owns and backs up, a few shards at a time: what is copied waits for the disk."""
+        assert self.exchange is not None
+        folder, disk = checkpoint.folder_of(step), self.doors.disk
+        held = {shard: (shard, term, state) for shard, term, state in self.exchange.held()}
+        if not self.config.exchange.enabled:
+            held = {}
+        files = stored.batches([(shard, state.size_bytes) for shard, (_, _, state) in held.items()])
+        for number, shards in enumerate(files):
+            copies = []
+            for shard in shards:
+                _, term, state = held[shard]
+                copies.append((shard, term, state.copy()))
+                await asyncio.sleep(0)
+            raw = await self.doors.workers.run(stored.encode, self.exchange.core.genesis, copies, clean=clean)
+            await self.doors.workers.run(checkpoint.write_states, disk, folder, number, raw)
+        await self.doors.workers.run(checkpoint.keep_states, disk, folder, len(files))
 
     async def _save_trainer(self, step: int, timeout_s: float | None) -> None:
         if self.doors.state_path is None:
@@ -511,7 +579,17 @@ class Node:
             steps_left, shards_left = await self.exchange.leave(HAND_OVER_S)
             if steps_left or (shards_left and len(self.overlay.members())):
                 self.log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
+            await self.exchange.close(DRAIN_S)
+            if self.config.training.checkpoint_s:
+                await self._write_last_states()
         await self.overlay.leave()
+
+    async def _write_last_states(self) -> None:
+        """What nobody took: where all leave together, it is all there is for the next start."""
+        try:
+            await self._write_states(self.progress.step, clean=True)
+        except OSError as error:
+            self.log.error("states_not_written", step=self.progress.step, reason=str(error))
 
     async def _close(self) -> None:
         if self.exchange is not None:

@@ -246,3 +246,30 @@ class Growing(Plain):
         mark = Path(self.options["mark"])
         mark.write_text(mark.read_text() + "x" if mark.exists() else "x")
         return nn.Sequential(nn.Linear(4, len(mark.read_text())), nn.Tanh(), nn.Linear(len(mark.read_text()), 2))
+
+
+class Ledger:
+    """A model that counts: row `part` of `rows` loses 1/1024 in each optimiser step of this node, exactly, and the
+    others' rows stay. With plain sums and local_steps = 1 the shared model says how many steps of each node are in
+    it. A step takes `seconds`."""
+
+    version = "1"
+
+    def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:
+        self.options = options
+
+    def build(self) -> TrainSpec:
+        model = nn.Module()
+        model.rows = nn.Parameter(torch.zeros(int(self.options["parts"]), 64))
+        return TrainSpec(model, torch.optim.SGD(model.parameters(), lr=1.0 / 1024))
+
+    def batches(self) -> Iterator[int]:
+        while True:
+            yield 1
+
+    def loss(self, model: nn.Module, batch: int) -> Tensor:
+        time.sleep(self.options["seconds"])
+        return model.rows[int(self.options["part"])].sum()
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        return {"steps": float(-1024 * model.rows.sum() / 64)}, 1

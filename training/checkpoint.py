@@ -2,7 +2,8 @@
 
 A checkpoint is the folder `checkpoints/step-N`: `vector.safetensors` (every tensor by its canonical name, float32),
 `trainer.state` (written by the trainer: optimiser, schedule, random state, data position; may be missing) and
-`state.json`, which is written last and so marks the others as whole.
+`state.json`, which is written last and so marks the others as whole. `states-N.bin` beside them are the shards that the
+node owned and backed up (`training.exchange.stored`); a node that leaves writes these anew when it has handed over.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from msgspec import Meta
 from overlay.doors import Disk, Log
 from training.codecs import Vector
 from training.exchange.messages import Term
+from training.exchange.stored import BadStates, Stored, decode
 from training.layout import Layout
 
 FOLDER = "checkpoints"
@@ -61,6 +63,42 @@ def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, ke
         # What older ones, and attempts that failed, have left behind.
         if not name.startswith(tuple(kept)):
             disk.remove(name)
+
+
+def write_states(disk: Disk, folder: str, number: int, raw: bytes) -> None:
+    """Write one file of shard states. Raises `OSError`."""
+    disk.write(_states_file(folder, number), raw)
+
+
+def keep_states(disk: Disk, folder: str, count: int) -> None:
+    """Remove the files of shard states beyond so many."""
+    for name in _state_files(disk, folder):
+        if name >= _states_file(folder, count):
+            disk.remove(name)
+
+
+def read_states(
+    disk: Disk, state: CheckpointState, bounds: list[tuple[int, int]], parameter_total: int, log: Log
+) -> dict[int, Stored]:
+    """The shard states of a checkpoint; damaged files are reported and passed over."""
+    found: dict[int, Stored] = {}
+    for name in _state_files(disk, folder_of(state.step)):
+        try:
+            raw = disk.read(name) or b""
+            for shard, stored in decode(raw, bytes.fromhex(state.genesis), bounds, parameter_total).items():
+                if shard not in found or stored.rank > found[shard].rank:
+                    found[shard] = stored
+        except (BadStates, OSError) as error:
+            log.warning("stored_states_unreadable", file=name, reason=str(error))
+    return found
+
+
+def _states_file(folder: str, number: int) -> str:
+    return f"{folder}/states-{number:06d}.bin"
+
+
+def _state_files(disk: Disk, folder: str) -> list[str]:
+    return [name for name in disk.names(folder) if name.startswith(f"{folder}/states-") and name.endswith(".bin")]
 
 
 def newest(disk: Disk, log: Log) -> CheckpointState | None:

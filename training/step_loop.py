@@ -120,6 +120,9 @@ class StepLoop:
         self._recent: deque[float] = deque(maxlen=20)
         self._base_step = 0
         self.restore_file = ""
+        #: Clear between the end of a step's training and its announcement.
+        self._whole = asyncio.Event()
+        self._whole.set()
 
     # -- control ------------------------------------------------------------------------------------------------
 
@@ -131,6 +134,15 @@ class StepLoop:
     def resume(self) -> None:
         self.progress.paused = False
         self._resumed.set()
+
+    async def finish_push(self, timeout_s: float) -> None:
+        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: it would be
+        trained again under the same number."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._whole.wait()
+        except TimeoutError:
+            self._log.warning("step_cut_short", step=self.progress.step + 1)
 
     def set_stalled(self, stalled: bool) -> None:
         """Told by the trainer's supervision: hung, or moving again."""
@@ -209,21 +221,11 @@ class StepLoop:
         workers = self._exchange.core.worker_count()
         order = StepOrder(step, self._training.local_steps, workers, is_first=self._is_first())
         report = await self._train(order)
-        self._note_training(report)
-        trained = self._clock.monotonic()
-        row: dict[str, Any] = {
-            "step": step,
-            "loss": report.loss,
-            "samples": report.samples,
-            "train_seconds": trained - began,
-        }
-        if self._settings.enabled:
-            await self._push(step, report, row)
-        pushed = self._clock.monotonic()
-        self._advance(step)
-        self._overlay.announce(
-            step=step, step_seconds=median(self._recent), samples=report.samples if report.samples > 0 else None
-        )
+        self._whole.clear()
+        try:
+            row = await self._publish(step, report, began)
+        finally:
+            self._whole.set()
         row["wait_seconds"] = await self._gate.wait(step, median(self._recent)) if self._settings.enabled else 0.0
         waited = self._clock.monotonic()
         base_step = self._exchange.core.median_step()
@@ -236,7 +238,6 @@ class StepLoop:
         merged = self._exchange.take_merged()
         progress.merged_last_step = len(merged)
         row |= {
-            "push_seconds": pushed - trained,
             "pull_seconds": self._clock.monotonic() - waited,
             "merged": {node.hex(): theirs for node, theirs in merged.items()},
         }
@@ -244,6 +245,25 @@ class StepLoop:
         self._log.debug("step", **row)
         if self._training.eval_steps and step % self._training.eval_steps == 0:
             await self._evaluate(step)
+
+    async def _publish(self, step: int, report: StepReport, began: float) -> dict[str, Any]:
+        """Push the delta and count the step; returns what is known of it by then."""
+        self._note_training(report)
+        trained = self._clock.monotonic()
+        row: dict[str, Any] = {
+            "step": step,
+            "loss": report.loss,
+            "samples": report.samples,
+            "train_seconds": trained - began,
+        }
+        if self._settings.enabled:
+            await self._push(step, report, row)
+        row["push_seconds"] = self._clock.monotonic() - trained
+        self._advance(step)
+        self._overlay.announce(
+            step=step, step_seconds=median(self._recent), samples=report.samples if report.samples > 0 else None
+        )
+        return row
 
     def _is_first(self) -> bool:
         """Whether this node has the lowest id of the workers known: scripts let it do what one should do."""

@@ -68,8 +68,13 @@ class Core:
     #: Steps completed by this node, and the last one whose barrier it has passed.
     step: int = 0
     passed_step: int = 0
-    #: A leaving node takes nothing more.
+    #: A leaving node takes nothing more; a closed one begins no delta; a sealed one adds none: what it has is on disk.
     leaving: bool = False
+    closed: bool = False
+    sealed: bool = False
+    #: Until this moment, in monotonic seconds, nothing is taken over: a node that has just been started learns first
+    #: who is there.
+    settled_at: float = 0.0
     #: Set by `keeping`: called when something about ownership should be looked at soon.
     wake: Callable[[], None] = lambda: None
     #: Shards owned here of which somebody has seen a higher term.

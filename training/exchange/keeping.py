@@ -84,6 +84,8 @@ class Keeping:
         asked = [*self._finding.orphans, *self._taking.waiting()]
         orphans = [shard for shard in asked if shard not in self._store.owned]
         self._finding.orphans.clear()
+        if self._core.clock.monotonic() < self._core.settled_at:
+            orphans = []
         bereft = [
             shard
             for shard, backed in self._store.backed.items()
@@ -96,6 +98,10 @@ class Keeping:
         if self._mending.due():
             self._start("mend", b"", self._mending.mend)
         await self._arrange()
+
+    async def resume(self, expected: int, wait_s: float) -> int:
+        """`Taking.resume`."""
+        return await self._taking.resume(expected, wait_s)
 
     def _start(self, kind: str, target: bytes, work: Work) -> None:
         if (kind, target) in self._jobs or self._moving_to(target):

@@ -162,7 +162,10 @@ class Mending:
 
     def _takes_back(self, remnant: Remnant, holding: Holding) -> bool:
         newer_era = holding.era_step > remnant.state.era_step
-        return newer_era and not self._core.leaving and tuple(remnant.term) >= tuple(holding.era_term)
+        if not newer_era or self._core.leaving or tuple(remnant.term) < tuple(holding.era_term):
+            return False
+        # An era out of a state from disk knows its deltas, and may have all of ours.
+        return bool(remnant.known().without(Applied.of_rows(holding.known)).rows())
 
     def _take_back(self, holding: Holding, remnant: Remnant) -> None:
         shard = holding.shard

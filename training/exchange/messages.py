@@ -291,6 +291,21 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     shards: list[ShardIndex]
 
 
+class Past(msgspec.Struct, frozen=True, array_like=True):
+    """What has a node pushed in earlier starts, as far as the receiver's states tell? A node whose state directory was
+    put back from a copy must use no identity twice."""
+
+    genesis: bytes
+    node: NodeId
+
+
+class PastAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The highest of each; 0 where there is nothing."""
+
+    incarnation: Number
+    step: Number
+
+
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """The sender lost these shards to the receiver's higher term. What does the receiver have of them?"""
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlay.doors import Clock, Disk, Log, Workers
 from overlay.peers import Contact
+from overlay.transport import TransportError
 from training.codecs import Vector
 from training.exchange.core import Core, Counters
 from training.exchange.finding import Finding
 from training.exchange.keeping import Keeping
 from training.exchange.mending import Mending
-from training.exchange.messages import ZERO_TERM, Term
+from training.exchange.messages import ZERO_TERM, Past, PastAnswer, Term
 from training.exchange.pulling import Pulling, PullReport
 from training.exchange.pushing import Pushing, PushReport
-from training.exchange.repair import RepairLog
+from training.exchange.repair import RepairLog, everything
 from training.exchange.serving import Serving
 from training.exchange.store import ShardStore
+from training.exchange.stored import NAMED, Stored, past_of, torn
 from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
+from training.shards import ShardState
 
 if TYPE_CHECKING:
     from overlay.node import Overlay, PeerChange
@@ -32,6 +36,8 @@ FENCES_FILE = "fences.msgpack"
 #: A pull under relaxed barriers goes on with the older copy of a shard after this long; the detection bound under bsp.
 RELAXED_PULL_S = 5.0
 DETECTION_BOUND_S = 10.0
+#: The question for the own past: of more than comfort only where a state directory was put back from a copy.
+PAST_TIMEOUT_S, PAST_TRIES = 2.0, 3
 
 
 class Exchange:
@@ -111,9 +117,13 @@ class Exchange:
 
     def found(self) -> None:
         """Own every shard, with the replica as it stands as the swarm's first value."""
+        self._found(range(len(self.store)))
+
+    def _found(self, shards: Iterable[int]) -> None:
         now = self.core.clock.monotonic()
         me = self.core.me()
-        for shard, (start, stop) in enumerate(self.store.bounds):
+        for shard in shards:
+            start, stop = self.store.bounds[shard]
             state = self.store.fresh_state(shard, self.core.replica[start:stop])
             state.version = self.core.marks[shard][1]
             term = self.store.next_term(shard, self.core.marks[shard][0])
@@ -125,10 +135,74 @@ class Exchange:
         if len(marks) == len(self.core.marks):
             self.core.marks[:] = marks
 
+    def offer_states(self, states: dict[int, Stored]) -> None:
+        """What this node owned and backed up when it last wrote it: shown like its replica until owners are known."""
+        self.store.stored = states
+        self.store.fences_changed = True
+        for shard, stored in states.items():
+            self.store.raise_fence(shard, stored.term)
+
+    def hold_back(self, seconds: float) -> None:
+        """Take nothing over for so long, or until the vector is there: first learn who else is there."""
+        self.core.settled_at = self.core.clock.monotonic() + seconds
+
+    async def resume(self, expected: int, wait_s: float) -> None:
+        """Found again what was switched off: every shard from the highest state that anybody offers (promise 7)."""
+        clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
+        nodes = 1 + await self.keeping.resume(expected, wait_s)
+        rest = [shard for shard in range(len(self.store)) if self._is_nobodys(shard)]
+        self._found(rest)
+        await self.pulling.pull(self.core.step, deadline_s=RELAXED_PULL_S)
+        known = [everything(owned.state) for owned in self.store.owned.values()]
+        lost = torn(known)
+        count = sum(high - low + 1 for _, _, low, high in lost)
+        names = [f"{node.hex()[:8]}/{incarnation}:{low}-{high}" for node, incarnation, low, high in lost]
+        say = self.core.log.info if clean and not count else self.core.log.warning
+        say(
+            "swarm_resumed",
+            nodes=nodes,
+            expected=expected + 1,
+            shards=len(self.store.owned),
+            founded=len(rest),
+            clean=clean,
+            deltas_lost=count,
+            deltas=list(dict.fromkeys(names))[:NAMED],
+        )
+        self._settle()
+
+    def _is_nobodys(self, shard: int) -> bool:
+        return shard not in self.store.owned and shard not in self.store.beliefs
+
+    def _settle(self) -> None:
+        self.core.settled_at = 0.0
+        self.store.settle_stored()
+        self.core.wake()
+
+    async def past(self) -> tuple[int, int]:
+        """The highest incarnation and step under which this node has pushed, as its shards' owners know it."""
+        me = self.core.overlay.node_id
+        groups, _ = self.finding.by_owner(range(len(self.store)))
+        found = [past_of(me, self.store.known())]
+
+        async def ask(owner: Contact) -> None:
+            for _ in range(PAST_TRIES):
+                try:
+                    answer = await self.core.ask(owner, "past", Past(self.core.genesis, me), PastAnswer, PAST_TIMEOUT_S)
+                except TransportError as error:
+                    self.core.log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
+                    continue
+                found.append((answer.incarnation, answer.step))
+                return
+
+        await asyncio.gather(*(ask(owner) for owner, _ in groups if owner.node_id != me))
+        return max(incarnation for incarnation, _ in found), max(step for _, step in found)
+
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and fetch the whole vector. Raises `TransportError`."""
         await self.finding.learn_all(source)
-        return await self.pulling.pull(self.core.step, deadline_s=None)
+        report = await self.pulling.pull(self.core.step, deadline_s=None)
+        self._settle()
+        return report
 
     # -- a step -------------------------------------------------------------------------------------------------
 
@@ -150,6 +224,20 @@ class Exchange:
         """Deliver the outbox and hand over every shard; returns (steps left, shards left)."""
         left = await self.pushing.finish(timeout_s / 2)
         return left, await self.keeping.leave(timeout_s / 2)
+
+    async def close(self, timeout_s: float) -> None:
+        """Acknowledge nothing from now on, and let what is in flight land: then the states are what they stay."""
+        self.core.closed = True
+        await self.serving.drained(list(self.store.owned), timeout_s)
+        self.core.sealed = True
+
+    def held(self) -> list[tuple[int, Term, ShardState]]:
+        """Every state that this node could be asked for after a restart, with its term: not copies."""
+        found = {shard: (shard, owned.term, owned.state) for shard, owned in self.store.owned.items()}
+        for shard in range(len(self.store)):
+            if shard not in found and (copy := self.store.copy_of(shard)) is not None:
+                found[shard] = (shard, *copy)
+        return list(found.values())
 
     async def stop(self) -> None:
         """End all tasks; idempotent."""

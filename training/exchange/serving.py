@@ -8,6 +8,7 @@ term, backup, the delta itself) is seen then. What it cannot acknowledge it answ
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +28,8 @@ from training.exchange.messages import (
     ForwardResult,
     HandOver,
     Learn,
+    Past,
+    PastAnswer,
     Pull,
     PullAnswer,
     PullResult,
@@ -46,6 +49,7 @@ from training.exchange.messages import (
     encode,
 )
 from training.exchange.store import Owned, Waiting
+from training.exchange.stored import past_of
 from training.frames import FrameReader, Part, encoded_frames, frames, read_array, whole_if_small
 from training.shards import DeltaId, ShardState
 
@@ -99,6 +103,7 @@ class Serving:
         overlay.register("where_is", checked(WhereIs, genesis, self._on_where_is))
         overlay.register("survey", checked(Survey, genesis, self._on_survey))
         overlay.register("fetch", checked(Fetch, genesis, self._on_fetch))
+        overlay.register("past", checked(Past, genesis, self._on_past))
 
     # -- push ---------------------------------------------------------------------------------------------------
 
@@ -197,8 +202,8 @@ class Serving:
             if self.unsafe(owned):
                 return PushResult(shard, "retry", reason="no_backup_yet")
             return PushResult(shard, "ok", owned.state.version)
-        if owned.moving:
-            return PushResult(shard, "retry", reason="moving")
+        if owned.moving or self._core.closed:
+            return PushResult(shard, "retry", reason="moving" if owned.moving else "leaving")
         if repair:
             return None
         limit = self._core.stale_limit
@@ -245,6 +250,8 @@ class Serving:
                     waiting.append(item)
                     for to in missing:
                         groups.setdefault(to, []).append((item, owned))
+                elif self._core.sealed:
+                    results[item.shard] = PushResult(item.shard, "retry", reason="leaving")
                 elif self.unsafe(owned):
                     self._core.wake()
                     results[item.shard] = PushResult(item.shard, "retry", reason="no_backup_yet")
@@ -481,21 +488,33 @@ class Serving:
         snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
         return Reply(encode(State(self._core.genesis, [head for head, _ in snapshots])), transfer.body(snapshots))
 
+    async def _on_past(self, _sender: Contact, message: Past, _stream: AsyncIterator[Buffer]) -> Reply:
+        return Reply(encode(PastAnswer(*past_of(message.node, self._store.known()))))
+
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
         if (found := self._store.copy_of(shard)) is not None:
             return transfer.describe(shard, *found), found[1].copy()
-        mark = self._core.mark(shard)
-        if mark is None:
-            return None
-        state = replica_state(self._core, shard)
-        return transfer.describe(shard, mark[0], state), state
+        found = replica_copy(self._core, shard)
+        return None if found is None else (transfer.describe(shard, *found), found[1].copy())
 
 
 class _Take(Protocol):
     """Type of the per-shard decision inside `_verdict`."""
 
     def __call__(self, where: Where, sender: Contact) -> bool: ...
+
+
+def replica_copy(core: Core, shard: int) -> tuple[Term, ShardState] | None:
+    """What this node could go on from where nobody owns or backs the shard: its state from disk, or its replica, with
+    its term. Either begins a new era: whoever comes later with the whole history takes the shard back."""
+    mark = core.mark(shard)
+    stored = core.store.stored_above(shard, mark)
+    if stored is not None:
+        # A state from disk knows its deltas: none need be refused for its age, and so the era is only told apart.
+        era = stored.state.era_step + 1
+        return stored.term, dataclasses.replace(stored.state, era_step=era, era_term=tuple(stored.term))
+    return None if mark is None else (mark[0], replica_state(core, shard))
 
 
 def replica_state(core: Core, shard: int) -> ShardState:

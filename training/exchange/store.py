@@ -20,8 +20,9 @@ from overlay.peers import Contact
 from training import codecs
 from training.codecs import CodecName, Vector
 from training.exchange.messages import ZERO_TERM, Fence, Role, Standing, Term, Where
-from training.exchange.repair import Remnant, RepairLog
-from training.shards import DeltaId, Rule, ShardState
+from training.exchange.repair import Remnant, RepairLog, everything
+from training.exchange.stored import Stored
+from training.shards import Applied, DeltaId, Rule, ShardState
 
 
 @dataclass(slots=True)
@@ -124,6 +125,8 @@ class ShardStore:
         self.log = log if log is not None else RepairLog(0, 0.0)
         #: Copies that lost to a higher term, until its owner has everything that is in them.
         self.remnants: dict[int, Remnant] = {}
+        #: What this node had on disk when it started, until it knows who owns those shards now.
+        self.stored: dict[int, Stored] = {}
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -400,9 +403,35 @@ class ShardStore:
         remnant = self.remnants.get(shard)
         if remnant is not None:
             return Standing(shard, "backup", *remnant.term, remnant.state.version, *fence, step)
+        stored = self.stored_above(shard, replica)
+        if stored is not None:
+            replica = stored.term, stored.state.version
         if replica is not None:
             return Standing(shard, "replica", *replica[0], replica[1], *fence, step)
         return Standing(shard, "none", *ZERO_TERM, 0, *fence, step)
+
+    def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> Stored | None:
+        """The state from disk, where the replica is not newer: with momentum and identities it is worth more."""
+        stored = self.stored.get(shard)
+        if stored is None or (replica is not None and replica > (stored.term, stored.state.version)):
+            return None
+        return stored
+
+    def settle_stored(self) -> None:
+        """The owners are known now: what they lack of the states from disk is offered to them, and the rest goes."""
+        for shard, stored in list(self.stored.items()):
+            owned = self.owned.get(shard)
+            if owned is not None or shard in self.beliefs:
+                del self.stored[shard]
+                if owned is None or owned.state.value is not stored.state.value:
+                    self._keep_remnant(shard, stored.term, stored.state)
+
+    def known(self) -> list[Applied]:
+        """The identities in every state that is here, visible or held."""
+        states = [owned.state for owned in self.owned.values()]
+        states += [backed.state for backed in self.backed.values() if backed.state is not None]
+        states += [stored.state for stored in self.stored.values()]
+        return [everything(state) for state in states] + [remnant.known() for remnant in self.remnants.values()]
 
     def copy_of(self, shard: int) -> tuple[Term, ShardState] | None:
         """The state that this node does not own but could go on from, and its term."""
@@ -417,4 +446,5 @@ class ShardStore:
         states = [owned.state for owned in self.owned.values()]
         states += [backed.state for backed in self.backed.values() if backed.state is not None]
         states += [remnant.state for remnant in self.remnants.values()]
+        states += [stored.state for stored in self.stored.values()]
         return sum(state.size_bytes for state in states)

@@ -33,7 +33,7 @@ from training.exchange.messages import (
     WhereIs,
     encode,
 )
-from training.exchange.serving import replica_state
+from training.exchange.serving import replica_copy
 from training.frames import FrameReader
 from training.shards import ShardState
 
@@ -45,6 +45,10 @@ REPLICA_GRACE_S = 2.5
 #: Swarms up to this size are told of a new owner node by node; larger ones learn it from answers.
 TOLD = 20
 LOOK_AGAIN_S = 0.4
+#: While a swarm that was switched off comes together, how often the others are asked whether they are ready.
+RESUME_LOOK_S = 0.25
+#: A holder that dies while its state is fetched leaves the shard to the next best.
+RESUME_ROUNDS = 3
 
 Found = list[tuple[Contact, Standing]]
 
@@ -70,6 +74,8 @@ class Taking:
         self._finding = finding
         #: Shards of which only replicas were found: since when, and when last.
         self._bare: dict[int, tuple[float, float]] = {}
+        #: Whether `resume` has looked around for as long as it should: replicas may be taken at once.
+        self._resuming = False
         core.overlay.register("appeal", checked(Appeal, core.genesis, self._on_appeal))
 
     async def _on_appeal(self, sender: Contact, message: Appeal, _stream: object) -> Reply:
@@ -113,6 +119,37 @@ class Taking:
             self._core.log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
             await self.tell_all(told)
 
+    async def resume(self, expected: int, wait_s: float) -> int:
+        """A swarm that was switched off: wait for so many others, at most so long; then take every shard that has no
+        owner, from the best that anybody has. Returns how many others could be asked."""
+        deadline = self._core.clock.monotonic() + wait_s
+        while True:
+            contacts = [peer.contact for peer in self._core.overlay.members()]
+            answered = sum(await asyncio.gather(*(self._stands(contact) for contact in contacts)))
+            if answered >= expected or self._core.clock.monotonic() >= deadline:
+                break
+            await asyncio.sleep(RESUME_LOOK_S)
+        self._resuming = True
+        try:
+            for _ in range(RESUME_ROUNDS):
+                missing = [shard for shard in range(len(self._store)) if self._unowned(shard)]
+                if missing:
+                    await self.take_over(missing)
+        finally:
+            self._resuming = False
+        return answered
+
+    def _unowned(self, shard: int) -> bool:
+        return shard not in self._store.owned and shard not in self._store.beliefs
+
+    async def _stands(self, contact: Contact) -> bool:
+        """Whether a node's exchange answers."""
+        try:
+            await self._core.ask(contact, "survey", Survey(self._core.genesis, []), SurveyAnswer, QUESTION_TIMEOUT_S)
+        except TransportError:
+            return False
+        return True
+
     def _is_ownerless(self, shard: int, found: Found) -> bool:
         """Dead, started anew, or it says itself that it does not own the shard. Silence of one that liveness holds for
         alive proves nothing yet."""
@@ -138,6 +175,9 @@ class Taking:
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in shards:
             contacts = (await self._finding.candidates(shard))[:SURVEYED]
+            if self._resuming:
+                # Nobody may own yet, and whoever has been started again may have something.
+                contacts += [peer.contact for peer in self._core.overlay.members()]
             belief = self._store.beliefs.get(shard)
             if belief is not None and not self._core.gone(belief.owner.node_id):
                 contacts.append(belief.owner)
@@ -187,9 +227,9 @@ class Taking:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
             found = self._store.copy_of(shard)
-            if found is not None:
-                return found[1]
-            return replica_state(self._core, shard) if self._has_waited(shard) else None
+            if found is None and self._has_waited(shard):
+                found = replica_copy(self._core, shard)
+            return None if found is None else found[1]
         best, holder = ranked[-1]
         if best[1] >= ROLE_RANK["learner"]:
             await self._appeal_to(holder, shard)
@@ -203,6 +243,8 @@ class Taking:
 
     def _has_waited(self, shard: int) -> bool:
         """A replica is the last resort: nobody knows which deltas it has. First wait for a backup to come forward."""
+        if self._resuming:
+            return True
         now = self._core.clock.monotonic()
         since, last = self._bare.get(shard, (now, now))
         if now - last > REPLICA_GRACE_S:

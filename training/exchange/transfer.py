@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from overlay.transport import Buffer
 from training.exchange.messages import StateHead, Term
-from training.exchange.store import ShardStore
 from training.frames import FrameReader, Part, frames, read_array
 from training.shards import Applied, DeltaId, ShardState
+
+if TYPE_CHECKING:
+    from training.exchange.store import ShardStore
 
 
 def describe(shard: int, term: Term, state: ShardState) -> StateHead:

@@ -1,0 +1,208 @@
+"""A swarm that was switched off starts again: in order or killed, from what its disks have, no step counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
+from tests.world.loop import VirtualLoop
+from tests.world.swarm import Swarm
+from tests.world.trainer import StubTrainer, delta_of, exponential, initial_vector
+
+
+def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:
+    """Run a scenario on a fresh world; returns the swarm for a look at its records."""
+    print(f"seed {seed}")
+    worlds = []
+
+    async def main() -> None:
+        swarm = Swarm(
+            seed=seed,
+            settings={**EXACT, **{key.replace("__", "."): value for key, value in settings.items()}},
+            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(0.5), start_s=0.3),
+        )
+        worlds.append(swarm)
+        try:
+            await scenario(swarm)
+        finally:
+            await swarm.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+    return worlds[0]
+
+
+async def switch_off(swarm: Swarm) -> dict[str, int]:
+    """Every node is asked to leave at one moment; returns the steps they had."""
+    hosts = swarm.running()
+    for host in hosts:
+        host.living.leave()
+    await swarm.until(lambda: not swarm.running(), within_s=10, what="all have left")
+    assert all(host.task.exception() is None for host in hosts)
+    return {host.name: host.living.progress.step for host in hosts}
+
+
+def whole(trained: dict[str, int]) -> np.ndarray:
+    """The initial vector and the deltas of steps 1 to n of each node, each once."""
+    total = initial_vector(0, SIZE).astype(np.float64)
+    for name, last in trained.items():
+        for step in range(1, last + 1):
+            total += delta_of(name, step, SIZE)
+    return total.astype(np.float32)
+
+
+def applied(swarm: Swarm, shard: int) -> list[tuple[str, int, int]]:
+    """(host, incarnation, step) of every delta in the acting owner's state."""
+    names = {host.living.identity.node_id: host.name for host in swarm.hosts.values() if host.node is not None}
+    stores = [host.living.exchange.store for host in swarm.running()]
+    owned = max((store.owned[shard] for store in stores if shard in store.owned), key=lambda one: one.term)
+    return [
+        (names[node], incarnation, step)
+        for node, incarnation, ranges in owned.state.applied.rows()
+        for low, high in ranges
+        for step in range(low, high + 1)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(61, 66))
+@pytest.mark.parametrize("method", ["pssp", "bsp"])
+def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, method: str) -> None:
+    """SIGTERM to all at one moment, and started again: the model is that of all steps counted, each once, bit by bit;
+    each node goes on at its step; what comes after is added to it."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(4)
+        await swarm.until(lambda: min(steps(swarm)) >= 8 + seed % 7, within_s=60, what="steps everywhere")
+        before = await switch_off(swarm)
+        swarm.start_many(4, training__min_nodes=1)  # a paused node is not ready
+        await settle(swarm)
+        if method == "bsp":  # what was pushed before a barrier that nobody has passed is held until then
+            for host in swarm.running():
+                store = host.living.exchange.store
+                for owned in store.owned.values():
+                    owned.state.fold(max(before.values()), store.rule)
+
+        assert {host.name: host.living.progress.step for host in swarm.running()} == before
+        np.testing.assert_array_equal(swarm.value(), whole(before))
+
+        for host in swarm.running():
+            host.living.resume()
+        await swarm.until(lambda: min(steps(swarm)) >= 25, within_s=120, what="they go on")
+        await settle(swarm)
+        if method != "bsp":
+            after = {host.name: host.living.progress.step for host in swarm.running()}
+            missed = {
+                host.name: after[host.name] - before[host.name] - len(host.trainer.trained) for host in swarm.running()
+            }
+            assert missed == dict.fromkeys(after, 0)
+            np.testing.assert_array_equal(swarm.value(), whole(after))
+
+    swarm = simulate(scenario, seed=seed, barrier__method=method, training__min_nodes=4, training__checkpoint_s=60.0)
+    (resumed,) = swarm.of("swarm_resumed")
+    assert (resumed.fields["clean"], resumed.fields["deltas_lost"]) == (True, 0)
+
+
+@pytest.mark.parametrize("seed", range(71, 77))
+def test_killed_all_at_once_no_step_is_counted_twice(seed: int) -> None:
+    """SIGKILL to all, and started again: no (node, step) is in a shard twice, what is in the model is exactly what its
+    identities say, everything trained since is in, and what the disks know to be lost is said."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(4)
+        await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=60, what="steps everywhere")
+        before = {host.name: host.living.progress.step for host in swarm.running()}
+        for name in list(swarm.hosts):
+            await swarm.kill(name)
+        swarm.start_many(4)
+        await swarm.until(lambda: len(swarm.running()) == 4 and min(steps(swarm)) >= 1, within_s=60, what="it resumes")
+        resumed = {host.name: host.living.progress.step for host in swarm.running()}
+        assert min(resumed.values()) >= 10, (before, resumed)
+        await swarm.until(lambda: min(steps(swarm)) >= 35, within_s=120, what="they go on")
+        await settle(swarm)
+        await asyncio.sleep(5.0)
+
+        value = swarm.value()
+        bounds = swarm.running()[0].living.exchange.store.bounds
+        for shard, (start, stop) in enumerate(bounds):
+            present = applied(swarm, shard)
+            counted = [(name, step) for name, _, step in present]
+            assert len(counted) == len(set(counted))
+            since = {(host.name, step) for host in swarm.running() for step in host.trainer.trained}
+            assert since <= set(counted)
+            expected = initial_vector(0, SIZE).astype(np.float64)
+            for name, step in counted:
+                expected += delta_of(name, step, SIZE)
+            np.testing.assert_array_equal(value[start:stop], expected.astype(np.float32)[start:stop])
+
+    swarm = simulate(scenario, seed=seed, training__min_nodes=4, training__checkpoint_s=3.0)
+    (record,) = swarm.of("swarm_resumed")
+    assert record.fields["clean"] is False
+    assert record.level == "warning"
+    assert record.fields["nodes"] == 4
+
+
+def test_who_comes_late_with_a_higher_state_is_heard() -> None:
+    """The founder goes on alone from old states, because nobody else is back in time; nodes with newer ones take their
+    shards back when they come, and what was trained meanwhile is added to them."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=60, what="steps everywhere")
+        await swarm.kill("n0")
+        await swarm.until(lambda: min(steps(swarm)) >= 24, within_s=60, what="the others go on")
+        before = await switch_off(swarm)
+        founder = swarm.start("n0")
+        await swarm.until(lambda: founder.living.progress.step >= 16, within_s=60, what="the founder goes on alone")
+        for name in ("n1", "n2"):
+            swarm.start(name, bootstrap="n0")
+        await swarm.until(lambda: len(swarm.running()) == 3 and min(steps(swarm)) >= 30, within_s=90, what="all train")
+        await settle(swarm)
+        await asyncio.sleep(10.0)
+
+        for shard in range(8):
+            counted = {(name, step) for name, _, step in applied(swarm, shard)}
+            assert {(name, step) for name in ("n1", "n2") for step in range(1, before[name] + 1)} <= counted
+            assert {("n0", step) for step in founder.trainer.trained} <= counted
+
+    simulate(scenario, seed=81, training__min_nodes=1, training__checkpoint_s=3.0)
+
+
+@pytest.mark.parametrize("without_counter", [False, True])
+def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(without_counter: bool) -> None:
+    """An old copy of a state directory counts too few starts: its node rises above those that the swarm has seen, also
+    on disk, and all that it trains is in the model."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
+        backup = copy.deepcopy(swarm.hosts["n2"].disk)
+        if without_counter:
+            backup.remove("incarnation")
+        for _ in range(3):
+            await swarm.kill("n2")
+            swarm.start("n2", bootstrap="n0")
+            node = swarm.hosts["n2"].living
+            came = node.progress
+            await swarm.until(lambda: node.state == "training" and came.step >= 8, within_s=60, what="it trains")  # noqa: B023
+            goal = came.step + 6
+            await swarm.until(lambda: came.step >= goal, within_s=60, what="it goes on")  # noqa: B023
+        seen = swarm.hosts["n2"].living.incarnation
+        await swarm.kill("n2")
+        swarm.hosts["n2"].disk = backup
+        again = swarm.start("n2", bootstrap="n0")
+        await swarm.until(lambda: len(again.trainer.trained) >= 6, within_s=60, what="it trains again")
+        await settle(swarm)
+
+        assert seen == 4
+        assert again.living.incarnation == 5
+        assert backup.read("incarnation") == b"5"
+        for shard in range(8):
+            mine = {step for name, incarnation, step in applied(swarm, shard) if (name, incarnation) == ("n2", 5)}
+            assert set(again.trainer.trained) <= mine
+
+    simulate(scenario, seed=91, training__checkpoint_s=2.0)
