@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.world.doors import ListLog, MemoryDisk
+from tests.unit.test_checkpoint import Lines
+from tests.world.doors import MemoryDisk
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.exchange.messages import Term
@@ -83,7 +84,7 @@ def test_another_swarms_and_another_layouts_states_are_refused() -> None:
 
 def test_a_damaged_file_costs_its_own_shards_only() -> None:
     """The states of the other files of a checkpoint are offered, and the damaged one is reported."""
-    disk, log = MemoryDisk(), ListLog([])
+    disk, log = MemoryDisk(), Lines()
     found = CheckpointState(
         run="r", genesis=GENESIS.hex(), layout_digest="", step=5, samples=0, optimizer_steps=0, marks=[]
     )
@@ -95,7 +96,9 @@ def test_a_damaged_file_costs_its_own_shards_only() -> None:
     states = checkpoint.read_states(disk, found, BOUNDS, PARAMETERS, log)
 
     assert list(states) == [1]
-    assert [record.fields["file"] for record in log.of("stored_states_unreadable")] == [f"{folder}/states-000000.bin"]
+    assert [(event, fields["file"]) for event, fields in log.lines] == [
+        ("stored_states_unreadable", f"{folder}/states-000000.bin")
+    ]
     checkpoint.keep_states(disk, folder, 1)
     assert disk.names(folder) == [f"{folder}/states-000000.bin"]
 
