@@ -2,8 +2,9 @@
 
 Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
-simulate large swarms, for minutes up to an hour each; `fuzz` takes its `--minutes`; `flood`, `simulator`, `agreement`
-take minutes too. A missed aim is said and shown in the table; it is no failure of the command.
+simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
+`agreement`, `process_faults` take minutes too; `partition` and `slow_joiner` need network namespaces, and so root. A
+missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ BY_NAME = (
     "overlay_liveness",
     "simulator",
     "agreement",
+    "process_faults",
+    "partition",
+    "slow_joiner",
+    "soak",
 )
 
 
@@ -41,9 +46,13 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     line.add_argument("--repetitions", type=int, default=0, help="0: each benchmark's own number")
     line.add_argument(
-        "--minutes", type=float, default=0.0, help="fuzz, overlay_churn, overlay_liveness: how long; 0: each one's own"
+        "--minutes",
+        type=float,
+        default=0.0,
+        help="fuzz, soak, overlay_churn, overlay_liveness: how long; 0: each one's own",
     )
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
+    line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")
     line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
     line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
@@ -92,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_of(name: str, arguments: argparse.Namespace) -> str:
     """The command that measures this again, without paths of this machine."""
     parts = [name]
-    if name in ("fuzz", "overlay_churn", "overlay_liveness") and arguments.minutes:
+    if name == "process_faults" and arguments.seed:
+        parts.append(f"--seed {arguments.seed}")
+    if name in ("fuzz", "soak", "overlay_churn", "overlay_liveness") and arguments.minutes:
         parts.append(f"--minutes {arguments.minutes:g}")
     if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,8 +12,9 @@ import msgspec
 
 from overlay.doors import Clock, Log, Workers
 from overlay.peers import Contact
-from overlay.transport import Buffer, Rejection, Reply, TransportError
+from overlay.transport import Answer, Body, Buffer, Rejection, Reply, TransportError
 from training.codecs import Vector
+from training.exchange.deadlines import Deadlines, Kind
 from training.exchange.messages import ZERO_TERM, Fence, Term, decode, encode
 from training.exchange.store import ShardStore
 from training.frames import BadFrame
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=msgspec.Struct)
 
-#: Silence after which a request is given up and tried again under the same identity. An owner that waits for its
-#: backup answers "retry" before its callers give up.
-REQUEST_TIMEOUT_S = 3.0
-FORWARD_TIMEOUT_S = 1.5
 #: Answers that need a look at every peer are good for this long.
 GLANCE_S = 0.2
 #: A stranger that failed to answer counts as gone this long; one we know is liveness's to judge.
@@ -65,6 +63,7 @@ class Core:
     replica: Vector
     marks: list[tuple[Term, int]]
     counters: Counters = field(default_factory=Counters)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     #: Steps completed by this node, and the last one whose barrier it has passed.
     step: int = 0
     passed_step: int = 0
@@ -161,6 +160,21 @@ class Core:
         """A request without bodies. Raises `TransportError`; a malformed answer counts as `foreign`."""
         async with self.overlay.request(to, name, encode(message), timeout_s=timeout_s) as answer:
             return self.decoded(to, answer.head, kind)
+
+    @asynccontextmanager
+    async def request(self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()) -> AsyncIterator[Answer]:
+        """A request with bodies. After a silence that follows from what was measured it is given up, and tried again
+        under the same identity. Raises `TransportError`."""
+        began = self.clock.monotonic()
+        timeout_s = self.deadlines.of(kind, to.node_id)
+        try:
+            async with self.overlay.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:
+                self.deadlines.answered(kind, to.node_id, self.clock.monotonic() - began)
+                yield answer
+        except TransportError as error:
+            if error.kind == "timeout":
+                self.deadlines.silent(kind, to.node_id)
+            raise
 
     def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
         try:

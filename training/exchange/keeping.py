@@ -14,7 +14,7 @@ from functools import partial
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange import transfer
-from training.exchange.core import REQUEST_TIMEOUT_S, Core
+from training.exchange.core import Core
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.mending import Mending
 from training.exchange.messages import (
@@ -26,7 +26,6 @@ from training.exchange.messages import (
     Term,
     Verdict,
     Where,
-    encode,
 )
 from training.exchange.serving import Serving
 from training.exchange.store import Owned
@@ -237,11 +236,8 @@ class Keeping:
             return
         try:
             heads = [head for head, _ in snapshots]
-            payload = encode(State(self._core.genesis, heads))
-            request = self._core.overlay.request(
-                to, "state", payload, transfer.body(snapshots), timeout_s=REQUEST_TIMEOUT_S
-            )
-            async with request as answer:
+            message = State(self._core.genesis, heads)
+            async with self._core.request("state", to, message, transfer.body(snapshots)) as answer:
                 taken = self._core.decoded(to, answer.head, Verdict).taken
             for head in heads:
                 if head.shard in taken:

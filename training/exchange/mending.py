@@ -20,7 +20,7 @@ from overlay.node import PeerChange
 from overlay.peers import Contact
 from overlay.transport import Buffer, Reply, TransportError
 from training import codecs
-from training.exchange.core import REQUEST_TIMEOUT_S, Core, checked
+from training.exchange.core import Core, checked
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
     Found,
@@ -208,8 +208,7 @@ class Mending:
         asked.pop(self._core.overlay.node_id, None)
         for contact in list(asked.values())[:SOUGHT_NODES]:
             try:
-                request = self._core.overlay.request(contact, "seek", encode(message), timeout_s=REQUEST_TIMEOUT_S)
-                async with request as answer:
+                async with self._core.request("seek", contact, message) as answer:
                     found = self._core.decoded(contact, answer.head, Found).deltas
                     reader = FrameReader(answer.body)
                     for one in found:
@@ -269,8 +268,7 @@ class Mending:
         size = sum(len(entry.payload) for _, entry in batch)
         self._core.counters.bytes_sent += size
         body = whole_if_small(_frames(batch), size)
-        request = self._core.overlay.request(owner, "mend", encode(message), body, timeout_s=REQUEST_TIMEOUT_S)
-        async with request as answer:
+        async with self._core.request("mend", owner, message, body) as answer:
             self._core.decoded(owner, answer.head, MendAnswer)
 
     # -- the winner's side --------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from training.exchange.core import REQUEST_TIMEOUT_S, Core
+from training.exchange.core import Core
 from training.exchange.finding import Finding
-from training.exchange.messages import Pull, PullAnswer, Term, Wanted, encode
+from training.exchange.messages import Pull, PullAnswer, Term, Wanted
 from training.exchange.pushing import RETRY_FIRST_S, RETRY_MOST_S
 from training.frames import BadFrame, FrameReader, Part, read_array
 
@@ -76,8 +76,7 @@ class Pulling:
         settled: list[int] = []
         changed = 0
         try:
-            request = self._core.overlay.request(owner, "pull", encode(message), timeout_s=REQUEST_TIMEOUT_S)
-            async with request as answer:
+            async with self._core.request("pull", owner, message) as answer:
                 results = self._core.decoded(owner, answer.head, PullAnswer).results
                 asked = dict.fromkeys(shards)
                 reader = FrameReader(answer.body)

@@ -20,9 +20,9 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, TransportError
 from training import codecs
 from training.codecs import CodecName, Vector
-from training.exchange.core import REQUEST_TIMEOUT_S, Core
+from training.exchange.core import Core
 from training.exchange.finding import Finding
-from training.exchange.messages import Push, PushAnswer, PushResult, encode
+from training.exchange.messages import Push, PushAnswer, PushResult
 from training.exchange.serving import Item, Serving
 from training.frames import Part, encoded_frames, whole_if_small
 
@@ -251,8 +251,7 @@ class Pushing:
 
         try:
             body = whole_if_small(stream(), sum(len(item.encoded) for item in items))
-            request = self._core.overlay.request(owner, "push", encode(push), body, timeout_s=REQUEST_TIMEOUT_S)
-            async with request as answer:
+            async with self._core.request("push", owner, push, body) as answer:
                 results = self._core.decoded(owner, answer.head, PushAnswer).results
                 self._finding.answered(owner, results)
                 return results

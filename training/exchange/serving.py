@@ -18,7 +18,7 @@ from overlay.transport import Buffer, Reply, TransportError
 from training import codecs
 from training.codecs import CodecName, Vector
 from training.exchange import transfer
-from training.exchange.core import FORWARD_TIMEOUT_S, Core, checked
+from training.exchange.core import Core, checked
 from training.exchange.messages import (
     Fence,
     Fetch,
@@ -303,8 +303,7 @@ class Serving:
         self._core.counters.bytes_sent += size
         try:
             body = whole_if_small(stream(), size)
-            request = self._core.overlay.request(to, "forward", encode(message), body, timeout_s=FORWARD_TIMEOUT_S)
-            async with request as answer:
+            async with self._core.request("forward", to, message, body) as answer:
                 results = self._core.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
             self._forward_failed(to, pairs, str(error))
@@ -513,7 +512,9 @@ def replica_copy(core: Core, shard: int) -> tuple[Term, ShardState] | None:
     if stored is not None:
         # A state from disk knows its deltas: none need be refused for its age, and so the era is only told apart.
         era = stored.state.era_step + 1
-        return stored.term, dataclasses.replace(stored.state, era_step=era, era_term=tuple(stored.term))
+        return stored.term, dataclasses.replace(
+            stored.state, era_step=era, era_term=(stored.term.number, stored.term.node)
+        )
     return None if mark is None else (mark[0], replica_state(core, shard))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Container
 from overlay.peers import Contact
 from overlay.transport import Reply, TransportError
 from training.exchange import transfer
-from training.exchange.core import REQUEST_TIMEOUT_S, Core, checked
+from training.exchange.core import Core, checked
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
     ROLE_RANK,
@@ -277,8 +277,7 @@ class Taking:
 
     async def _fetch(self, shard: int, holder: Contact) -> ShardState | None:
         message = Fetch(self._core.genesis, [shard])
-        request = self._core.overlay.request(holder, "fetch", encode(message), timeout_s=REQUEST_TIMEOUT_S)
-        async with request as answer:
+        async with self._core.request("fetch", holder, message) as answer:
             heads = self._core.decoded(holder, answer.head, State).states
             if len(heads) != 1 or heads[0].shard != shard:
                 return None

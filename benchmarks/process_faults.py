@@ -1,0 +1,296 @@
+"""process_faults: six real daemons under rounds of SIGKILL, SIGSTOP, SIGCONT, SIGTERM and restarts at random moments.
+
+Each node has a sixth of the digits and lacks three of the ten classes, so that none learns them alone. One fault a
+round, drawn from the seed: `kill`, `stop` (woken one to twelve seconds later, before and after it is held for dead),
+`leave`, or `restart` of a node that is down, on its old state directory. What is watched is the longest time that any
+node went without a step, other than one that was just signalled or is starting; and whether all come to the accuracy
+of six nodes that nobody disturbs, after as many steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import NotMeasured, Outcome, Series
+from tests.process.swarm_world import START_S, ProcessNode
+
+NODES, ROUNDS, ROUND_S = 6, 20, 15.0
+#: Fewer than this many are never left running: a swarm of two has no third copy of anything.
+LEAST = 4
+STOPPED_S = (1.0, 12.0)
+LOOK_S = 0.2
+#: The detection bound (docs/architecture.md).
+BOUND_S = 10.0
+#: After the last round, so that the last ones back have trained too.
+CALM_S = 20.0
+SETTINGS: dict[str, Any] = {
+    "training.task": "benchmarks.tasks:PacedDigits",
+    "training.eval_steps": 5,
+    "training.checkpoint_s": 10.0,
+    "training.min_nodes": 1,
+    "log.format": "json",
+}
+
+
+@dataclass
+class Watched:
+    """A node, and since when it stands on its step. `moved_s` is None while nobody can expect a step of it."""
+
+    node: ProcessNode
+    step: int = -1
+    moved_s: float | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    wake_s: float | None = None
+    accuracies: list[float] = field(default_factory=list)
+
+    @property
+    def stopped(self) -> bool:
+        return self.wake_s is not None
+
+
+@dataclass
+class Result:
+    """What came of it: the longest stands by node, the steps reached, the accuracies at the end."""
+
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    longest_s: float = 0.0
+    longest_of: str = ""
+    #: How late this process itself came to look: what the machine, and not the swarm, held up.
+    own_lag_s: float = 0.0
+    steps: int = 0
+    accuracies: list[float] = field(default_factory=list)
+    slowest_start_s: float = 0.0
+
+    @property
+    def accuracy(self) -> float:
+        return statistics.mean(self.accuracies)
+
+
+class Story:
+    """The daemons of one run, and what is done to them."""
+
+    def __init__(self, folder: Path, seed: int, say: Callable[[str], None], nodes: int = NODES) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.say = say
+        self.result = Result()
+        self.nodes: list[Watched | None] = [None] * nodes
+        self._began_s = time.monotonic()
+        self._looked_s = self._began_s
+
+    def start(self, place: int) -> None:
+        """Start a node, again on its own state directory; through any that runs."""
+        others = [one.node.address for one in self.nodes if one is not None and not one.stopped]
+        options = {"part": place, "parts": len(self.nodes), "lacking": 3}
+        settings = SETTINGS | {"training.options": options, "training.seed": 5}
+        bootstrap = next((address for address in others if address), "")
+        self.nodes[place] = Watched(ProcessNode(self.folder, f"node-{place}", settings, bootstrap=bootstrap))
+
+    def up(self) -> list[int]:
+        """Places of the nodes that run and can be expected to answer."""
+        return [place for place, one in enumerate(self.nodes) if one is not None and not one.stopped]
+
+    def training(self) -> list[Watched]:
+        return [one for one in self.nodes if one is not None and one.moved_s is not None]
+
+    def run_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Look at everybody for so long; True as soon as `until` holds."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.look()
+            if until():
+                return True
+            time.sleep(LOOK_S)
+        return False
+
+    def look(self) -> None:
+        """Ask every node for its step. Raises `NotMeasured` where one has ended, or does not come to train."""
+        now = time.monotonic()
+        self.result.own_lag_s = max(self.result.own_lag_s, now - self._looked_s)
+        for one in self.nodes:
+            if one is None:
+                continue
+            if one.wake_s is not None:
+                if now >= one.wake_s:
+                    one.node.cont()
+                    one.wake_s, one.moved_s = None, time.monotonic()
+                continue
+            self._look_at(one)
+        self._looked_s = time.monotonic()
+
+    def _look_at(self, one: Watched) -> None:
+        status = one.node.status()
+        now = time.monotonic()
+        if not status and one.node.ended:
+            raise NotMeasured(f"{one.node.name} ended with {one.node.process.returncode}:\n{one.node.output()[-3000:]}")
+        step = int(status.get("step", -1))
+        accuracy = (status.get("training") or {}).get("metrics", {}).get("accuracy")
+        if accuracy is not None:
+            one.accuracies.append(float(accuracy))
+        if one.moved_s is None:
+            if status.get("state") in ("training", "waiting") and one.step not in (-1, step):
+                one.moved_s = now
+                self.result.slowest_start_s = max(self.result.slowest_start_s, now - one.started_s)
+            elif now - one.started_s > START_S:
+                what = status.get("summary", "it does not answer")
+                raise NotMeasured(f"{one.node.name} does not come to train: {what}\n{one.node.output()[-3000:]}")
+            one.step = step
+            return
+        if now - one.moved_s > self.result.longest_s:
+            self.result.longest_s, self.result.longest_of = now - one.moved_s, one.node.name
+        if step not in (-1, one.step):
+            one.step, one.moved_s = step, now
+        elif now - one.moved_s > 6 * BOUND_S:
+            raise NotMeasured(f"{one.node.name} hangs: {status.get('summary')}\n{one.node.output()[-3000:]}")
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def round(self) -> None:
+        """One fault, at once."""
+        down = [place for place, one in enumerate(self.nodes) if one is None]
+        able = [place for place in self.up() if self.nodes[place].moved_s is not None]  # type: ignore[union-attr]
+        kinds = ["restart"] * (1 + len(down)) if down else []
+        if len(able) > LEAST:
+            kinds += ["kill", "stop", "leave"]
+        if not kinds:
+            self.say("nothing to do: too few train")
+            return
+        kind = self.random.choice(kinds)
+        place = self.random.choice(down if kind == "restart" else able)
+        seconds = self.random.uniform(*STOPPED_S) if kind == "stop" else 0.0
+        self.say(f"{kind} node-{place}" + (f" for {seconds:.1f} s" if seconds else ""))
+        self.result.faults[kind] += 1
+        if kind == "restart":
+            self.start(place)
+            return
+        one = self.nodes[place]
+        assert one is not None
+        if kind == "stop":
+            one.node.stop()
+            one.wake_s, one.moved_s = time.monotonic() + seconds, None
+        elif kind == "kill":
+            one.node.kill()
+            self.nodes[place] = None
+        else:
+            self._leave(place, one)
+
+    def _leave(self, place: int, one: Watched) -> None:
+        one.node.terminate()
+        one.moved_s, one.wake_s = None, float("inf")  # nothing is expected of it
+        if not self.run_for(20.0, lambda: one.node.ended) or one.node.process.returncode != 0:
+            raise NotMeasured(f"{one.node.name} did not leave:\n{one.node.output()[-3000:]}")
+        self.nodes[place] = None
+
+    # -- the whole ----------------------------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """All nodes, new or back, training."""
+        for place, one in enumerate(self.nodes):
+            if one is None:
+                self.start(place)
+                founder = self.nodes[place]
+                assert founder is not None
+                if not self.run_for(START_S, lambda: bool(founder.node.address)):  # noqa: B023
+                    raise NotMeasured(f"{founder.node.name} does not start:\n{founder.node.output()[-3000:]}")
+        if not self.run_for(START_S, lambda: len(self.training()) == len(self.nodes)):
+            raise NotMeasured("not all nodes train")
+
+    def play(self, rounds: int, round_s: float, calm_s: float) -> Result:
+        """All of it: gather, the rounds at random moments, gather again, and a while without faults."""
+        self.gather()
+        began_s = time.monotonic()
+        for number in range(rounds):
+            self.run_for(self.random.uniform(0.5, 1.5) * round_s)
+            self.say(f"round {number + 1} of {rounds}, {time.monotonic() - began_s:.0f} s, {self.summary()}")
+            self.round()
+        self.run_for(round_s)
+        self.gather()
+        self.run_for(calm_s)
+        return self._finish(began_s)
+
+    def calm(self, steps: int, most_s: float) -> Result:
+        """Without faults, until every node has made so many steps."""
+        self.gather()
+        began_s = time.monotonic()
+        if not self.run_for(most_s, lambda: min(one.step for one in self.training()) >= steps):
+            raise NotMeasured(f"not {steps} steps within {most_s:.0f} s")
+        return self._finish(began_s)
+
+    def _finish(self, began_s: float) -> Result:
+        self.result.seconds = time.monotonic() - began_s
+        self.result.steps = min(one.step for one in self.training())
+        self.result.accuracies = [statistics.mean(one.accuracies[-3:]) for one in self.training() if one.accuracies]
+        return self.result
+
+    def summary(self) -> str:
+        """One line of where everybody stands."""
+        return "steps " + " ".join("-" if one is None else str(one.step) for one in self.nodes)
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for one in self.nodes:
+            if one is not None:
+                one.node.kill()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    rounds, seed = arguments.repetitions or ROUNDS, arguments.seed
+    with tempfile.TemporaryDirectory(prefix="p2pnode-faults-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "faults").mkdir()
+        (folder / "calm").mkdir()
+        story = Story(folder / "faults", seed, say)
+        try:
+            faults = story.play(rounds, ROUND_S, CALM_S)
+        finally:
+            story.end()
+        story = Story(folder / "calm", seed, lambda _: None)
+        try:
+            calm = story.calm(faults.steps, 2 * faults.seconds)
+        finally:
+            story.end()
+    conditions = (
+        f"6 daemons on loopback, digits in six parts that lack three classes each, steps of 0.2 s, pssp; {rounds} "
+        f"faults at random moments about {ROUND_S:.0f} s apart, seed {seed}; undisturbed: six others, as many steps"
+    )
+    details = {
+        "seed": seed,
+        "faults": dict(faults.faults),
+        "seconds": round(faults.seconds, 1),
+        "steps": faults.steps,
+        "longest_of": faults.longest_of,
+        "own_lag_s": round(faults.own_lag_s, 2),
+        "slowest_start_s": round(faults.slowest_start_s, 1),
+        "undisturbed_longest_s": round(calm.longest_s, 2),
+    }
+    return Outcome(
+        "process_faults",
+        conditions,
+        [
+            Series(
+                "faults: longest time of a survivor without a step", "s", [faults.longest_s], f"≤ {BOUND_S:g}", details
+            ),
+            Series(
+                "faults: accuracy minus that of an undisturbed run",
+                "points",
+                [100 * (faults.accuracy - calm.accuracy)],
+                "≥ -1",
+                {"faults": faults.accuracies, "undisturbed": calm.accuracies},
+            ),
+        ],
+    )

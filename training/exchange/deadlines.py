@@ -1,0 +1,76 @@
+"""How long to wait for an answer: the median of what was measured, and a few deviations.
+
+A deadline bounds silence, not a transfer: a slow line that moves is waited for. Per kind of request and per peer, so
+that one slow peer makes nobody else wait; of a peer not measured yet, what the others take counts. A peer that was
+silent is given more time for once, step by step up to the ceiling, because its answers may have become slower than any
+measured (as RFC 6298 section 5.5 does). `median + 4 MAD`, floor and ceiling: reference/exchange.md section 7. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Literal, NamedTuple
+
+Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend"]
+
+#: Answers remembered per kind and peer, and how many of them say something.
+REMEMBERED, ENOUGH = 16, 4
+#: Peers and kinds remembered; the one longest without an answer goes.
+MOST_KEYS = 1024
+DEVIATIONS = 4.0
+BACKOFF = 1.5
+
+
+class Range(NamedTuple):
+    """Seconds: before anything is measured, at least, and at most."""
+
+    first_s: float
+    floor_s: float
+    ceiling_s: float
+
+
+#: The ceiling keeps detection, take-over and first answer within the detection bound of 10 s.
+REQUEST = Range(3.0, 2.0, 4.5)
+#: Below the floor of every request: an owner that waits for its backup answers "retry" before its callers give up.
+FORWARD = Range(1.5, 0.75, 1.75)
+
+
+class Deadlines:
+    """What one node has measured of the others."""
+
+    def __init__(self) -> None:
+        self._measured: dict[tuple[Kind, bytes], deque[float]] = {}
+        self._of_kind: dict[Kind, deque[float]] = {}
+        self._backed_off: dict[tuple[Kind, bytes], float] = {}
+
+    def of(self, kind: Kind, peer: bytes) -> float:
+        """Seconds of silence after which a request of this kind to this peer is given up."""
+        limits = FORWARD if kind == "forward" else REQUEST
+        own = self._measured.get((kind, peer), ())
+        seen = own if len(own) >= ENOUGH else self._of_kind.get(kind, ())
+        wanted_s = limits.first_s
+        if len(seen) >= ENOUGH:
+            middle_s = median(seen)
+            wanted_s = middle_s + DEVIATIONS * median(abs(seconds - middle_s) for seconds in seen)
+        wanted_s = max(limits.floor_s, wanted_s) * self._backed_off.get((kind, peer), 1.0)
+        return min(wanted_s, limits.ceiling_s)
+
+    def answered(self, kind: Kind, peer: bytes, seconds: float) -> None:
+        """It took so long from the request to the beginning of the answer."""
+        key = (kind, peer)
+        own = self._measured.pop(key, None) or deque(maxlen=REMEMBERED)
+        own.append(seconds)
+        self._measured[key] = own
+        self._of_kind.setdefault(kind, deque(maxlen=4 * REMEMBERED)).append(seconds)
+        self._backed_off.pop(key, None)
+        while len(self._measured) > MOST_KEYS:
+            del self._measured[next(iter(self._measured))]
+
+    def silent(self, kind: Kind, peer: bytes) -> None:
+        """The deadline passed without an answer."""
+        key = (kind, peer)
+        more = min(self._backed_off.pop(key, 1.0) * BACKOFF, REQUEST.ceiling_s / REQUEST.floor_s)
+        self._backed_off[key] = more
+        while len(self._backed_off) > MOST_KEYS:
+            del self._backed_off[next(iter(self._backed_off))]
