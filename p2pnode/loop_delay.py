@@ -29,12 +29,14 @@ class LoopDelay:
             self._delays_s.append(max(0.0, self._clock.monotonic() - due))
 
     def report(self) -> dict[str, float | None]:
-        """Median, 99th percentile and maximum of the last minute, in milliseconds; None before the first."""
+        """Median, 99th percentile and maximum of the last minute, in milliseconds, None before the first; and how many
+        tasks the loop has, which must not grow with time."""
         ordered = sorted(self._delays_s)
+        tasks = len(asyncio.all_tasks())
         if not ordered:
-            return {"delay_ms_p50": None, "delay_ms_p99": None, "delay_ms_max": None}
+            return {"delay_ms_p50": None, "delay_ms_p99": None, "delay_ms_max": None, "tasks": tasks}
 
         def at(share: float) -> float:
             return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
 
-        return {"delay_ms_p50": at(0.5), "delay_ms_p99": at(0.99), "delay_ms_max": at(1.0)}
+        return {"delay_ms_p50": at(0.5), "delay_ms_p99": at(0.99), "delay_ms_max": at(1.0), "tasks": tasks}

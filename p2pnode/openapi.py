@@ -112,7 +112,9 @@ OVERLAY = {
     },
     "additionalProperties": NUMBER,
 }
-LOOP = record({"delay_ms_p50": maybe(NUMBER), "delay_ms_p99": maybe(NUMBER), "delay_ms_max": maybe(NUMBER)})
+LOOP = record(
+    {"delay_ms_p50": maybe(NUMBER), "delay_ms_p99": maybe(NUMBER), "delay_ms_max": maybe(NUMBER)}, {"tasks": COUNT}
+)
 FINDING = record({"level": {"type": "string", "enum": ["info", "warning", "error"]}, "what": TEXT, "do": TEXT})
 STATUS = record(
     {

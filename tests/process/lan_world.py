@@ -79,6 +79,9 @@ class LanNode(ProcessNode):
         values = {"node.host": machine.address, "swarm.allow_open": True, **settings}
         super().__init__(folder, name, values, bootstrap=bootstrap, prefix=machine.prefix)
 
+    def post(self, path: str) -> None:
+        self.machine.inside(lambda: super(LanNode, self).post(path))
+
     def status(self) -> dict[str, Any]:
         try:
             return self.machine.inside(super().status)

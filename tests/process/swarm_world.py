@@ -59,6 +59,12 @@ class ProcessNode:
         found = find(self.state_dir)
         return None if found is None or not found.alive else NodeClient.of(found, timeout_s=2.0)
 
+    def post(self, path: str) -> None:
+        """Ask it to do something; raises `UserError` where it cannot be asked."""
+        client = self.client()
+        assert client is not None, f"{self.name} does not run"
+        client.post(path)
+
     def status(self) -> dict[str, Any]:
         """Empty while it cannot be asked."""
         client = self.client()

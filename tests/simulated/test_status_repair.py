@@ -1,0 +1,109 @@
+"""What `/status` says of a split: how far the log reaches, what waits to be mended, what was repaired, what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from p2pnode.events import EventRing
+from p2pnode.loop_delay import LoopDelay
+from p2pnode.report import Report
+from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
+from tests.world.loop import VirtualLoop
+from tests.world.swarm import Swarm
+from tests.world.trainer import StubTrainer, exponential
+
+SEED = 101
+KEYS = ("repair_reach_seconds", "repair_log_bytes", "repaired", "lost_in_splits", "shards_to_mend")
+
+
+def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:
+    print(f"seed {SEED}")
+
+    async def main() -> None:
+        swarm = Swarm(
+            seed=SEED,
+            settings={**EXACT, **{key.replace("__", "."): value for key, value in settings.items()}},
+            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(1.0), start_s=0.3),
+        )
+        try:
+            await scenario(swarm)
+        finally:
+            await swarm.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+
+
+def shown(swarm: Swarm) -> list[dict[str, Any]]:
+    """The exchange of each node's status."""
+    loop_delay = LoopDelay(swarm.clock)
+    return [Report(host.living, EventRing(), loop_delay).status()["exchange"] for host in swarm.running()]
+
+
+async def split(swarm: Swarm, seconds: float) -> dict[str, int]:
+    """Four nodes, parted two and two for so long, and mended; the largest number of each key seen on the way."""
+    swarm.start_many(4)
+    await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="ten steps everywhere")
+    assert all(one[key] == 0 for one in shown(swarm) for key in ("repaired", "lost_in_splits", "shards_to_mend"))
+    hosts = [host.address for host in swarm.running()]
+    swarm.network.partition(hosts[:2], hosts[2:])
+    await asyncio.sleep(seconds)
+    swarm.network.heal()
+    most = dict.fromkeys(KEYS, 0)
+
+    def look() -> bool:
+        for one in shown(swarm):
+            for key in KEYS:
+                most[key] = max(most[key], one[key])
+        return most["shards_to_mend"] > 0 and not any(one["shards_to_mend"] for one in shown(swarm))
+
+    await swarm.until(look, within_s=60, what="mended")
+    await settle(swarm)
+    return most
+
+
+def test_a_split_within_the_reach_is_shown_as_repaired() -> None:
+    """The reach is the time asked for; shards to be mended are counted until they are; the repaired add up to what the
+    events say, and nothing is lost."""
+
+    async def scenario(swarm: Swarm) -> None:
+        most = await split(swarm, 20.0)
+
+        assert most["repair_reach_seconds"] == 60.0
+        assert most["repair_log_bytes"] > 0
+        assert most["shards_to_mend"] > 0
+        repaired = sum(one["repaired"] for one in shown(swarm))
+        assert repaired == sum(record.fields["count"] for record in swarm.of("deltas_repaired")) > 0
+        assert [one["lost_in_splits"] for one in shown(swarm)] == [0] * 4
+        for host, one in zip(swarm.running(), shown(swarm), strict=True):
+            assert one["repair_log_bytes"] == host.living.exchange.store.log.size_bytes <= 256 * 1024 * 1024
+
+    simulate(scenario, training__min_nodes=4)
+
+
+def test_a_split_beyond_the_reach_is_shown_with_what_it_cost() -> None:
+    """A log of two seconds says so; after a split of forty the losses are counted as the events name them."""
+
+    async def scenario(swarm: Swarm) -> None:
+        most = await split(swarm, 40.0)
+
+        assert most["repair_reach_seconds"] == 2.0
+        lost = sum(one["lost_in_splits"] for one in shown(swarm))
+        assert lost == sum(record.fields["count"] for record in swarm.of("deltas_lost_in_split")) > 0
+
+    simulate(scenario, training__min_nodes=4, exchange__log_seconds=2.0)
+
+
+def test_a_log_without_room_shows_a_shorter_reach() -> None:
+    """Bytes run out before the time asked for: the reach shown is what they last for."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 40, within_s=240, what="forty steps everywhere")
+
+        for one in shown(swarm):
+            assert 0 < one["repair_reach_seconds"] < 60.0
+            assert one["repair_log_bytes"] <= 8000
+
+    simulate(scenario, training__min_nodes=3, exchange__log_bytes=8000)
