@@ -35,6 +35,8 @@ BY_NAME = (
     "partition",
     "slow_joiner",
     "soak",
+    "exchange",
+    "peers",
 )
 
 
@@ -53,6 +55,14 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")
+    line.add_argument(
+        "--peers", type=int, action="append", default=[], help="exchange, peers: group size; again for more"
+    )
+    line.add_argument("--parameters", type=float, action="append", default=[], help="exchange, peers: in millions")
+    line.add_argument("--ways", action="append", default=[], help='exchange: such as "bfloat16, plain"')
+    line.add_argument(
+        "--hivemind", type=Path, default=None, help="peers: Python of an environment with hivemind 1.1.12"
+    )
     line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
     line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
@@ -109,6 +119,12 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--network {arguments.network}")
     if arguments.nodes and name.startswith("overlay_"):
         parts.append(f"--nodes {arguments.nodes}")
+    if name in ("exchange", "peers"):
+        parts += [f"--peers {peers}" for peers in arguments.peers]
+        parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
+        parts += [f"--ways '{way}'" for way in arguments.ways]
+    if name == "peers" and arguments.hivemind is not None:
+        parts.append("--hivemind …/bin/python")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")
     text = " ".join(parts)

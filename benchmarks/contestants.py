@@ -1,0 +1,264 @@
+"""Who takes turns in `exchange` and `peers`: groups of processes behind a gate that exchange the same vectors.
+
+A contestant starts, is timed turn by turn, and ends with everything it started. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from benchmarks.daemons import Daemon, Daemons, status, wait_until
+from benchmarks.gate import Gate, Turn, peak_bytes, reset_peak_memory
+from benchmarks.record import NotMeasured
+from overlay.swarm_key import SwarmKey
+from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+
+#: Longest turn, and longest start of a group.
+TURN_S = 120.0
+START_S = 120.0
+#: Shards have come to rest when nobody's number of them has changed for this long.
+REST_S = 1.5
+SHARDS = 64
+
+
+class Contestant(Protocol):
+    """Takes turns."""
+
+    name: str
+    peers: int
+
+    def turn(self) -> Turn: ...
+
+
+class Way(NamedTuple):
+    """One way for our daemons to exchange."""
+
+    codec: str = "float32"
+    sealed: bool = False
+    replicas: int = 0
+    barrier: BarrierMethod = "asp"
+
+    @property
+    def name(self) -> str:
+        parts = [self.codec, "TLS" if self.sealed else "plain"]
+        parts += ["a backup"] if self.replicas else []
+        return ", ".join(parts + ([self.barrier] if self.barrier != "asp" else []))
+
+
+class Ours:
+    """Daemons of this project with a trainer that takes no time."""
+
+    def __init__(self, way: Way, peers: int, parameters: int, folder: Path, *, free_steps: int = 1) -> None:
+        self.name = f"p2pnode {way.name}"
+        self.peers = peers
+        self.parameters = parameters
+        self.way = way
+        self.wakes = [folder / f"wakes-{number}.json" for number in range(peers)]
+        self._gate = Gate(folder / "gate")
+        self._group = Daemons(folder)
+        self.nodes: list[Daemon] = []
+        key_file = ""
+        if way.sealed:
+            key = folder / "swarm.key"
+            key.write_text(SwarmKey(os.urandom(32)).text + "\n")
+            key.chmod(0o600)
+            key_file = str(key)
+        for number in range(peers):
+            options = {
+                "gate": str(folder / "gate"),
+                "parameters": parameters,
+                "seed": number,
+                "free_steps": free_steps,
+                "wakes": str(self.wakes[number]),
+            }
+            node = self._group.start(
+                TrainingSettings(options=options, min_nodes=peers, checkpoint_s=0.0, eval_steps=0),
+                bootstrap=self.nodes[0].listens_at if self.nodes else "",
+                key_file=key_file,
+                command=("benchmarks.gated_daemon",),
+                barrier=BarrierSettings(method=way.barrier),
+                exchange=exchange_settings(way),
+            )
+            self.nodes.append(node)
+            if number == 0:
+                wait_until(node, lambda found: bool(found["node"]["address"]), what="listening")
+                wait_until(node, lambda found: found["state"] != "joining", what="founded")
+        self._gate.admit(peers, START_S)
+        self._gate.wait_ready(START_S)
+        self.shares = self._settle()
+
+    def _settle(self) -> list[int]:
+        """Wait until every shard has one owner, a backup where there should be one, and stays; returns the shares."""
+        deadline = time.monotonic() + START_S
+        last: list[tuple[int, int]] = []
+        since = time.monotonic()
+        while time.monotonic() < deadline:
+            found = [status(node) for node in self.nodes]
+            shares = [(one["exchange"]["shards_owned"], one["exchange"]["shards_backed"]) for one in found if one]
+            owned, backed = (sum(column) for column in zip(*shares, strict=True)) if shares else (0, 0)
+            whole = len(shares) == self.peers and owned == SHARDS and min(shares)[0] > 0
+            whole = whole and backed == SHARDS * self.way.replicas
+            if shares != last or not whole:
+                last, since = shares, time.monotonic()
+            elif time.monotonic() - since > REST_S:
+                return [owned for owned, _ in shares]
+            time.sleep(0.1)
+        raise NotMeasured(f"the shards of {self.name} did not come to rest: {last}")
+
+    def turn(self) -> Turn:
+        return self._gate.turn(TURN_S)
+
+    def bytes_sent(self) -> list[int]:
+        """By each node, since its start."""
+        return [wait_until(node, lambda _: True, what="there")["exchange"]["bytes_sent"] for node in self.nodes]
+
+    def reset_peaks(self) -> None:
+        for pid in self._gate.pids:
+            reset_peak_memory(pid)
+
+    def peak_mb(self) -> float:
+        """Of the largest of the daemons, since the last reset."""
+        return max(peak_bytes(pid) for pid in self._gate.pids) / 1e6
+
+    def stop(self) -> None:
+        """End the daemons at once: nobody needs their shards any more."""
+        for node in self.nodes:
+            node.signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline and any(node.exit_code is None for node in self.nodes):
+            time.sleep(0.05)
+        for node in self.nodes:
+            node.signal(signal.SIGKILL)
+        self._gate.close()
+
+
+def exchange_settings(way: Way) -> ExchangeSettings:
+    """Defaults but for the way. Pulls carry values: float32, or bfloat16 where the deltas are that or smaller."""
+    pull = "float32" if way.codec == "float32" else "bfloat16"
+    return ExchangeSettings(
+        codec=way.codec,  # type: ignore[arg-type]
+        pull_codec=pull,  # type: ignore[arg-type]
+        replicas=way.replicas,
+        shards=SHARDS,
+        push_deadline_s=60.0,
+    )
+
+
+@contextlib.contextmanager
+def ours(way: Way, peers: int, parameters: int, *, free_steps: int = 1) -> Iterator[Ours]:
+    """A group of daemons that is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="p2pnode-bench-", ignore_cleanup_errors=True) as folder:
+        group: Ours | None = None
+        try:
+            group = Ours(way, peers, parameters, Path(folder), free_steps=free_steps)
+            yield group
+        finally:
+            if group is not None:
+                group.stop()
+
+
+class Program:
+    """Another contestant: a program that starts its peers, each of which comes to the gate."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], peers: int, folder: Path, environment: dict[str, str]
+    ) -> None:
+        self.name = name
+        self.peers = peers
+        self._log = folder / "log.txt"
+        self._gate = Gate(folder / "gate")
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--gate", str(folder / "gate"), "--peers", str(peers)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **environment},
+            )
+        try:
+            self._gate.admit(peers, START_S)
+            self._gate.wait_ready(START_S)
+        except NotMeasured as error:
+            lines = "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
+            self.stop()
+            raise NotMeasured(f"{name}: {error}; its last lines:\n{lines}") from error
+
+    def turn(self) -> Turn:
+        return self._gate.turn(TURN_S)
+
+    def said(self) -> str:
+        """Its output so far."""
+        return self._log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End the whole session of the program: its peers have processes of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._gate.close()
+
+
+@contextlib.contextmanager
+def program(
+    name: str, command: Sequence[str], peers: int, environment: dict[str, str] | None = None
+) -> Iterator[Program]:
+    """A program that is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="p2pnode-bench-", ignore_cleanup_errors=True) as folder:
+        contestant = Program(name, command, peers, Path(folder), environment or {})
+        try:
+            yield contestant
+        finally:
+            contestant.stop()
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """The command of one of our own modules."""
+    return [sys.executable, "-m", name, *arguments]
+
+
+def alternate(contestants: Sequence[Contestant], turns: int, *, warm: int = 2) -> list[list[Turn]]:
+    """Turns of each, taken one after the other; the order is reversed every time, against drift. `warm` unmeasured
+    turns come first: buffers, connections and caches."""
+    for _ in range(warm):
+        for contestant in contestants:
+            contestant.turn()
+    taken: list[list[Turn]] = [[] for _ in contestants]
+    for number in range(turns):
+        order = list(enumerate(contestants))
+        for place, contestant in reversed(order) if number % 2 else order:
+            taken[place].append(contestant.turn())
+    return taken
+
+
+def speed_mb_s(turns: Sequence[Turn], parameters: int) -> list[float]:
+    """MB of float32 parameters per second and peer."""
+    return [4e-6 * parameters / turn.seconds for turn in turns]
+
+
+def cpu_per_peer(turns: Sequence[Turn], peers: int) -> list[float]:
+    """Seconds of processor time per peer and turn."""
+    return [turn.cpu_seconds / peers for turn in turns]
+
+
+def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Of neighbouring turns."""
+    return [a / b for a, b in zip(first, second, strict=True)]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)

@@ -1,0 +1,120 @@
+"""A real daemon whose trainer waits at a gate: `python -m benchmarks.gated_daemon --config node.toml`.
+
+Everything is `p2pnode.daemon` (sockets, TLS, disk, HTTP, signals) but the trainer: it has real shared memory, hands
+over the same noise as its delta in no time, and begins a step when the harness says so (`benchmarks.gate`). So a step
+is its exchange and nothing else. `[training.options]`: `gate` (path of the socket), `parameters`, `seed`, `free_steps`
+(steps it makes of one `go`; 1), `wakes` (file for the wake-ups of the loop, see `benchmarks.probed`; none).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.probed import Wakes, probe
+from p2pnode import daemon
+from p2pnode.config import load
+from training.layout import Entry, Layout
+from training.settings import TrainingSettings
+from training.shared_memory import SharedVectors
+from training.trainer_door import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+
+#: Small against the values, as deltas are.
+DELTA_SCALE = 1e-3
+
+
+class GatedTrainer:
+    """Implements `training.trainer_door.Trainer`. Takes whatever the daemon gives a real one, and uses the options."""
+
+    def __init__(self, settings: TrainingSettings, **_: Any) -> None:
+        options = settings.options
+        self._path = str(options["gate"])
+        self._total = int(options["parameters"])
+        self._seed = int(options.get("seed", 0))
+        self._free_steps = int(options.get("free_steps", 1))
+        self._left = 0
+        self._began = False
+        self._gate: socket.socket | None = None
+        self._wakes_file = str(options.get("wakes", ""))
+        self._wakes: Wakes = []
+        self._probe: asyncio.Task[None] | None = None
+        self.vector: Vector = np.empty(0, np.float32)
+        self.delta: Vector = np.empty(0, np.float32)
+        self.state = "stopped"
+
+    async def start(self, restore: str = "") -> TrainerHello:  # noqa: ARG002
+        await asyncio.to_thread(self._fill)
+        self._gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._gate.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(self._gate, self._path)
+        await self._say(f"pid {os.getpid()}")
+        if self._wakes_file:
+            self._probe = asyncio.create_task(probe(self._wakes), name="loop-probe")
+        self.state = "running"
+        layout = Layout((Entry("weight", (self._total,), "float32", "parameter", 0, self._total),))
+        return TrainerHello(layout, "gated", "1", "", "stub", evaluates=False, pid=0)
+
+    def _fill(self) -> None:
+        shared = SharedVectors(self._total)
+        self.vector, self.delta = shared.vector, shared.delta
+        self._shared = shared
+        random = np.random.default_rng(self._seed)
+        self.vector[:] = random.standard_normal(self._total, np.float32)
+        self.delta[:] = random.standard_normal(self._total, np.float32)
+        self.delta *= np.float32(DELTA_SCALE)
+
+    async def _say(self, line: str) -> None:
+        assert self._gate is not None
+        await asyncio.get_running_loop().sock_sendall(self._gate, line.encode() + b"\n")
+
+    async def train(self, order: StepOrder) -> StepReport:
+        if not self._left:
+            if self._began:
+                await self._say("done")
+            await self._say("ready")
+            assert self._gate is not None
+            if not await asyncio.get_running_loop().sock_recv(self._gate, 64):
+                await asyncio.Event().wait()  # the harness has closed: the daemon is about to be ended
+            self._began = True
+            self._left = self._free_steps
+        self._left -= 1
+        return StepReport(order.step, 0.0, 1, order.local_steps, 1e-3, {})
+
+    async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
+        return None
+
+    async def save(self, path: str) -> None:
+        """Nothing to save."""
+
+    async def export(self, path: str) -> None:
+        """Nothing to export."""
+
+    async def stop(self) -> None:
+        self.state = "stopped"
+        if self._probe is not None:
+            probing, self._probe = self._probe, None
+            probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await probing
+            await asyncio.to_thread(Path(self._wakes_file).write_text, json.dumps(self._wakes))
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
+
+
+def main(arguments: list[str]) -> int:
+    config = load(Path(arguments[arguments.index("--config") + 1]), {}, []).config
+    daemon.ProcessTrainer = GatedTrainer  # type: ignore[assignment,misc]
+    return daemon.run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
