@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
 from typing import Any, Protocol
 
-from overlay.transport import MAX_HEAD_BYTES, Body, Buffer
+from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
 
 LENGTH_BYTES = 4
 #: Largest piece written at once.
@@ -122,7 +122,9 @@ def framed(head: bytes) -> bytes:
 
 
 def known_size(body: Body) -> int | None:
-    """Bytes of a body that stands already; None for one that is produced while it is sent."""
+    """Bytes of a body that stands already, or says so; None for another that is produced while it is sent."""
+    if isinstance(body, SizedBody):
+        return body.size_bytes
     return sum(memoryview(chunk).nbytes for chunk in body) if isinstance(body, list | tuple) else None
 
 

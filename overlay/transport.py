@@ -8,7 +8,7 @@ an in-memory network behind the same interface. Nothing above this line knows wh
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,6 +101,20 @@ class TransportError(Exception):
         self.kind: FailureKind = kind
         self.address = address
         self.detail = detail
+
+
+class SizedBody:
+    """A body that is produced while it is sent, but whose size is known before: a stream that says how long it is costs
+    both ends less than one cut into chunks."""
+
+    __slots__ = ("_buffers", "size_bytes")
+
+    def __init__(self, buffers: Iterator[Buffer], size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._buffers = buffers
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return self._buffers
 
 
 class Rejection(Exception):

@@ -76,6 +76,11 @@ def encode(values: Vector, codec: CodecName) -> bytes | bytearray:
     return data
 
 
+def as_bytes(values: Vector) -> memoryview:
+    """Values as float32 on the wire: the array's own memory where it lies in one piece, and not a copy of it."""
+    return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
+
+
 def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> bytearray:
     """The bytes of `delta + residual` on the wire, for a lossy codec; both are `float32[n]`.
 
@@ -152,6 +157,17 @@ def decode(data: Buffer, codec: CodecName, into: Vector) -> None:
         bits <<= np.uint32(16)
     else:
         _decode_blocks(view, into)
+
+
+def decoded(data: Buffer, codec: CodecName, values: int) -> Vector:
+    """So many values as float32; those that came as such are the buffer's own memory. `ValueError` as in `decode`."""
+    if codec == "float32":
+        if len(data) != 4 * values:
+            raise ValueError(f"{len(data)} bytes of {codec} are not {values} values")
+        return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+    into = np.empty(values, dtype=np.float32)
+    decode(data, codec, into)
+    return into
 
 
 def _decode_blocks(view: memoryview, into: Vector) -> None:

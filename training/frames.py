@@ -8,13 +8,13 @@ of the request which shards come and how long they are, so nothing is allocated 
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from overlay.transport import Buffer
+from overlay.transport import Buffer, SizedBody
 from training import codecs
 from training.codecs import CodecName, Vector
 
@@ -51,13 +51,22 @@ class BadFrame(Exception):
     """A body that is not what its head announced."""
 
 
+def framed_bytes(codec: CodecName, values: int) -> int:
+    """Bytes of an array of so many values with its headers."""
+    return codecs.size_bytes(codec, values) + HEADER_BYTES * -(
+        -values // codecs.values_within(codec, MAX_PAYLOAD_BYTES)
+    )
+
+
 def frames(
     shard: int, values: Vector, codec: CodecName, part: Part, *, step: int = 0, version: int = 0, sequence: int = 0
 ) -> Iterator[Buffer]:
-    """A shard's array as header and payload buffers; each payload is encoded when it is asked for."""
+    """A shard's array as header and payload buffers; each payload is encoded when it is asked for. As float32 it is the
+    array's own memory: what is added to it while it is on its way may or may not be in what arrives."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     for offset in range(0, values.size, per_frame):
-        payload = codecs.encode(values[offset : offset + per_frame], codec)
+        piece = values[offset : offset + per_frame]
+        payload = codecs.as_bytes(piece) if codec == "float32" else codecs.encode(piece, codec)
         yield header(shard, offset, len(payload), codec, part, step=step, version=version, sequence=sequence)
         yield payload
 
@@ -91,68 +100,90 @@ def header(
 
 
 def whole_if_small(buffers: Iterator[Buffer], size_bytes: int) -> Iterator[Buffer] | list[Buffer]:
-    """A small body as a list: it travels with its head, and can be sent again on a fresh connection when a kept one
-    turns out to be dead. A large one stays an iterator."""
-    return list(buffers) if size_bytes <= SMALL_BODY_BYTES else buffers
+    """A small body as a list of its own: it travels with its head, and can be sent again on a fresh connection when a
+    kept one turns out to be dead. A large one stays an iterator."""
+    return [bytes(buffer) for buffer in buffers] if size_bytes <= SMALL_BODY_BYTES else buffers
+
+
+def sized(buffers: Iterator[Buffer], size_bytes: int) -> SizedBody | list[Buffer]:
+    """`whole_if_small` for a body of exactly so many bytes, headers included (`framed_bytes`): a large one says so."""
+    return [bytes(buffer) for buffer in buffers] if size_bytes <= SMALL_BODY_BYTES else SizedBody(buffers, size_bytes)
 
 
 class FrameReader:
     """Takes frames off a body whose buffers are cut anywhere.
 
-    One copy per payload: the buffers go into a bytearray of the announced, checked size.
+    One copy: what the stream has goes straight to where it is wanted, whose size was checked before.
     """
 
     def __init__(self, body: AsyncIterator[Buffer]) -> None:
         self._body = body
         self._left: memoryview = memoryview(b"")
+        self._raw = memoryview(bytearray(HEADER_BYTES))
 
-    async def next(self) -> tuple[FrameHeader, bytearray] | None:
-        """The next frame, or None at a clean end. Raises `BadFrame`."""
-        raw = await self._take(HEADER_BYTES, at_end_ok=True)
-        if raw is None:
+    async def header(self) -> FrameHeader | None:
+        """The next frame's header, or None at a clean end. Raises `BadFrame`."""
+        if not await self.fill(self._raw, at_end_ok=True):
             return None
-        head = FrameHeader._make(_HEADER.unpack(raw))
+        head = FrameHeader._make(_HEADER.unpack(self._raw))
         if head.payload_bytes > MAX_PAYLOAD_BYTES or head.codec not in codecs.NAMES:
             raise BadFrame(f"a frame of {head.payload_bytes} bytes in codec {head.codec}")
-        payload = await self._take(head.payload_bytes, at_end_ok=False)
-        if payload is None:
-            raise BadFrame("the body ended inside a frame")
-        return head, payload
+        return head
 
-    async def _take(self, size: int, *, at_end_ok: bool) -> bytearray | None:
-        taken = bytearray(size)
-        filled = 0
+    async def fill(self, target: memoryview, *, at_end_ok: bool = False) -> bool:
+        """Fill the target, bytes, with what comes next; False at a clean end that is allowed. Raises `BadFrame`."""
+        filled, size = 0, len(target)
         while filled < size:
             if not len(self._left):
                 try:
                     self._left = memoryview(await anext(self._body)).cast("B")
                 except StopAsyncIteration:
                     if filled == 0 and at_end_ok:
-                        return None
+                        return False
                     raise BadFrame("the body ended inside a frame") from None
                 continue
             piece = self._left[: size - filled]
-            taken[filled : filled + len(piece)] = piece
+            target[filled : filled + len(piece)] = piece
             self._left = self._left[len(piece) :]
             filled += len(piece)
-        return taken
+        return True
 
 
-async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> tuple[Vector, bytearray, CodecName]:
-    """The next `size` values, which must be the named part of the named shard.
+#: Gives memory for so many encoded bytes: to keep, or the same again and again.
+Room = Callable[[int], memoryview]
 
-    Returns the decoded float32 values, the payload as received (to be forwarded as it is) and its codec. Raises
-    `BadFrame` for anything else.
+
+def fresh_room(size_bytes: int) -> memoryview:
+    """Memory that nobody else has; not cleared, for it is about to be filled."""
+    return np.empty(size_bytes, dtype=np.uint8).data
+
+
+class WarmRoom:
+    """The same memory for one array after the other: fresh pages cost several times what the copy into them does."""
+
+    def __init__(self) -> None:
+        self._room = memoryview(b"")
+
+    def __call__(self, size_bytes: int) -> memoryview:
+        if len(self._room) < size_bytes:
+            self._room = fresh_room(size_bytes)
+        return self._room[:size_bytes]
+
+
+async def read_encoded(
+    reader: FrameReader, shard: int, part: Part, size: int, room: Room = fresh_room
+) -> tuple[memoryview, CodecName]:
+    """The next `size` values as they are on the wire, which must be the named part of the named shard, and their codec.
+
+    Raises `BadFrame` for anything else.
     """
-    values = np.empty(size, dtype=np.float32)
-    encoded = bytearray()
-    filled = 0
+    encoded = memoryview(b"")
+    filled = at_byte = 0
     codec: CodecName = "float32"
     while filled < size:
-        frame = await reader.next()
-        if frame is None:
+        head = await reader.header()
+        if head is None:
             raise BadFrame(f"shard {shard} is missing")
-        head, payload = frame
         if head.shard != shard or head.part != part or head.offset != filled:
             raise BadFrame(f"expected shard {shard} from value {filled}, got shard {head.shard} from {head.offset}")
         if filled and codecs.NAMES[head.codec] != codec:
@@ -166,7 +197,16 @@ async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> 
             raise BadFrame(f"shard {shard} is cut inside a block, after value {filled + count}")
         if count == 0 or filled + count > size:
             raise BadFrame(f"shard {shard} has {size} values, a frame brings {count} more after {filled}")
-        codecs.decode(payload, codec, values[filled : filled + count])
-        encoded += payload
+        if not filled:
+            encoded = room(codecs.size_bytes(codec, size))
+        await reader.fill(encoded[at_byte : at_byte + head.payload_bytes])
+        at_byte += head.payload_bytes
         filled += count
-    return values, encoded, codec
+    return encoded, codec
+
+
+async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> tuple[Vector, memoryview, CodecName]:
+    """The next `size` values, decoded to float32, with the payload as received (to be forwarded as it is) and its
+    codec. Values that came as float32 are the payload's own memory. Raises `BadFrame`."""
+    encoded, codec = await read_encoded(reader, shard, part, size)
+    return codecs.decoded(encoded, codec, size), encoded, codec

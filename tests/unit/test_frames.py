@@ -116,8 +116,8 @@ def test_several_arrays_follow_each_other() -> None:
         reader = FrameReader(stream([b"".join(buffers)]))
         assert np.array_equal((await read_array(reader, 1, Part.VALUE, 10))[0], first)
         assert np.array_equal((await read_array(reader, 2, Part.MOMENTUM, 300_000))[0], second)
-        assert await reader.next() is None
-        assert await reader.next() is None
+        assert await reader.header() is None
+        assert await reader.header() is None
 
     asyncio.run(scenario())
 
@@ -127,7 +127,7 @@ def test_a_header_is_read_back_as_it_was_written() -> None:
 
     async def scenario() -> None:
         raw = header(9, 8, 0, "float32", Part.VALUE, step=-5, version=77, sequence=6)
-        assert await FrameReader(stream([raw])).next() == (FrameHeader(9, 8, 0, 0, 1, 6, -5, 77), bytearray())
+        assert await FrameReader(stream([raw])).header() == FrameHeader(9, 8, 0, 0, 1, 6, -5, 77)
 
     asyncio.run(scenario())
 
@@ -244,7 +244,7 @@ def test_the_announced_size_is_checked_before_it_is_allocated() -> None:
         yield bytes(8)
 
     with pytest.raises(BadFrame):
-        asyncio.run(FrameReader(body()).next())
+        asyncio.run(FrameReader(body()).header())
     assert not asked
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
+from training import codecs
 from training.exchange.core import Core
 from training.exchange.finding import Finding
 from training.exchange.messages import Pull, PullAnswer, Term, Wanted
 from training.exchange.pushing import RETRY_FIRST_S, RETRY_MOST_S
-from training.frames import BadFrame, FrameReader, Part, read_array
+from training.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Pulling:
                 results = self._core.decoded(owner, answer.head, PullAnswer).results
                 asked = dict.fromkeys(shards)
                 reader = FrameReader(answer.body)
+                room = WarmRoom()
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
@@ -89,13 +91,13 @@ class Pulling:
                     if result.status != "value":
                         continue
                     size = self._core.store.size(result.shard)
-                    values, encoded, _ = await read_array(reader, result.shard, Part.VALUE, size)
+                    encoded, codec = await read_encoded(reader, result.shard, Part.VALUE, size, room)
                     self._core.counters.bytes_received += len(encoded)
                     term = Term(result.term_number, result.term_node)
                     if term < self._core.store.fence(result.shard):
                         continue  # an owner that does not know yet that it is none: ask where the higher term lives
                     start, stop = self._core.store.bounds[result.shard]
-                    self._core.replica[start:stop] = values
+                    codecs.decode(encoded, codec, self._core.replica[start:stop])
                     marks[result.shard] = (term, result.version)
                     self._core.store.note_owner(result.shard, term, owner)
                     settled.append(result.shard)

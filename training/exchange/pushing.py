@@ -24,7 +24,7 @@ from training.exchange.core import Core
 from training.exchange.finding import Finding
 from training.exchange.messages import Push, PushAnswer, PushResult
 from training.exchange.serving import Item, Serving
-from training.frames import Part, encoded_frames, whole_if_small
+from training.frames import Part, encoded_frames, framed_bytes, sized
 
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 0.5
@@ -34,18 +34,24 @@ VALUES_A_TURN = 1 << 18
 
 @dataclass(slots=True)
 class Outgoing:
-    """One shard of a delta on its way, as it goes over the wire; `values` is the number it decodes to."""
+    """One shard of a delta on its way, as it goes over the wire; `values` is the number it decodes to.
+
+    A memoryview is the trainer's own memory: it holds while the step waits for its answers, and not a moment longer.
+    """
 
     shard: int
-    encoded: bytes | bytearray
+    encoded: bytes | bytearray | memoryview
     codec: CodecName
     values: int
 
+    @property
+    def framed_bytes(self) -> int:
+        return framed_bytes(self.codec, self.values)
+
     def item(self) -> Item:
-        """As its owner gets it."""
-        delta = np.empty(self.values, dtype=np.float32)
-        codecs.decode(self.encoded, self.codec, delta)
-        return Item(self.shard, delta, self.encoded, self.codec)
+        """As its owner gets it, to keep."""
+        encoded = bytes(self.encoded) if isinstance(self.encoded, memoryview) else self.encoded
+        return Item(self.shard, codecs.decoded(encoded, self.codec, self.values), encoded, self.codec)
 
 
 @dataclass(slots=True)
@@ -58,6 +64,8 @@ class Delivery:
     acknowledged: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     abandoned: bool = False
+    #: Interrupted, to go on with memory of its own.
+    interrupted: bool = False
     task: asyncio.Task[None] | None = None
 
     @property
@@ -137,18 +145,39 @@ class Pushing:
 
     async def _send_out(self, delivery: Delivery, shards: list[int], delta: Vector) -> None:
         """Encode and deliver; returns when every shard has its answer, or at the deadline."""
-        outgoing = await self._core.workers.run(self._encode, delta, shards)
+        if self._core.settings.codec == "float32":
+            outgoing = self._encode(delta, shards)  # nothing is computed, nor copied
+        else:
+            outgoing = await self._core.workers.run(self._encode, delta, shards)
         delivery.waiting = {item.shard: item for item in outgoing}
         step = delivery.push.step
         self._deliveries[step] = delivery
         self._bound_outbox()
-        delivery.task = asyncio.create_task(self._deliver(delivery), name=f"deliver-step-{step}")
+        self._start(delivery)
         timeout_s = None if self._core.synchronous else self._core.settings.push_deadline_s
         try:
             async with asyncio.timeout(timeout_s):
                 await delivery.done.wait()
         except TimeoutError:
             self._core.log.warning("push_unfinished", step=step, shards=len(delivery.waiting))
+            await self._keep(delivery)
+
+    def _start(self, delivery: Delivery) -> None:
+        delivery.task = asyncio.create_task(self._deliver(delivery), name=f"deliver-step-{delivery.push.step}")
+
+    async def _keep(self, delivery: Delivery) -> None:
+        """The trainer is about to write its memory anew: what is still on its way goes on from a copy. A request that
+        is half sent is broken off, and its shards are sent again under their identity."""
+        if delivery.task is None or not any(isinstance(item.encoded, memoryview) for item in delivery.waiting.values()):
+            return
+        delivery.interrupted = True
+        delivery.task.cancel()
+        await asyncio.gather(delivery.task, return_exceptions=True)
+        delivery.interrupted = False
+        for item in delivery.waiting.values():
+            if isinstance(item.encoded, memoryview):
+                item.encoded = bytes(item.encoded)
+        self._start(delivery)
 
     async def finish(self, timeout_s: float) -> int:
         """Give the outbox a last chance; returns how many steps are still in it."""
@@ -173,7 +202,7 @@ class Pushing:
             start, stop = self._core.store.bounds[shard]
             part = delta[start:stop]
             if codec == "float32":
-                encoded = codecs.encode(part, codec)
+                encoded: bytearray | memoryview = codecs.as_bytes(part)
             else:
                 encoded = codecs.encode_with_feedback(part, self._owed(shard), codec)
                 self._owing.add(shard)
@@ -224,9 +253,10 @@ class Pushing:
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
                 await self._finding.refresh(list(delivery.waiting))
         finally:
-            if not delivery.abandoned:
-                self._deliveries.pop(delivery.push.step, None)
-            delivery.done.set()
+            if not delivery.interrupted:
+                if not delivery.abandoned:
+                    self._deliveries.pop(delivery.push.step, None)
+                delivery.done.set()
 
     async def _round(self, delivery: Delivery) -> None:
         groups, unknown = self._finding.by_owner(list(delivery.waiting))
@@ -250,7 +280,7 @@ class Pushing:
                     yield buffer
 
         try:
-            body = whole_if_small(stream(), sum(len(item.encoded) for item in items))
+            body = sized(stream(), sum(item.framed_bytes for item in items))
             async with self._core.request("push", owner, push, body) as answer:
                 results = self._core.decoded(owner, answer.head, PushAnswer).results
                 self._finding.answered(owner, results)

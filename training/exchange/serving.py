@@ -50,7 +50,7 @@ from training.exchange.messages import (
 )
 from training.exchange.store import Owned, Waiting
 from training.exchange.stored import past_of
-from training.frames import FrameReader, Part, encoded_frames, frames, read_array, whole_if_small
+from training.frames import FrameReader, Part, encoded_frames, framed_bytes, frames, read_array, sized
 from training.shards import DeltaId, ShardState
 
 #: How often a delta is forwarded again because the pair changed under it, before its origin is told to retry.
@@ -112,15 +112,23 @@ class Serving:
             return Reply(encode(PushAnswer([self._refuse(shard, "not_yours") for shard in push.shards])))
         reader = FrameReader(stream)
         items = []
+        results: dict[int, PushResult] = {}
         self._core.challenge(push.fences)
+        if any(shard >= len(self._store) for shard in push.shards):
+            return Reply(encode(PushAnswer([self._refuse(index, "shape") for index in push.shards])))
         for shard in push.shards:
-            if shard >= len(self._store):
-                return Reply(encode(PushAnswer([self._refuse(index, "shape") for index in push.shards])))
             delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
             self._core.counters.bytes_received += len(encoded)
-            items.append(Item(shard, delta, encoded, codec))
-        results = await self.accept(push, items)
-        return Reply(encode(PushAnswer(results)))
+            item = Item(shard, delta, encoded, codec)
+            owned = self._store.owned.get(shard)
+            if owned is not None and owned.has_targets:
+                items.append(item)  # they go to the backup together
+            else:
+                # At once, while it is in the processor's cache and the next one is on its way.
+                results[shard] = (await self.accept(push, [item]))[0]
+        if items:
+            results |= {result.shard: result for result in await self.accept(push, items)}
+        return Reply(encode(PushAnswer([results[shard] for shard in push.shards])))
 
     async def accept(self, push: Push, items: list[Item]) -> list[PushResult]:
         """Take the shards of one delta: replicate, look again, add. Also called for the node's own shards."""
@@ -302,7 +310,8 @@ class Serving:
         size = sum(len(item.encoded) for item, _ in pairs)
         self._core.counters.bytes_sent += size
         try:
-            body = whole_if_small(stream(), size)
+            framed = sum(framed_bytes(item.codec, item.delta.size) for item, _ in pairs)
+            body = sized(stream(), framed)
             async with self._core.request("forward", to, message, body) as answer:
                 results = self._core.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
@@ -393,8 +402,8 @@ class Serving:
                     self._core.counters.bytes_sent += len(buffer)
                     yield buffer
 
-        size = sum(state.value.nbytes for _, state in sending)
-        return Reply(encode(PullAnswer(results)), whole_if_small(stream(), size))
+        size = sum(framed_bytes(pull.codec, state.value.size) for _, state in sending)
+        return Reply(encode(PullAnswer(results)), sized(stream(), size))
 
     # -- moving states ------------------------------------------------------------------------------------------
 
