@@ -374,7 +374,8 @@ class Detector:
         self.refutation = news.refutation + 1
         self.health = min(HEALTH_LIMIT, self.health + 1)
         alive = News(NewsKind.ALIVE, self.own_id, self.incarnation, self.refutation)
-        return [Tell(sender, alive), Spread(alive)]
+        # At once: the one who accuses us may not know where we live now, and its deadline runs.
+        return [Tell(sender, alive), Spread(alive, at_once=True)]
 
     def _learn_of_the_gone(self, news: News, kind: NewsKind) -> list[Action]:
         """The dead do not rise on hearsay: they are asked, and answer or not."""

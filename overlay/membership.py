@@ -2,9 +2,10 @@
 
 The rules (reference/kademlia.md section 4 c, d, f): a contact is inserted only after it answered *us* at that very
 address and proved its id; whoever speaks to us first is asked back. A known id at a new address replaces the old one
-when its incarnation is newer, or when the old address does not answer; either with proof. Another id at a known address
-buries the old id. Who says it is leaving is gone at once. Few ids share an address (`overlay.quota`). Changes are told
-to whoever subscribed.
+when its incarnation is newer, or when the old address does not answer; either with proof. Who does not answer where it
+says it lives, but where it spoke from, lives there: a NAT gave it that address, and may give it another at any moment.
+Another id at a known address buries the old id. Who says it is leaving is gone at once. Few ids share an address
+(`overlay.quota`). Changes are told to whoever subscribed.
 
 Implements the protocol's `Listener`. It sends through the protocol, never awaits, and owns no task.
 """
@@ -68,6 +69,7 @@ class Membership:
         self._asking_back = 0
         self._told_of_twin: dict[bytes, float] = {}
         self._crowded: dict[str, None] = {}
+        self._translated: set[bytes] = set()
         self.twin = ""  # who else uses our identity, once that is proven
         self._callbacks: list[Callable[[PeerChange], None]] = []
         self._protocol: SwarmProtocol
@@ -117,8 +119,8 @@ class Membership:
             self._perform(self.detector.left(beat.node_id, now))
         elif asked.address == (claimed := _claimed(beat, source)):
             self._verified(beat, claimed, rtt_s, known)
-        elif known is not None and known.address == asked.address:
-            self._verified(beat, known.address, rtt_s, known)
+        elif known is not None and asked.address in (known.address, source):
+            self._verified(beat, asked.address, rtt_s, known)
         elif known is None:
             # It answered where we asked and says it lives elsewhere: prefer its word if that answers too.
             def settle(result: Result | None) -> None:
@@ -145,12 +147,27 @@ class Membership:
             return
         known = self.peers.get(beat.node_id)
         claimed = _claimed(beat, source)
-        if known is not None and known.address == claimed and _same_start(beat, known):
-            self._hear_again(beat, claimed, None, self._clock.monotonic())
+        if known is not None and known.address in (claimed, source) and _same_start(beat, known):
+            self._hear_again(beat, known.address, None, self._clock.monotonic())
         elif known is not None and known.address != claimed and _is_twin(beat, known):
             self._tell_of_twin(beat, source, known)
         elif beat.activity != Activity.LEAVING and (known is not None or self._wants(beat.node_id)):
             self.ask_back(Contact(beat.node_id, claimed))
+            if source != claimed:
+                self.ask_back(Contact(beat.node_id, source))
+
+    def requested(self, beat: Beat, source: Address) -> None:
+        """A request over a stream, which has a port of its own: the host alone says whether it is the node we know."""
+        known = self.peers.get(beat.node_id)
+        if known is not None and known.address.host == source.host and _same_start(beat, known):
+            self._hear_again(beat, known.address, None, self._clock.monotonic())
+        else:
+            self.spoke(beat, source)
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        """False for a peer at a port that a NAT chose for its datagrams, unless others have reached it there."""
+        peer = self.peers.get(node_id)
+        return peer is None or peer.eligible or node_id not in self._translated
 
     def _hear_again(self, beat: Beat, address: Address, rtt_s: float | None, now: float) -> None:
         """One we know, where we know it, since the same start."""
@@ -320,6 +337,8 @@ class Membership:
         change = self.peers.observe(beat, address.host, now, rtt_s, address=address)
         if change is not None:
             if change.kind in ("up", "restarted", "moved"):
+                self._note_translation(beat, address)
+            if change.kind in ("up", "restarted", "moved"):
                 self._table.add(Contact(node_id, address))
             if change.kind == "up" and self.lost.pop(node_id, None) is not None:
                 change = PeerChange(node_id, "up", BACK)
@@ -333,6 +352,13 @@ class Membership:
         if actions:
             self._perform(actions)
 
+    def _note_translation(self, beat: Beat, address: Address) -> None:
+        """The port that a node names belongs to its streams as well; one that a NAT chose does not."""
+        if address.port == beat.port:
+            self._translated.discard(beat.node_id)
+        else:
+            self._translated.add(beat.node_id)
+
     def judged(self, action: Judged) -> None:
         """The detector changed its mind about a member."""
         node_id = action.node_id
@@ -341,6 +367,7 @@ class Membership:
                 self._table.list_to_others(node_id, action.kind == "refuted")
             case "dead" | "left":
                 peer = self.peers.remove(node_id)
+                self._translated.discard(node_id)
                 self._table.remove(node_id)
                 if peer is not None and action.kind == "dead":
                     self.lost[node_id] = peer.contact
@@ -359,6 +386,7 @@ class Membership:
             if now - peer.last_heard > FORGET_S and peer.node_id not in self._table and peer.node_id not in keep:
                 self.detector.forget(peer.node_id)
                 self.peers.remove(peer.node_id)
+                self._translated.discard(peer.node_id)
                 self._table.remove(peer.node_id)
         remembered = dict.fromkeys(self.detector.dead())
         for node_id in list(self.lost):

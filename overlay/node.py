@@ -127,9 +127,10 @@ class Overlay:
             clock,
             node=lambda: Node(self.beat, self._tag),
             met=self._membership.met,
-            spoke=self._membership.spoke,
+            spoke=self._membership.requested,
             failed=self.suspect,
             unreached=self._complain,
+            takes_streams=self._membership.takes_streams,
         )
         self._streams.register_bare(hello.HELLO, self._answer_hello)
         caller = hello.Caller(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
@@ -141,7 +142,7 @@ class Overlay:
             rng,
             log,
             client_only=node.client_only,
-            contacts=self._live_contacts,
+            peers=lambda: list(self.peers),
             changed=self._eligibility_changed,
         )
         self._protocol.serve(Unreached, self._unreached)

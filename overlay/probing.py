@@ -202,13 +202,23 @@ class Prober:
             self._protocol.counters["probes_not_made"] += 1
             return None
         self._for_others += 1
+        # Behind a NAT it has another address for each of us, or has another one since a moment ago.
+        known = self._membership.contact(contact.node_id) or contact
+        asked = [contact] if known == contact else [contact, known]
+        waiting, answered = len(asked), False
 
         def on_result(result: Result | None) -> None:
-            self._for_others -= 1
-            self._protocol.respond(message_id, source, Probed(result is not None))
+            nonlocal waiting, answered
+            waiting -= 1
+            if waiting == 0:
+                self._for_others -= 1
+            if not answered and (result is not None or waiting == 0):
+                answered = True
+                self._protocol.respond(message_id, source, Probed(result is not None))
 
         # Without blame: our own finding would start our own inquiry, and so on through the swarm.
-        self._protocol.call(contact, Ping(), on_result, blame=False)
+        for each in asked:
+            self._protocol.call(each, Ping(), on_result, blame=False)
         return None
 
     def _told(self, _body: TellCall, _beat: Beat, _source: Address, _message_id: bytes) -> None:

@@ -1,7 +1,9 @@
 """Whether others can open streams to this node: dial-back by two peers decides eligibility to own.
 
 Eligible is who two peers reached (one, where there is only one), a founder alone, and never a `client_only` node.
-Asked again soon after a failure, rarely after a success, and at once when two peers complain that their streams fail.
+Peers that are eligible themselves are asked first; one that is not, and cannot be asked, is behind a NAT or gone, and
+does not count as missing. Asked again soon after a failure, rarely after a success, and at once when two peers complain
+that their streams fail.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 from overlay.doors import Clock, Log
 from overlay.hello import Caller, Unsuitable, say_hello
 from overlay.ids import short
-from overlay.peers import Contact
+from overlay.peers import Contact, Peer
 from overlay.requests import Streams
 from overlay.transport import Buffer, Reply, Transport, TransportError
 
@@ -50,7 +52,7 @@ class Reachability:
         log: Log,
         *,
         client_only: bool,
-        contacts: Callable[[], list[Contact]],
+        peers: Callable[[], list[Peer]],
         changed: Callable[[bool], None],
     ) -> None:
         self.eligible = False
@@ -63,7 +65,7 @@ class Reachability:
         self._clock = clock
         self._rng = rng
         self._log = log
-        self._contacts = contacts
+        self._peers = peers
         self._changed = changed
         self._complaints: dict[bytes, float] = {}
         self._wake = asyncio.Event()
@@ -92,7 +94,7 @@ class Reachability:
             return
         retry_s = FIRST_RETRY_S
         while True:
-            if not self._contacts():
+            if not self._peers():
                 pause_s = IDLE_S
             elif await self.check():
                 pause_s, retry_s = RECHECK_S, FIRST_RETRY_S
@@ -108,29 +110,37 @@ class Reachability:
 
     async def check(self) -> bool:
         """Ask peers to dial us, until enough have reached us or too many have not."""
-        contacts = self._contacts()
-        needed = min(CONFIRMATIONS, len(contacts))
-        asked = self._rng.sample(contacts, min(MOST_ASKED, len(contacts)))
+        peers = self._peers()
+        self._rng.shuffle(peers)
+        peers.sort(key=lambda peer: not peer.eligible)
+        needed = min(CONFIRMATIONS, len(peers))
+        asked = peers[:MOST_ASKED]
         reached: list[bytes] = []
+        not_asked: list[str] = []
         refused: list[str] = []
-        for contact in asked:
+        left = len(asked)  # who may still confirm, or has
+        for peer in asked:
             try:
-                answer = await self._ask(contact)
+                answer = await self._ask(peer.contact)
             except TransportError as error:
-                refused.append(f"could not ask {short(contact.node_id)}: {error.detail}")
-                continue
-            if answer.reached:
-                reached.append(contact.node_id)
+                not_asked.append(f"could not ask {short(peer.node_id)}: {error.detail}")
+                left -= 1
+                if not peer.eligible:
+                    needed = max(1, min(needed, left))
             else:
-                refused.append(f"{short(contact.node_id)} could not connect: {answer.reason}")
-            if len(reached) >= needed or len(asked) - len(refused) < needed:
+                if answer.reached:
+                    reached.append(peer.node_id)
+                else:
+                    refused.append(f"{short(peer.node_id)} could not connect: {answer.reason}")
+                    left -= 1
+            if len(reached) >= needed or left < needed:
                 break
         self.confirmed_by = reached
         if needed and len(reached) >= needed:
             self._decide(True, f"{len(reached)} peers connected to us")
             return True
-        if reached or any("could not connect" in reason for reason in refused):
-            self._decide(False, refused[0] if refused else "too few peers to confirm it")
+        if reached or refused:
+            self._decide(False, next(iter(refused + not_asked), "too few peers to confirm it"))
         return False
 
     async def _ask(self, contact: Contact) -> DialBackAnswer:

@@ -77,7 +77,9 @@ class Streams:
         spoke: Callable[[Beat, Address], None],
         failed: Callable[[bytes, str], None],
         unreached: Callable[[Contact], None],
+        takes_streams: Callable[[bytes], bool] = lambda _node_id: True,
     ) -> None:
+        """`takes_streams(node)`: false where it is known beforehand that none arrives."""
         self.counters: Counter[str] = Counter()
         self._own_id = own_id
         self._transport = transport
@@ -87,6 +89,7 @@ class Streams:
         self._spoke = spoke
         self._failed = failed
         self._unreached = unreached
+        self._takes_streams = takes_streams
         self._handlers: dict[str, Handler] = {}
         self._bare: dict[str, BareHandler] = {}
         self._failures: dict[bytes, tuple[int, float]] = {}
@@ -100,7 +103,9 @@ class Streams:
         self._bare[name] = handler
 
     def is_reachable(self, node_id: bytes) -> bool:
-        """False for a while after its streams failed again and again."""
+        """False for a while after its streams failed again and again, and for one behind a NAT."""
+        if not self._takes_streams(node_id):
+            return False
         count, last = self._failures.get(node_id, (0, 0.0))
         return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
 
@@ -159,6 +164,9 @@ class Streams:
         node = self._node()
         if node.tag is None:
             raise TransportError("closed", to.address, "we have not joined a swarm yet")
+        if not self._takes_streams(to.node_id):
+            self.counters["requests_not_made_nat"] += 1
+            raise TransportError("refused", to.address, "is the port of a NAT, which lets no streams in")
         head = _ENCODER.encode(Envelope(node.tag, node.beat, to.node_id, payload))
         self.counters["requests_out"] += 1
         try:

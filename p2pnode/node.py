@@ -422,7 +422,8 @@ class Node:
     async def _agree(self, proposal: Manifest) -> Contact:
         """Ask peers until one has a manifest to compare with."""
         while True:
-            for peer in self.overlay.members():
+            # Those that can be asked first: a stream to one behind a NAT may take its whole time to fail.
+            for peer in sorted(self.overlay.members(), key=lambda peer: not peer.eligible):
                 try:
                     await agreement.agree(self.overlay, peer.contact, proposal)
                 except ManifestRefused as error:

@@ -274,13 +274,16 @@ class Report:
                     "raise swarm.ids_per_address on all nodes where they share one behind a NAT",
                 )
             )
-        reachable = overlay["reachable"]
+        reachable, port = overlay["reachable"], node.overlay.address.port
         if reachable["reason"] and not reachable["reached"] and not node.config.node.client_only:
             findings.append(
                 _finding(
                     "warning",
-                    f"port {node.overlay.address.port} cannot be reached from outside",
-                    f"forward UDP and TCP {node.overlay.address.port}, or set node.client_only",
+                    f"your port {port} cannot be reached from outside: {reachable['reason']}. This node trains and "
+                    "learns, and owns nothing",
+                    f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its "
+                    'firewall; (2) set node.nat = "auto", if your router speaks UPnP; (3) leave it so, and set '
+                    "node.client_only = true",
                 )
             )
         if node.progress.stalled:

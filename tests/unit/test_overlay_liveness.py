@@ -112,7 +112,7 @@ def test_an_accusation_against_us_is_refuted_with_a_higher_count() -> None:
     made = detector(A)
     alive = news(NewsKind.ALIVE, OWN, 3, 1)
 
-    assert made.learn(news(NewsKind.SUSPECT, OWN, 3, 0), A, 1.0) == [Tell(A, alive), Spread(alive)]
+    assert made.learn(news(NewsKind.SUSPECT, OWN, 3, 0), A, 1.0) == [Tell(A, alive), Spread(alive, at_once=True)]
     assert made.learn(news(NewsKind.SUSPECT, OWN, 3, 0), A, 1.0) == []
     assert made.learn(news(NewsKind.DEAD, OWN, 2, 7), A, 1.0) == []
     assert made.learn(news(NewsKind.DEAD, OWN, 3, 4), A, 1.0)[0] == Tell(A, news(NewsKind.ALIVE, OWN, 3, 5))

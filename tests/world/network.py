@@ -5,7 +5,8 @@ of chunks on the way, as TCP and HTTP give them; a partition holds a stream up, 
 Nothing here decides by itself: all chance comes from one `random.Random(seed)`, all time from the loop.
 
 Faults: `partition`/`cut`/`heal`, `pause`/`resume` (SIGSTOP), `crash` (kill, or power loss), `unreachable` (accepts no
-streams, as behind a NAT), and the numbers `delay`, `loss`, `duplicate`, `bandwidth`, which may change at any moment.
+streams), `behind` (a NAT, tests/world/nat.py), and the numbers `delay`, `loss`, `duplicate`, `bandwidth`, which may
+change at any moment.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from overlay.transport import (
     RequestHandler,
     TransportError,
 )
+from tests.world.nat import Nat
 from tests.world.streams import Pipe, Request, Stream
 
 #: Datagrams that wait in a paused process's socket; the kernel drops what comes after.
@@ -72,6 +74,8 @@ class Network:
         self._hosts: dict[Address, MemoryTransport] = {}
         self._silent: dict[Address, bool] = {}
         self._unreachable: dict[str, bool] = {}
+        self._nats: dict[str, Nat] = {}
+        self._behind: dict[str, Nat] = {}
         self._cuts: dict[tuple[str, str], bool] = {}
         self._groups: dict[str, int] = {}
         self._paused: dict[Address, deque[tuple[bytes, Address]]] = {}
@@ -164,6 +168,30 @@ class Network:
         else:
             self._unreachable.pop(host, None)
 
+    def behind(self, nat: Nat, *hosts: str) -> None:
+        """These hosts reach the others, and are reached, through a NAT alone. Those of one NAT meet directly."""
+        self._nats[nat.public] = nat
+        for host in hosts:
+            self._behind[host] = nat
+
+    def outward(self, source: Address, to: Address) -> Address:
+        """The address that `to` sees."""
+        nat = self._behind.get(source.host)
+        return source if nat is None or self._behind.get(to.host) is nat else nat.outward(source, to)
+
+    def host_seen(self, source: Address, to: Address) -> str:
+        """The host that `to` sees a stream come from."""
+        nat = self._behind.get(source.host)
+        return source.host if nat is None or self._behind.get(to.host) is nat else nat.public
+
+    def _inward(self, to: Address, seen: Address) -> Address | None:
+        """Whose socket a datagram from `seen` to this address comes to; None where it is dropped on the way."""
+        nat = self._nats.get(to.host)
+        if nat is not None:
+            return nat.inward(to.port, seen)
+        own = self._behind.get(to.host)
+        return to if own is None or self._behind.get(seen.host) is own else None
+
     def _changed(self) -> None:
         self._calm = not (self._groups or self._cuts or self._paused)
         for pipe in list(self._held):
@@ -195,9 +223,13 @@ class Network:
     def hold(self, pipe: Pipe) -> None:
         self._held[pipe] = True
 
-    def answers_nothing(self, address: Address) -> bool:
-        """Connecting to this address is met with silence instead of a refusal."""
-        return address in self._silent or address.host in self._unreachable
+    def answers_nothing(self, address: Address, source: Address) -> bool:
+        """Connecting from `source` to this address is met with silence instead of a refusal."""
+        if address.host in self._nats:
+            return True
+        own = self._behind.get(address.host)
+        hidden = own is not None and self._behind.get(source.host) is not own
+        return hidden or address in self._silent or address.host in self._unreachable
 
     def carry(self, source: MemoryTransport, to: Address, datagram: bytes) -> None:
         traffic = self.traffic
@@ -212,17 +244,20 @@ class Network:
             copies = 0
         if copies == 0:
             traffic.datagrams_lost += 1
-        target = self._hosts.get(to)
+        seen = self.outward(source.address, to)
+        target = self._hosts.get(self._nats[to.host].inside(to.port) or to if to.host in self._nats else to)
         context = target.context if target is not None else None  # it arrives in the receiver's loop
         for _ in range(copies):
             delay_s = self.draw_delay(source.address, to)
-            self.loop.call_later(delay_s, self._arrive, source, to, datagram, context=context)
+            self.loop.call_later(delay_s, self._arrive, source, seen, to, datagram, context=context)
 
-    def _arrive(self, source: MemoryTransport, to: Address, datagram: bytes) -> None:
-        target = self._hosts.get(to)
-        if target is None or source.crashed:
+    def _arrive(self, source: MemoryTransport, seen: Address, to: Address, datagram: bytes) -> None:
+        inside = self._inward(to, seen)
+        target = None if inside is None else self._hosts.get(inside)
+        if inside is None or target is None or source.crashed:
             self.traffic.datagrams_lost += 1
             return
+        to = inside
         if not self._calm:
             if self._parted(source.address.host, to.host):
                 self.traffic.datagrams_lost += 1
@@ -230,9 +265,9 @@ class Network:
             queue = self._paused.get(to)
             if queue is not None:
                 if len(queue) < SOCKET_QUEUE:
-                    queue.append((datagram, source.address))
+                    queue.append((datagram, seen))
                 return
-        target.receive(datagram, source.address)
+        target.receive(datagram, seen)
 
 
 class MemoryTransport:

@@ -293,7 +293,7 @@ class Stream:
     # -- the server's side
 
     def _opened(self, small: tuple[Buffer, ...] | None) -> None:
-        if self.network.answers_nothing(self.to):
+        if self.network.answers_nothing(self.to, self.client.address):
             return
         server = self.network.host(self.to)
         if server is None or server.on_request is None:
@@ -303,7 +303,7 @@ class Stream:
         server.streams[self] = True
         if small is not None:
             self.up.fill(small)
-        source = Address(self.client.address.host, self.network.stream_port())
+        source = Address(self.network.host_seen(self.client.address, self.to), self.network.stream_port())
         incoming = Incoming(self._name, source, self._head, self.up)
         self.handler = self.network.loop.create_task(
             self._serve(server, incoming), name=f"handle-{self._name}", context=server.context

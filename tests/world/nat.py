@@ -1,0 +1,49 @@
+"""A NAT of the simulated network: one public address, under which the datagrams of the hosts behind it appear.
+
+A datagram to the outside opens a port; through it, only those get in who were spoken to from it (RFC 4787's
+address-and-port-dependent filtering, what most routers at home do). Streams get out and none gets in. `rebind` is a
+router that restarts, or an entry that ran out: every port is another one from then on.
+"""
+
+from __future__ import annotations
+
+from overlay.transport import Address
+
+FIRST_PORT = 50000
+
+
+class Nat:
+    """`symmetric`: another port for each one spoken to, so that nobody can tell others where a host is."""
+
+    def __init__(self, public: str, *, symmetric: bool = False) -> None:
+        self.public = public
+        self.symmetric = symmetric
+        self._next_port = FIRST_PORT
+        self._ports: dict[tuple[Address, Address | None], int] = {}
+        self._inside: dict[int, Address] = {}
+        self._spoken_to: dict[tuple[int, Address], bool] = {}
+
+    def outward(self, source: Address, to: Address) -> Address:
+        """The public address under which a host speaks to one outside."""
+        key = (source, to if self.symmetric else None)
+        port = self._ports.get(key)
+        if port is None:
+            port = self._ports[key] = self._next_port
+            self._inside[port] = source
+            self._next_port += 1
+        self._spoken_to[port, to] = True
+        return Address(self.public, port)
+
+    def inside(self, port: int) -> Address | None:
+        """Whose port it is now."""
+        return self._inside.get(port)
+
+    def inward(self, port: int, source: Address) -> Address | None:
+        """Where a datagram from outside goes; None where it is dropped."""
+        return self._inside.get(port) if (port, source) in self._spoken_to else None
+
+    def rebind(self) -> None:
+        """Forget every port; the next ones are others."""
+        self._ports.clear()
+        self._inside.clear()
+        self._spoken_to.clear()
