@@ -70,6 +70,7 @@ class Membership:
         self._told_of_twin: dict[bytes, float] = {}
         self._crowded: dict[str, None] = {}
         self._translated: set[bytes] = set()
+        self._claims: dict[bytes, Address] = {}  # where they say they live, where that is elsewhere; asked once each
         self.twin = ""  # who else uses our identity, once that is proven
         self._callbacks: list[Callable[[PeerChange], None]] = []
         self._protocol: SwarmProtocol
@@ -149,6 +150,9 @@ class Membership:
         claimed = _claimed(beat, source)
         if known is not None and known.address in (claimed, source) and _same_start(beat, known):
             self._hear_again(beat, known.address, None, self._clock.monotonic())
+            if known.address != claimed and self._claims.get(beat.node_id) != claimed:
+                self._claims[beat.node_id] = claimed  # its router may have opened a port for it since
+                self.ask_back(Contact(beat.node_id, claimed))
         elif known is not None and known.address != claimed and _is_twin(beat, known):
             self._tell_of_twin(beat, source, known)
         elif beat.activity != Activity.LEAVING and (known is not None or self._wants(beat.node_id)):
@@ -284,6 +288,8 @@ class Membership:
             self._insert(beat, address, rtt_s)
         elif known.address == address or beat.incarnation > known.incarnation:
             self._settle_at(beat, address, rtt_s)
+        elif _same_start(beat, known) and beat.node_id in self._translated and address.port == beat.port:
+            self._settle_at(beat, address, rtt_s)  # where it says it lives, at last: streams reach it there
         elif _same_start(beat, known):
             # Two addresses answer as one node: the old one stays unless it has gone silent.
             def settle(result: Result | None) -> None:
@@ -368,6 +374,7 @@ class Membership:
             case "dead" | "left":
                 peer = self.peers.remove(node_id)
                 self._translated.discard(node_id)
+                self._claims.pop(node_id, None)
                 self._table.remove(node_id)
                 if peer is not None and action.kind == "dead":
                     self.lost[node_id] = peer.contact
@@ -387,6 +394,7 @@ class Membership:
                 self.detector.forget(peer.node_id)
                 self.peers.remove(peer.node_id)
                 self._translated.discard(peer.node_id)
+                self._claims.pop(peer.node_id, None)
                 self._table.remove(peer.node_id)
         remembered = dict.fromkeys(self.detector.dead())
         for node_id in list(self.lost):

@@ -25,6 +25,7 @@ from overlay.joining import Joining
 from overlay.kademlia_server import SwarmServer
 from overlay.liveness import Action, Detector
 from overlay.lookups import Lookups
+from overlay.mapping import Gateway, Mapping
 from overlay.membership import Membership
 from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
 from overlay.population import Population
@@ -70,7 +71,9 @@ class Overlay:
         disk: Disk,
         log: Log,
         settings: OverlaySettings | None = None,
+        gateway: Gateway | None = None,
     ) -> None:
+        """`gateway`: the router that shall let others in; None leaves it alone."""
         kademlia = settings or OverlaySettings()
         self.node_id = identity.node_id
         self.address = Address(node.host, node.port or 1)
@@ -149,6 +152,10 @@ class Overlay:
         self._discovery.candidates.own = lambda: (self._own_contact(), self._may_own())
         self._discovery.candidates.reachable = self._streams.is_reachable
         self._membership.on_change(self._on_change)
+        self._bound = self.address
+        self._mapping: Mapping | None = None
+        if gateway is not None:
+            self._mapping = Mapping(gateway, lambda: self._bound, rng, log, announce=self._mapped)
         self._joining = Joining(
             Dialler(transport, rng, log, caller, twin=self._membership.proven_twin),
             Remembered(disk, clock, log),
@@ -174,6 +181,7 @@ class Overlay:
         port = advertised[1] if advertised is not None and advertised[1] else bound.port
         self.address = Address(host, port)
         self._speak(port=port, host=advertised[0] if advertised is not None else "")
+        self._bound = bound
         self._joining.bound(bound)
         self._lookups.ipv6 = ":" in bound.host
         self._server.attach(self._transport)
@@ -182,6 +190,8 @@ class Overlay:
         self._run("refresh", self._discovery.keep_table_fresh)
         self._run("crawl", self._discovery.keep_crawling)
         self._run("reachability", self._reachability.run)
+        if self._mapping is not None:
+            self._run("mapping", self._mapping.run)
         self._run("remember", self._joining.keep_remembering)
         self._run("redial", self._joining.keep_connected)
         self._run("islands", self._joining.keep_whole)
@@ -214,6 +224,8 @@ class Overlay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._mapping is not None:
+            await self._mapping.remove()
         self._joining.remember()
         self._server.stop()
         await self._transport.close()
@@ -264,6 +276,13 @@ class Overlay:
         if (before.activity, before.eligible) != (self.beat.activity, self.beat.eligible):
             # Samples and placement hang on these two: they do not wait for the next message.
             self._prober.tell_some([])
+
+    def _mapped(self, address: Address | None) -> None:
+        """A router lets others in at this address, or no more; who can, and is asked, finds out at once."""
+        self.address = address or self._bound
+        self._speak(host="" if address is None else address.host, port=self.address.port)
+        self._prober.tell_some([])
+        self._reachability.check_now()
 
     def _observed(self, host: str) -> None:
         """Bound to every interface, we learn from others what our address is."""
@@ -434,6 +453,9 @@ class Overlay:
                 "reason": self._reachability.reason,
                 "confirmed_by": [short(node_id) for node_id in self._reachability.confirmed_by],
             },
+            "mapping": None
+            if self._mapping is None
+            else {"address": str(self._mapping.address or ""), "reason": self._mapping.reason},
         }
 
 

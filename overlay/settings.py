@@ -6,7 +6,7 @@ generated from them.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,13 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         bool,
         Meta(description="True where nobody can connect to this node: it trains, but never owns a shard."),
     ] = False
+    nat: Annotated[
+        Literal["off", "auto"],
+        Meta(
+            description='"auto" asks the router by UPnP to forward the port, and gives it back on leaving; needs '
+            '`pip install "p2pnode[nat]"`.',
+        ),
+    ] = "off"
 
 
 class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -135,6 +135,21 @@ def _network(config: Config) -> list[Problem]:
                 "give the IP address under which other nodes reach this one, or leave it empty",
             )
         )
+    if node.nat == "auto" and is_loopback(node.host):
+        found.append(
+            Problem(
+                f'node.nat = "auto" with node.host = {node.host}: what listens on this machine alone needs no port',
+                'set node.host = "0.0.0.0", or node.nat = "off"',
+            )
+        )
+    if node.nat == "auto" and (node.advertise or node.client_only):
+        other = "node.client_only" if node.client_only else "node.advertise"
+        found.append(
+            Problem(
+                f'node.nat = "auto" and {other} contradict each other',
+                "let the router be asked for an address, or say yourself how others reach this node, not both",
+            )
+        )
     if not is_literal(status.host) and status.host != "localhost":
         found.append(
             Problem(

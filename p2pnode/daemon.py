@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import ipaddress
 import os
 import signal
 import sys
@@ -15,8 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from overlay.doors import Disk, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay import sockets_gateway
+from overlay.doors import Disk, Entropy, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
 from overlay.identity import UnreadableIdentity, load_identity
+from overlay.mapping import Gateway
 from overlay.sockets import SocketTransport
 from overlay.swarm_key import KeyRing
 from overlay.transport import Address, PortInUse, Transport
@@ -24,7 +27,7 @@ from p2pnode import logs, token_file
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config import Config
 from p2pnode.config_rules import is_loopback
-from p2pnode.errors import ExitCode, UserError, state_directory_unusable
+from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.events import EventLog, EventRing
 from p2pnode.loop_delay import LoopDelay
 from p2pnode.node import Doors, Node
@@ -37,6 +40,8 @@ from training.supervisor import ProcessTrainer
 from training.trainer_door import Trainer
 
 LOCK_FILE = "lock"
+#: Where ours is taken, another one of these is asked for: neither well known nor handed out to clients by most systems.
+OUTSIDE_PORTS = (10000, 32768)
 
 
 def run(config: Config, *, command: list[str] | None = None) -> int:
@@ -45,6 +50,8 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
     Raises `UserError` for everything the user can mend.
     """
     folder = config.state_folder
+    if config.node.nat == "auto" and not sockets_gateway.is_installed():
+        raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
     keys = find_keys(config, os.environ, own_input())
     with _state_folder(folder):
         main = _main(config, folder, command, keys)
@@ -101,6 +108,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         make_trainer=make_trainer,
         state_path=folder,
         available_memory=available_memory_bytes,
+        gateway=_gateway(config, entropy),
     )
     node = Node(config, doors)
     _leave_on_signals(node)
@@ -130,6 +138,14 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         await server.stop()
         workers.close()
     return ExitCode.OK
+
+
+def _gateway(config: Config, entropy: Entropy) -> Gateway | None:
+    """The router in front of us, where the user wants it to be asked."""
+    if config.node.nat == "off":
+        return None
+    source = "" if ipaddress.ip_address(config.node.host).is_unspecified else config.node.host
+    return sockets_gateway.UpnpGateway(lambda: entropy.random.randrange(*OUTSIDE_PORTS), source=source)
 
 
 def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node, token_path: Path) -> None:

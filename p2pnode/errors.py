@@ -64,3 +64,12 @@ def state_directory_unusable(folder: object, error: Exception) -> UserError:
         hint="check its permissions and free space, or name another one with --state-dir or node.state_dir",
         exit_code=ExitCode.STATE_DIRECTORY,
     )
+
+
+def package_missing(setting: str, package: str, extra: str) -> UserError:
+    """For a setting that needs an optional package."""
+    return UserError(
+        f"{setting} needs the package {package}, which is not installed",
+        hint=f'install it with: pip install "p2pnode[{extra}]"',
+        exit_code=ExitCode.CONFIGURATION,
+    )

@@ -15,6 +15,7 @@ from typing import Literal
 from overlay.doors import Clock, Disk, Entropy, Log, Workers
 from overlay.identity import UnreadableIdentity, keep_incarnation, load_identity, next_incarnation
 from overlay.ids import short
+from overlay.mapping import Gateway
 from overlay.node import NotThisSwarm, Overlay
 from overlay.peers import Activity, Contact, PeerChange
 from overlay.transport import Transport, TransportError
@@ -68,6 +69,8 @@ class Doors:
     state_path: Path | None = None
     #: Bytes this process may still take; None where nobody can tell.
     available_memory: Callable[[], int | None] = lambda: None
+    #: The router in front of us, where it shall be asked to let others in.
+    gateway: Gateway | None = None
 
 
 class Node:
@@ -95,6 +98,7 @@ class Node:
             entropy=doors.entropy,
             disk=doors.disk,
             log=doors.log,
+            gateway=doors.gateway,
         )
         try:
             self.barrier = make_barrier(config.barrier)

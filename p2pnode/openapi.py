@@ -94,6 +94,7 @@ OVERLAY = {
     "description": "Counters and sizes; the counters by name.",
     "properties": {
         "reachable": REACHABLE,
+        "mapping": maybe(record({"address": TEXT, "reason": TEXT})),
         "round_trip_ms": maybe(NUMBER),
         "lookup": maybe(record({"ms": NUMBER, "rounds": NUMBER, "queries": NUMBER})),
         "sampling": record(

@@ -274,18 +274,7 @@ class Report:
                     "raise swarm.ids_per_address on all nodes where they share one behind a NAT",
                 )
             )
-        reachable, port = overlay["reachable"], node.overlay.address.port
-        if reachable["reason"] and not reachable["reached"] and not node.config.node.client_only:
-            findings.append(
-                _finding(
-                    "warning",
-                    f"your port {port} cannot be reached from outside: {reachable['reason']}. This node trains and "
-                    "learns, and owns nothing",
-                    f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its "
-                    'firewall; (2) set node.nat = "auto", if your router speaks UPnP; (3) leave it so, and set '
-                    "node.client_only = true",
-                )
-            )
+        findings += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
         if node.progress.stalled:
             findings.append(_finding("error", "the trainer does not move", "see trainer.log in the state directory"))
         exchange = node.exchange
@@ -296,6 +285,29 @@ class Report:
         if waiting is not None and node.doors.clock.monotonic() - waiting.since > 10:
             findings.append(_finding("warning", f"waiting for {short(waiting.slowest)}", "see /peers"))
         return findings
+
+
+def _unreached(overlay: dict[str, Any], port: int, *, meant: bool) -> list[dict[str, str]]:
+    """The port that nobody reaches, unless that is `meant`; and the router that does not open it."""
+    reachable, mapping = overlay["reachable"], overlay["mapping"]
+    if meant or reachable["reached"]:
+        return []
+    if not reachable["reason"]:  # not found out yet
+        unopened = mapping is not None and mapping["reason"]
+        return [_finding("warning", f"no port was opened in the router: {unopened}", "see the log")] if unopened else []
+    what = f"your port {port} cannot be reached from outside: {reachable['reason']}."
+    if mapping is None:
+        second = 'set node.nat = "auto", if your router speaks UPnP'
+    else:
+        second = f"allow UPnP in your router ({mapping['reason'] or 'it has opened ' + mapping['address']})"
+    return [
+        _finding(
+            "warning",
+            f"{what} This node trains and learns, and owns nothing",
+            f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its firewall; "
+            f"(2) {second}; (3) leave it so, and set node.client_only = true",
+        )
+    ]
 
 
 def _finding(level: str, what: str, do: str) -> dict[str, str]:

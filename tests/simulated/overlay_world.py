@@ -8,6 +8,7 @@ from contextvars import copy_context
 from typing import Any
 
 from overlay.identity import load_identity, next_incarnation
+from overlay.mapping import Gateway
 from overlay.node import Overlay
 from overlay.peers import Activity, PeerChange
 from overlay.sealed_transport import SealedTransport
@@ -72,6 +73,7 @@ class OverlayWorld:
         host: str | None = None,
         run: str | None = None,
         keys: KeyRing | None = None,
+        gateway: Gateway | None = None,
         **node: object,
     ) -> Overlay:
         """A node that is not started yet, on its own disk (the old one, if it ran before)."""
@@ -103,6 +105,7 @@ class OverlayWorld:
             entropy=entropy,
             disk=disk,
             log=log,
+            gateway=gateway,
         )
         overlay._protocol.fragile = True
         self.nodes[number] = overlay
@@ -111,14 +114,14 @@ class OverlayWorld:
             overlay.on_change(lambda change: seen.append((self.clock.monotonic(), change)))
         return overlay
 
-    async def found(self, number: int = 0, **node: object) -> Overlay:
+    async def found(self, number: int = 0, **node: Any) -> Overlay:
         overlay = self.make(number, **node)
         await self._as(number, overlay.start())
         overlay.found(GENESIS)
         overlay.announce(activity=Activity.TRAINING, step_seconds=60.0)
         return overlay
 
-    async def join(self, number: int, *, through: Iterable[int] = (0,), **node: object) -> Overlay:
+    async def join(self, number: int, *, through: Iterable[int] = (0,), **node: Any) -> Overlay:
         overlay = self.make(number, **node)
         await self._as(number, overlay.start())
         await self._as(number, overlay.join([f"{address_of(other)}:{PORT}" for other in through], genesis=None))

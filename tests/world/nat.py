@@ -22,6 +22,7 @@ class Nat:
         self._ports: dict[tuple[Address, Address | None], int] = {}
         self._inside: dict[int, Address] = {}
         self._spoken_to: dict[tuple[int, Address], bool] = {}
+        self.forwarded: dict[int, Address] = {}
 
     def outward(self, source: Address, to: Address) -> Address:
         """The public address under which a host speaks to one outside."""
@@ -36,10 +37,19 @@ class Nat:
 
     def inside(self, port: int) -> Address | None:
         """Whose port it is now."""
-        return self._inside.get(port)
+        return self.forwarded.get(port) or self._inside.get(port)
+
+    def forward(self, port: int, to: Address | None) -> None:
+        """Datagrams and streams of everybody to this port go to a host inside; None ends it."""
+        if to is None:
+            self.forwarded.pop(port, None)
+        else:
+            self.forwarded[port] = to
 
     def inward(self, port: int, source: Address) -> Address | None:
         """Where a datagram from outside goes; None where it is dropped."""
+        if port in self.forwarded:
+            return self.forwarded[port]
         return self._inside.get(port) if (port, source) in self._spoken_to else None
 
     def rebind(self) -> None:

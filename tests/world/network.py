@@ -106,6 +106,11 @@ class Network:
             if queue is not None:
                 self._changed()
 
+    def serves(self, address: Address) -> MemoryTransport | None:
+        """Who accepts streams to this address: the host, or the one a NAT forwards them to."""
+        nat = self._nats.get(address.host)
+        return self._hosts.get(address if nat is None else nat.forwarded.get(address.port, address))
+
     def host(self, address: Address) -> MemoryTransport | None:
         return self._hosts.get(address)
 
@@ -226,7 +231,7 @@ class Network:
     def answers_nothing(self, address: Address, source: Address) -> bool:
         """Connecting from `source` to this address is met with silence instead of a refusal."""
         if address.host in self._nats:
-            return True
+            return address.port not in self._nats[address.host].forwarded
         own = self._behind.get(address.host)
         hidden = own is not None and self._behind.get(source.host) is not own
         return hidden or address in self._silent or address.host in self._unreachable

@@ -295,7 +295,7 @@ class Stream:
     def _opened(self, small: tuple[Buffer, ...] | None) -> None:
         if self.network.answers_nothing(self.to, self.client.address):
             return
-        server = self.network.host(self.to)
+        server = self.network.serves(self.to)
         if server is None or server.on_request is None:
             self.down.send(self._failed, TransportError("refused", self.to, "refused the connection: nobody listens"))
             return

@@ -1,0 +1,176 @@
+"""A port that the router opens for a node: announced, renewed, lost, found again, given back; and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import pairwise
+from typing import Any
+
+from overlay.mapping import LEASE_S, REMOVE_S, GatewayFailed, Mapped
+from overlay.transport import Address
+from tests.simulated.overlay_world import PORT, OverlayWorld, address_of
+from tests.world.loop import VirtualLoop
+from tests.world.nat import Nat
+
+PUBLIC = "93.184.216.34"
+#: What the router grants, less than it is asked for.
+GRANTED_S = 120.0
+
+
+class Router:
+    """Opens a port in a simulated NAT; `fails` says why it does not."""
+
+    def __init__(self, nat: Nat, outside: str = PUBLIC) -> None:
+        self.nat = nat
+        self.outside = outside
+        self.fails = ""
+        self.hangs = False
+        self.opened: list[float] = []
+        self.closed = 0
+
+    async def open(self, internal: Address, lease_s: float) -> Mapped:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.fails:
+            raise GatewayFailed(self.fails)
+        self.opened.append(asyncio.get_running_loop().time())
+        self.nat.forward(9000, internal)
+        assert lease_s == LEASE_S
+        return Mapped(Address(self.outside, 9000), GRANTED_S)
+
+    async def close(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        self.closed += 1
+        self.nat.forward(9000, None)
+
+
+def play(story: Coroutine[Any, Any, Any]) -> None:
+    VirtualLoop().run(story, limit_s=36000)
+
+
+async def behind(seed: int) -> tuple[OverlayWorld, Nat, Router]:
+    world = OverlayWorld(seed=seed)
+    nat = Nat(PUBLIC)
+    world.network.behind(nat, address_of(9))
+    await world.raise_swarm(3)
+    return world, nat, Router(nat)
+
+
+def test_a_mapped_node_is_reached_and_owns() -> None:
+    """It announces the router's address, is dialled back there and becomes eligible; all know it there, streams reach
+    it; the lease is renewed at its half; leaving gives the port back."""
+
+    async def story() -> None:
+        world, _, router = await behind(81)
+        node = await world.join(9, gateway=router)
+        await world.until(lambda: node.beat.eligible, 30.0, "it is eligible")
+        home = Address(PUBLIC, 9000)
+        assert node.address == home
+        others = [world.nodes[number] for number in range(3)]
+        await world.until(
+            lambda: all((c := other.contact(node.node_id)) and c.address == home for other in others),
+            20.0,
+            "known there",
+        )
+        contact = others[0].contact(node.node_id)
+        assert contact is not None
+        async with others[0].request(contact, "dialback", b"", timeout_s=5.0):
+            pass
+        await asyncio.sleep(GRANTED_S)
+        pauses = [round(later - earlier, 3) for earlier, later in pairwise(router.opened)]
+        assert len(pauses) >= 2
+        assert set(pauses) == {GRANTED_S / 2}
+        await node.leave()
+        await node.stop()
+        assert router.closed == 1
+        assert [record.event for record in world.records if "port_mapping" in record.event] == ["port_mapping_removed"]
+        del world.nodes[9]
+        await world.stop()
+
+    play(story())
+
+
+def test_a_router_that_opens_a_port_late() -> None:
+    """Refused at first, and known as one behind a NAT: when the router gives in, all move to the address it opened."""
+
+    async def story() -> None:
+        world, _, router = await behind(82)
+        router.fails = "refused AddPortMapping: 606"
+        node = await world.join(9, gateway=router)
+        others = [world.nodes[number] for number in range(3)]
+        await world.until(lambda: all(node.node_id in other.peers for other in others), 20.0, "it is known")
+        await asyncio.sleep(60)
+        assert not node.beat.eligible
+        assert node.report()["mapping"] == {"address": "", "reason": router.fails}
+        said = [record for record in world.records if record.event == "port_not_mapped"]
+        assert len(said) == 1, "said once, not at every try"
+        router.fails = ""
+        await world.until(lambda: node.beat.eligible, 700.0, "it is eligible")
+        await world.until(
+            lambda: all((c := other.contact(node.node_id)) and c.address == Address(PUBLIC, 9000) for other in others),
+            30.0,
+            "all know it at its new address",
+        )
+        assert not [record for record in world.records if record.event == "peer_dead"]
+        await world.stop()
+
+    play(story())
+
+
+def test_a_mapping_that_is_lost_is_an_event_and_not_the_end() -> None:
+    """The router forgets and refuses: the node is not eligible any more, lives on, and comes back with the mapping."""
+
+    async def story() -> None:
+        world, nat, router = await behind(83)
+        node = await world.join(9, gateway=router)
+        await world.until(lambda: node.beat.eligible, 30.0, "it is eligible")
+        router.fails = "no router in the local network answers to UPnP"
+        nat.forward(9000, None)
+        nat.rebind()
+        await world.until(lambda: not node.beat.eligible, GRANTED_S, "it finds out")
+        assert [record for record in world.records if record.event == "port_mapping_lost"]
+        others = [world.nodes[number] for number in range(3)]
+        await asyncio.sleep(30)
+        assert all(node.node_id in other.peers for other in others)
+        router.fails = ""
+        await world.until(lambda: node.beat.eligible, 1500.0, "it is back")
+        await world.stop()
+
+    play(story())
+
+
+def test_a_router_behind_another_nat_is_not_believed() -> None:
+    """An outside address that nobody outside can dial is not announced, and said."""
+
+    async def story() -> None:
+        world, _, router = await behind(84)
+        router.outside = "100.64.3.1"
+        node = await world.join(9, gateway=router)
+        await asyncio.sleep(30)
+        assert node.address == Address(address_of(9), PORT)
+        assert "behind another NAT" in node.report()["mapping"]["reason"]
+        await world.stop()
+
+    play(story())
+
+
+def test_a_router_that_hangs_holds_nobody() -> None:
+    """Neither the join nor the leave waits for it longer than its second."""
+
+    async def story() -> None:
+        world, _, router = await behind(85)
+        router.hangs = True
+        began = world.clock.monotonic()
+        node = await world.join(9, gateway=router)
+        assert world.clock.monotonic() - began < 5.0
+        await asyncio.sleep(10)
+        began = world.clock.monotonic()
+        await node.leave()
+        await node.stop()
+        assert world.clock.monotonic() - began < REMOVE_S + 0.5
+        del world.nodes[9]
+        await world.stop()
+
+    play(story())
