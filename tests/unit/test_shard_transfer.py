@@ -43,7 +43,7 @@ def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, Sh
     async def receive() -> dict[int, ShardState]:
         reader = FrameReader(stream(body))
         found = {head.shard: await transfer.read_state(reader, head, into) for head in decode(payload, State).states}
-        assert await reader.next() is None
+        assert await reader.header() is None
         return found
 
     return asyncio.run(receive())
