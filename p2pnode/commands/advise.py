@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from training.simulation.advice import Advice, Measured, Prediction
 
 
+#: Below so many workers there is nobody to wait for.
+LEAST_WORKERS = 1.5
+#: Fewer measured steps than this say little about the slow ones among them.
+ENOUGH_STEPS = 30
+
+
 def advise(
     address: Annotated[
         str, typer.Option("--from", metavar="URL", help="HTTP API of a node of the swarm, as http://127.0.0.1:8080.")
@@ -43,6 +49,7 @@ def advise(
     except ValueError as error:
         raise UserError(f"--from: {error}", "write --from http://127.0.0.1:8080", ExitCode.USAGE) from None
     status, steps, peers = client.status(), client.steps(1000), client.peers()
+    _require_measured(status, steps, bare)
     try:
         measured = _measured(status, steps, peers, bare)
         with progress_bar("simulating the candidates") as shown:
@@ -52,8 +59,26 @@ def advise(
     if as_json:
         say(json.dumps({"schema": 1, **asdict_advice(found)}, indent=2))
     else:
-        say(advice_text(found, keep))
+        say(advice_text(found, keep, len(measured.trace_s)))
     return 0
+
+
+def _require_measured(status: dict[str, Any], steps: list[Any], address: str) -> None:
+    """Raises `UserError` where there is nothing to go by yet, or nobody to wait for."""
+    if not any(isinstance(row, dict) and row.get("train_seconds") for row in steps):
+        state = str(status.get("state", "")).replace("_", " ")
+        message = f"the node at {address} has made no step yet" + (f": it is {state}" if state else "")
+        hint = "ask again when it has trained for some dozens of steps, or ask a node that trains"
+        raise UserError(message, hint, ExitCode.USAGE)
+    if _workers(status) < LEAST_WORKERS:
+        message = f"the node at {address} trains alone: a barrier waits for others, and there are none"
+        hint = "ask again when a second node has joined; before that, p2pnode simulate --nodes N --steps trace:FILE"
+        raise UserError(message, hint, ExitCode.USAGE)
+
+
+def _workers(status: dict[str, Any]) -> float:
+    population = status["population"]
+    return float(population.get("workers", population["estimate"]))
 
 
 def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, Any]], source: str) -> Measured:
@@ -64,8 +89,7 @@ def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, An
     trace_s = seconds_of(steps, f"{source}/steps")
     own = float(status["training"]["step_seconds"] or 0.0)
     medians = [own, *(float(peer.get("step_seconds", 0.0)) for peer in peers if peer["state"] == "training")]
-    workers = float(status["population"].get("workers", status["population"]["estimate"]))
-    return Measured(trace_s, tuple(medians), workers)
+    return Measured(trace_s, tuple(medians), _workers(status))
 
 
 def _present(status: dict[str, Any]) -> BarrierSettings | None:
@@ -109,8 +133,8 @@ def asdict_advice(found: Advice) -> dict[str, Any]:
     }
 
 
-def advice_text(found: Advice, keep: float) -> str:
-    """A table of the candidates and the lines for node.toml."""
+def advice_text(found: Advice, keep: float, steps: int) -> str:
+    """A table of the candidates, the choice in a sentence, and the lines for node.toml."""
     from p2pnode.tables import columns
 
     rows = [
@@ -129,15 +153,42 @@ def advice_text(found: Advice, keep: float) -> str:
     about = f"{found.nodes} nodes, " + (
         f"{100 * slow.share:.0f} % of them {slow.factor:.1f} times slower" if slow.share else "none of them slow"
     )
+    few = "" if steps >= ENOUGH_STEPS else f"; these are few: ask again after {ENOUGH_STEPS}"
     barrier = found.choice.barrier
     return "\n".join(
         [
-            f"simulated on the step times measured: {about}",
+            f"simulated on {steps} measured steps of this node: {about}{few}",
             columns(heads, rows),
-            f"recommended: {found.choice.name}, the closest together of those that keep {100 * keep:.0f} % of asp",
+            f"recommended: {_in_words(found.choice)}.",
+            f"Of the barriers that keep {100 * keep:.0f} % of asp's steps it holds the nodes closest together.",
+            *_beside_present(found),
+            "In node.toml of every node, which then starts again:",
             "[barrier]",
             f'method = "{barrier.method}"',
             f"sample = {barrier.sample}",
             f"staleness = {barrier.staleness}",
         ]
     )
+
+
+def _in_words(prediction: Prediction) -> str:
+    return (
+        f"{prediction.name}, {prediction.steps_per_s:.3g} steps a second per node "
+        f"({100 * prediction.progress:.0f} % of asp), "
+        f"nodes {prediction.spread_steps:.1f} steps apart (standard deviation)"
+    )
+
+
+def _beside_present(found: Advice) -> list[str]:
+    """What the swarm would gain or lose."""
+    present = found.present
+    if present is None:
+        return []
+    if present.barrier == found.choice.barrier:
+        return ["This is what it runs now: nothing to change."]
+    pace = found.choice.steps_per_s / present.steps_per_s - 1
+    return [
+        f"As it runs now ({present.barrier.method}): {present.steps_per_s:.3g} steps a second, nodes "
+        f"{present.spread_steps:.1f} steps apart; the change makes it {abs(100 * pace):.0f} % "
+        f"{'faster' if pace >= 0 else 'slower'}."
+    ]
