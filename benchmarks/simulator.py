@@ -49,15 +49,18 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     events = run["updates"] * (1 + run["tests_per_step"])
     series = [
         Series("simulate, 1,000 nodes × 400 s, pbsp β = 10 every 0.1", "s", [one["seconds"] for one in warm], "≤ 2"),
+        Series("its processor time", "s", [one["cpu_seconds"] for one in warm]),
         Series("the same, the first time ever: numba compiles", "s", [cold["seconds"]]),
         Series("simulate, 10⁶ nodes × 100 steps, pssp every 0.1", "s", [million["seconds"]], "≤ 120",
-               {"mean_steps": run["mean_steps"], "events": events, "cpu_seconds": million["cpu_seconds"]}),
-        Series("its events per second", "M/s", [events / million["seconds"] / 1e6]),
+               {"mean_steps": run["mean_steps"], "events": events}),
+        Series("its processor time, one core", "s", [million["cpu_seconds"]]),
+        Series("its events per second of processor time", "M/s", [events / million["cpu_seconds"] / 1e6]),
         Series("its memory", "GB", [million["most_bytes"] / 1e9], "≤ 4"),
         Series("events per second over SimPy's, 1,000 nodes, pssp every 0.1", "", ratios, "≥ 20", details),
     ]  # fmt: skip
     conditions = (
-        "commands as whole processes, the compiled code cached; an event is a completed step or a test of a barrier; "
+        "commands as whole processes, the compiled code cached; processor time beside wall time, which load "
+        "makes longer; an event is a completed step or a test of a barrier; "
         "SimPy: a process per node, random.sample, the same predicate"
     )
     return Outcome("simulator", conditions, series)
@@ -85,7 +88,7 @@ def _command(options: Sequence[str], environment: dict[str, str]) -> dict[str, A
 
 
 def _beside_simpy(repetitions: int) -> tuple[list[float], dict[str, Any]]:
-    """Events per second of ours over SimPy's, taking turns in this process."""
+    """Events per second of processor time, ours over SimPy's, taking turns in this process."""
     ratios, rates, means = [], [], []
     plan = Plan(
         nodes=SIMPY_NODES,
@@ -97,9 +100,9 @@ def _beside_simpy(repetitions: int) -> tuple[list[float], dict[str, Any]]:
     )
     simulate(plan)
     for seed in range(repetitions):
-        began = time.perf_counter()
+        began = time.process_time()
         run = simulate(plan)
-        ours = run.events / (time.perf_counter() - began)
+        ours = run.events / (time.process_time() - began)
         theirs, mean = _simpy(seed)
         ratios.append(ours / theirs)
         rates.append((round(ours), round(theirs)))
@@ -131,6 +134,6 @@ def _simpy(seed: int) -> tuple[float, float]:
 
     for number in range(SIMPY_NODES):
         world.process(node(number))  # type: ignore[arg-type]
-    began = time.perf_counter()
+    began = time.process_time()
     world.run(until=SIMPY_DURATION_S)
-    return events / (time.perf_counter() - began), sum(steps) / SIMPY_NODES
+    return events / (time.process_time() - began), sum(steps) / SIMPY_NODES

@@ -18,18 +18,8 @@ import math
 import numpy as np
 from numba import njit
 
-from training.simulation.kernel import QUERIES, TESTS, UPDATES, let_go
-from training.simulation.kernel_parts import (
-    AT,
-    BLOCKED,
-    COMPLETED,
-    insert,
-    keep_moment,
-    most_laggards,
-    pop,
-    step_seconds,
-    uniform,
-)
+from training.simulation.kernel import QUERIES, TESTS, UPDATES, let_go, next_event, note_completion, raised
+from training.simulation.kernel_parts import AT, BLOCKED, insert, most_laggards, step_seconds, uniform
 
 #: Below this logarithm the chance that nobody passes is no normal number.
 LEAST_LOG = -600.0
@@ -87,7 +77,7 @@ def binomial(words, count, chance):
     return passed
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def advance(
     budget,
     scalars,
@@ -123,28 +113,18 @@ def advance(
     day, lowest, queued, moment, highest = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     ended = False
     while totals[UPDATES] < last_update:
-        node, day = pop(day, last_day, whole, reals, head, per_s)
-        now = np.inf
-        if node >= 0 and reals[node, AT] <= duration_s:
-            now = reals[node, AT]
-        while moment < moments_s.size and moments_s[moment] < now:
-            keep_moment(kept, moment, steps)
-            moment += 1
-        if now == np.inf:
+        node, day, moment = next_event(
+            day, last_day, duration_s, whole, reals, head, per_s, moment, moments_s, kept, steps
+        )
+        if node < 0:
             ended = True
             break
+        now = reals[node, AT]
         steps[node] += 1
         step = steps[node]
-        reals[node, COMPLETED] = now
-        if keep_trace:
-            trace_s[totals[UPDATES]] = now
-            trace_node[totals[UPDATES]] = node
-        totals[UPDATES] += 1
-        levels[step - 1] -= 1
-        levels[step] += 1
         highest = max(highest, step)
-        while levels[lowest] == 0:
-            lowest += 1
+        note_completion(node, node, now, reals, totals, trace_s, trace_node, keep_trace)
+        lowest = raised(levels, step, lowest)
         whole[node, BLOCKED] = 1
         blocked[queued] = node
         queued += 1
@@ -171,7 +151,7 @@ def advance(
                 blocked[place] = blocked[queued]
                 let_go(free, now, whole, reals, totals, squares, gaps, keep_trace)
                 seconds = step_seconds(
-                    free, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
+                    free, free, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
                 )
                 insert(free, now + seconds, whole, reals, head, per_s)
     scalars[0], scalars[1], scalars[2], scalars[3], scalars[4] = day, lowest, queued, moment, highest

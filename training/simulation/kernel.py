@@ -5,6 +5,7 @@ delay, biased samplers, custom barriers, and held samples with a quantile. Its b
 tests prove it equal to `training.barriers` on every small case, and whole histories equal event by event.
 """
 # numba types these functions, not mypy: machine words and bare arrays would only be casts to it.
+# `_nrt=False`: what makes no array needs no counted references, which took half of the time. Same histories.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from training.simulation.kernel_parts import (
     renew,
     sample_passes,
     step_seconds,
-    uniform,
 )
 
 #: Disciplines, in the order of `plan.DISCIPLINES`.
@@ -55,7 +55,42 @@ def let_go(node, now, whole, reals, totals, squares, gaps, keep_trace):
     totals[PASSES] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
+def next_event(day, last_day, duration_s, whole, reals, head, per_s, moment, moments_s, kept, steps):
+    """The node of the next event or −1 at the end of the run, the day it was found on, and the next moment to keep."""
+    node, day = pop(day, last_day, whole, reals, head, per_s)
+    now = np.inf
+    if node >= 0 and reals[node, AT] <= duration_s:
+        now = reals[node, AT]
+    else:
+        node = -1
+    while moment < moments_s.size and moments_s[moment] < now:
+        keep_moment(kept, moment, steps)
+        moment += 1
+    return node, day, moment
+
+
+@njit(cache=True, inline="always")
+def note_completion(row, node, now, reals, totals, trace_s, trace_node, keep_trace):
+    """The node whose state stands in `row` has completed a step: what is kept of that."""
+    reals[row, COMPLETED] = now
+    if keep_trace:
+        trace_s[totals[UPDATES]] = now
+        trace_node[totals[UPDATES]] = node
+    totals[UPDATES] += 1
+
+
+@njit(cache=True, inline="always")
+def raised(levels, step, lowest):
+    """One node more has completed `step` steps, one less the number before; the lowest number there is now."""
+    levels[step - 1] -= 1
+    levels[step] += 1
+    while levels[lowest] == 0:
+        lowest += 1
+    return lowest
+
+
+@njit(cache=True, _nrt=False)
 def begin(words, origins, pool, finding, head, per_s, model, slow):
     """Streams, pools, and the first step of every node."""
     kind, first, second, shift, trace = model
@@ -71,12 +106,12 @@ def begin(words, origins, pool, finding, head, per_s, model, slow):
                 pool[node, place] = find(node, words.shape[0], finding)
     for node in range(words.shape[0]):
         seconds = step_seconds(
-            node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
+            node, node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
         )
         insert(node, seconds, whole, reals, head, per_s)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def advance(
     budget,
     scalars,
@@ -93,7 +128,6 @@ def advance(
     lag,
     quantile,
     beta,
-    chances,
     self_sampled,
     repoll_s,
     every_s,
@@ -108,9 +142,8 @@ def advance(
 ):
     """Go on for `budget` completions; True at the end of the run. `compiled.Compiled` says what goes in.
 
-    `chances` float64[others + 1], where it is longer than 1, is the chance of a sample to pass by the number of
-    laggards (`grouped.pass_chances`): then nobody is drawn. Arrays that grow are made longer between two calls: one
-    that is replaced within the loop costs a counted reference per turn, and that is half of the time.
+    Arrays that grow are made longer between two calls: one that is replaced within the loop costs a counted reference
+    per turn, and that is half of the time.
     """
     nodes = steps.size
     kind, first, second, shift, trace = model
@@ -123,7 +156,6 @@ def advance(
     keep_trace = trace_s.size > 1
     pooled = pool.shape[0] == nodes
     told = samples and discipline in (EVENT, HOLD)
-    by_chance = chances.size > 1
     holding = told and discipline == HOLD and not complete
     allowed = most_laggards(nodes - 1, quantile)
     last_day = int(duration_s * per_s)
@@ -132,32 +164,23 @@ def advance(
     ended = False
 
     while totals[UPDATES] < last_update:
-        node, day = pop(day, last_day, whole, reals, head, per_s)
-        now = np.inf
-        if node >= 0 and reals[node, AT] <= duration_s:
-            now = reals[node, AT]
-        while moment < moments_s.size and moments_s[moment] < now:
-            keep_moment(kept, moment, steps)
-            moment += 1
-        if now == np.inf:
+        node, day, moment = next_event(
+            day, last_day, duration_s, whole, reals, head, per_s, moment, moments_s, kept, steps
+        )
+        if node < 0:
             ended = True
             break
 
+        now = reals[node, AT]
         rose = False
         finished = whole[node, BLOCKED] == 0
         if finished:
             steps[node] += 1
-            reals[node, COMPLETED] = now
-            if keep_trace:
-                trace_s[totals[UPDATES]] = now
-                trace_node[totals[UPDATES]] = node
-            totals[UPDATES] += 1
-            if complete or by_chance:
-                levels[steps[node] - 1] -= 1
-                levels[steps[node]] += 1
-                while levels[lowest] == 0:
-                    lowest += 1
-                    rose = True
+            note_completion(node, node, now, reals, totals, trace_s, trace_node, keep_trace)
+            if complete:
+                before = lowest
+                lowest = raised(levels, steps[node], lowest)
+                rose = lowest > before
 
         if not told:
             free = True
@@ -168,10 +191,6 @@ def advance(
                     free = count_below(levels, lowest, steps[node] - lag) <= allowed
                 else:
                     totals[QUERIES] += min(beta[node], nodes - (not self_sampled))
-                if by_chance:
-                    laggards = count_below(levels, lowest, steps[node] - lag)
-                    free = uniform(words, node, SAMPLES) < chances[laggards]
-                elif not complete:
                     if pooled:
                         renew(node, now, every_s, pool, oldest, renewed_s, finding, nodes)
                     barred = -1 if self_sampled or pooled else node
@@ -181,7 +200,7 @@ def advance(
             if free:
                 let_go(node, now, whole, reals, totals, squares, gaps, keep_trace)
                 seconds = step_seconds(
-                    node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
+                    node, node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
                 )
                 insert(node, now + seconds, whole, reals, head, per_s)
             else:
@@ -215,6 +234,7 @@ def advance(
                 else:
                     let_go(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
                     seconds = step_seconds(
+                        waiting,
                         waiting,
                         words,
                         kind,
@@ -254,7 +274,18 @@ def advance(
             if free:
                 let_go(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
                 seconds = step_seconds(
-                    waiting, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
+                    waiting,
+                    waiting,
+                    words,
+                    kind,
+                    first,
+                    second,
+                    shift,
+                    trace,
+                    slow_count,
+                    slow_share,
+                    slow_factor,
+                    transient,
                 )
                 insert(waiting, now + seconds, whole, reals, head, per_s)
             else:

@@ -50,13 +50,17 @@ def uniform(words, node, column):
     return (mixed(words[node, column]) >> _S11) * _UNIT
 
 
+@njit(cache=True, inline="always")
+def begin_stream(origin, node):
+    """Where the stream of a node begins."""
+    return mixed(np.uint64(origin) + np.uint64(node + 1) * _GAMMA)
+
+
 @njit(cache=True)
 def begin_streams(words, column, origin):
     """Set the stream of every row to where it begins."""
-    at = np.uint64(origin)
     for node in range(words.shape[0]):
-        at += _GAMMA
-        words[node, column] = mixed(at)
+        words[node, column] = begin_stream(origin, node)
 
 
 @njit(cache=True)
@@ -85,20 +89,20 @@ def gamma(words, node, shape):
 
 
 @njit(cache=True)
-def step_seconds(node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient):
-    """One step's seconds. Bare numbers, because tuples of arrays are counted references at every call."""
+def step_seconds(row, node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient):
+    """One step's seconds, from the stream in a row. Bare numbers: tuples of arrays are counted references per call."""
     if kind == EXP:
-        seconds = shift + first * -math.log(1.0 - uniform(words, node, DURATIONS))
+        seconds = shift + first * -math.log(1.0 - uniform(words, row, DURATIONS))
     elif kind == GAMMA_KIND:
-        seconds = shift + second * gamma(words, node, first)
+        seconds = shift + second * gamma(words, row, first)
     elif kind == LOGNORMAL:
-        seconds = shift + math.exp(first + second * normal(words, node))
+        seconds = shift + math.exp(first + second * normal(words, row))
     elif kind == TRACE:
-        seconds = shift + trace[int(uniform(words, node, DURATIONS) * trace.size)]
+        seconds = shift + trace[int(uniform(words, row, DURATIONS) * trace.size)]
     else:
         seconds = shift + first
     if transient:
-        if uniform(words, node, DURATIONS) < slow_share:
+        if uniform(words, row, DURATIONS) < slow_share:
             seconds *= slow_factor
     elif node < slow_count:
         seconds *= slow_factor

@@ -14,6 +14,7 @@ from training.simulation.compiled import Compiled
 from training.simulation.engine import Engine, Observer
 from training.simulation.outcome import Outcome
 from training.simulation.plan import Plan
+from training.simulation.slices import Sliced
 
 EngineName = Literal["auto", "compiled", "grouped", "reference"]
 
@@ -47,6 +48,8 @@ def simulate(
     if engine != "reference" and not reason:
         pays = plan.discipline == "event" or plan.nodes >= GROUPED_FROM
         grouped = engine == "grouped" or (engine == "auto" and pays and not why_not_grouped(plan))
+        if grouped and plan.discipline == "repoll":
+            return Sliced(plan, moments_s, keep_trace=keep_trace).run(progress)
         return Compiled(plan, moments_s, keep_trace=keep_trace, grouped=grouped).run(progress)
     return Engine(plan, moments_s=moments_s, keep_trace=keep_trace, observer=observer, progress=progress).run()
 
