@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 from benchmarks.daemons import DEADLINE_S, Daemon, daemons, status
 from benchmarks.record import NotMeasured, Outcome, Series
@@ -26,6 +27,26 @@ DURATION_S = 90.0
 REPOLL_S = 0.1
 LOOKS = 12
 SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What both sides are given. `looks` at the second half: at one moment the spread is a whole number or two."""
+
+    nodes: int
+    duration_s: float
+    step_s: float
+    repoll_s: float
+    seed: int
+    looks: int
+
+    @property
+    def looks_s(self) -> list[float]:
+        """Seconds after the beginning."""
+        return [self.duration_s * (0.5 + 0.5 * look / self.looks) for look in range(1, self.looks + 1)]
+
+
+RUN = Run(NODES, DURATION_S, STEP_S, REPOLL_S, SEED, LOOKS)
 BARRIERS: tuple[tuple[BarrierMethod, int, int], ...] = (("asp", 0, 0), ("bsp", 0, 0), ("pbsp", 5, 0), ("pssp", 5, 2))
 
 
@@ -34,7 +55,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:  # noqa: ARG001
     for method, sample, staleness in BARRIERS:
         barrier = BarrierSettings(method=method, sample=sample, staleness=staleness, resample_s=REPOLL_S)
         mean, spread, waited_s = _real(barrier)
-        expected_mean, expected_spread = _simulated(barrier)
+        expected_mean, expected_spread = simulated(barrier, RUN)
         details = {"real": [mean, spread], "simulated": [expected_mean, expected_spread], "start_s": waited_s}
         print(f"  {method}: {details}", file=sys.stderr, flush=True)
         off_mean = 100 * abs(mean / expected_mean - 1)
@@ -78,8 +99,8 @@ def _real(barrier: BarrierSettings) -> tuple[float, float, float]:
         ahead = statistics.fmean(_steps(nodes))
         spreads = []
         steps: list[int] = []
-        for look in range(1, LOOKS + 1):
-            time.sleep(max(0.0, started + DURATION_S * (0.5 + 0.5 * look / LOOKS) - time.monotonic()))
+        for look_s in RUN.looks_s:
+            time.sleep(max(0.0, started + look_s - time.monotonic()))
             steps = _steps(nodes)
             spreads.append(statistics.pstdev(steps))
         took_s = time.monotonic() - started
@@ -115,16 +136,16 @@ def _steps(nodes: list[Daemon]) -> list[int]:
     return [int(answer["step"]) for answer in answers if answer is not None]
 
 
-def _simulated(barrier: BarrierSettings) -> tuple[float, float]:
+def simulated(barrier: BarrierSettings, run: Run) -> tuple[float, float]:
+    """Mean completed steps at the end, and mean spread over the looks, of the simulator."""
     plan = Plan(
-        nodes=NODES,
+        nodes=run.nodes,
         barrier=barrier,
-        duration_s=DURATION_S + 1e-6,
-        steps=StepTimes("exp", STEP_S),
+        duration_s=run.duration_s + 1e-6,
+        steps=StepTimes("exp", run.step_s),
         discipline="pool",
-        repoll_s=REPOLL_S,
-        seed=SEED,
+        repoll_s=run.repoll_s,
+        seed=run.seed,
     )
-    looks = [DURATION_S * (0.5 + 0.5 * look / LOOKS) for look in range(1, LOOKS + 1)]
-    moments = simulate(plan, moments_s=looks).moments
+    moments = simulate(plan, moments_s=run.looks_s).moments
     return moments[-1].mean, statistics.fmean(moment.sd for moment in moments)

@@ -12,12 +12,11 @@ from random import Random
 
 import pytest
 
+from benchmarks.agreement import Run, simulated
 from tests.world.loop import VirtualLoop
 from tests.world.swarm import Swarm
 from tests.world.trainer import StepTime, StubTrainer
 from training.settings import BarrierMethod, BarrierSettings
-from training.simulation.plan import Plan
-from training.simulation.run import simulate
 from training.simulation.steptimes import StepTimes
 from training.simulation.streams import DURATIONS, Stream
 
@@ -27,10 +26,8 @@ NODES = 16
 #: such rule. Messages so quick that a step's few round trips are no part of it.
 STEP_S = 1.0
 DELAY_S = (0.0002, 0.001)
-DURATION_S = 80.0
 REPOLL_S = 0.1
-#: The spread is the mean of so many looks at the second half: at one moment it is a whole number or two.
-LOOKS = 20
+RUN = Run(nodes=NODES, duration_s=80.0, step_s=STEP_S, repoll_s=REPOLL_S, seed=SEED, looks=20)
 
 
 def step_times(name: str) -> StepTime:
@@ -68,9 +65,8 @@ def real(barrier: BarrierSettings) -> tuple[float, float]:
             started = statistics.fmean(record.t for record in swarm.of("training_started"))
             now = swarm.clock.monotonic() - swarm.records[-1].t + started
             spreads = []
-            for look in range(1, LOOKS + 1):
-                due = now + DURATION_S * (0.5 + 0.5 * look / LOOKS)
-                await asyncio.sleep(due - swarm.clock.monotonic())
+            for look_s in RUN.looks_s:
+                await asyncio.sleep(now + look_s - swarm.clock.monotonic())
                 steps = [host.living.progress.step for host in swarm.running()]
                 spreads.append(statistics.pstdev(steps))
             return statistics.fmean(steps), statistics.fmean(spreads)
@@ -78,22 +74,6 @@ def real(barrier: BarrierSettings) -> tuple[float, float]:
             await swarm.stop()
 
     return VirtualLoop().run(main(), limit_s=3600)
-
-
-def simulated(barrier: BarrierSettings) -> tuple[float, float]:
-    """The same of the simulator."""
-    plan = Plan(
-        nodes=NODES,
-        barrier=barrier,
-        duration_s=DURATION_S + 1e-6,
-        steps=StepTimes("exp", STEP_S),
-        discipline="pool",
-        repoll_s=REPOLL_S,
-        seed=SEED,
-    )
-    looks = [DURATION_S * (0.5 + 0.5 * look / LOOKS) for look in range(1, LOOKS + 1)]
-    moments = simulate(plan, moments_s=looks).moments
-    return moments[-1].mean, statistics.fmean(moment.sd for moment in moments)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +84,7 @@ def test_the_simulator_agrees_with_whole_nodes(method: BarrierMethod, sample: in
     print(f"seed {SEED}")
     barrier = BarrierSettings(method=method, sample=sample, staleness=staleness)
     mean, spread = real(barrier)
-    expected_mean, expected_spread = simulated(barrier)
+    expected_mean, expected_spread = simulated(barrier, RUN)
     print(f"{method}: mean {mean:.2f}, simulated {expected_mean:.2f}; spread {spread:.2f}, {expected_spread:.2f}")
 
     assert mean == pytest.approx(expected_mean, rel=0.05)
