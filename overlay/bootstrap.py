@@ -81,11 +81,14 @@ class Dialler:
         self._caller = caller
         self._twin = twin
 
-    async def dial(self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None) -> Greeted:
-        """The first node of our swarm that answers; for ever. Raises `NotThisSwarm`."""
+    async def dial(
+        self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
+    ) -> Greeted:
+        """The first node of our swarm that answers; for ever. `remembered` is asked anew for each round. Raises
+        `NotThisSwarm`."""
         pause_s = FIRST_PAUSE_S
         while True:
-            greeted, hopeless = await self._round(bootstraps, remembered, genesis)
+            greeted, hopeless = await self._round(bootstraps, remembered(), genesis)
             if greeted is not None:
                 self.attempts.clear()
                 return greeted

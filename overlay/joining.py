@@ -42,7 +42,9 @@ class Joining:
         enter: Callable[[bytes], None],
         observed: Callable[[str], None],
         arrived: Callable[[], None],
+        sighted: Callable[[], list[Address]] = list,
     ) -> None:
+        """`sighted()`: addresses that were announced in the local network."""
         self._dialler = dialler
         self._remembered = remembered
         self._membership = membership
@@ -54,6 +56,7 @@ class Joining:
         self._enter = enter
         self._observed = observed
         self._arrived = arrived
+        self._sighted = sighted
         self._bootstraps: list[str] = []
 
     @property
@@ -68,15 +71,22 @@ class Joining:
         """Where our transport is bound."""
         self._dialler.bound = address
 
-    def others(self) -> list[Address]:
+    def remembered(self) -> list[Address]:
         """Remembered addresses but our own."""
         own = self._own().address
         return [address for address in self._remembered.addresses() if address != own]
 
+    def others(self) -> list[Address]:
+        """Remembered addresses, and those sighted in the local network, but our own."""
+        own = self._own().address
+        sighted = self._sighted()
+        self._rng.shuffle(sighted)  # more of them than are dialled at once may be made up
+        return [address for address in dict.fromkeys([*self.remembered(), *sighted]) if address != own]
+
     async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
         """Dial until somebody of our swarm answers, and look around. Raises `NotThisSwarm`."""
         self._bootstraps = list(bootstraps)
-        greeted = await self._dialler.dial(self._bootstraps, self.others(), genesis)
+        greeted = await self._dialler.dial(self._bootstraps, self.others, genesis)
         self._enter(greeted.genesis)
         await self._arrive(greeted)
         through = str(greeted.contact.address)
@@ -105,7 +115,7 @@ class Joining:
                 continue
             self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
             try:
-                await self._arrive(await self._dialler.dial(self._bootstraps, others, genesis))
+                await self._arrive(await self._dialler.dial(self._bootstraps, self.others, genesis))
             except NotThisSwarm as error:
                 self._log.warning("not_this_swarm", reason=str(error))
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from overlay.identity import Identity
 from overlay.ids import short
 from overlay.joining import Joining
 from overlay.kademlia_server import SwarmServer
+from overlay.lan import Announcement, Lan, Neighbourhood
 from overlay.liveness import Action, Detector
 from overlay.lookups import Lookups
 from overlay.mapping import Gateway, Mapping
@@ -72,8 +74,9 @@ class Overlay:
         log: Log,
         settings: OverlaySettings | None = None,
         gateway: Gateway | None = None,
+        lan: Lan | None = None,
     ) -> None:
-        """`gateway`: the router that shall let others in; None leaves it alone."""
+        """`gateway`: the router that shall let others in; `lan`: announcements in the local network; None: without."""
         kademlia = settings or OverlaySettings()
         self.node_id = identity.node_id
         self.address = Address(node.host, node.port or 1)
@@ -152,6 +155,9 @@ class Overlay:
         self._discovery.candidates.own = lambda: (self._own_contact(), self._may_own())
         self._discovery.candidates.reachable = self._streams.is_reachable
         self._membership.on_change(self._on_change)
+        self._lan = lan
+        self._entered = asyncio.Event()
+        self._neighbourhood = Neighbourhood(Announcement(swarm.run, identity.node_id, node.port or 1, joined=False))
         self._bound = self.address
         self._mapping: Mapping | None = None
         if gateway is not None:
@@ -168,6 +174,7 @@ class Overlay:
             enter=self._enter,
             observed=self._observed,
             arrived=self._reachability.check_now,
+            sighted=self._neighbourhood.addresses,
         )
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -192,9 +199,37 @@ class Overlay:
         self._run("reachability", self._reachability.run)
         if self._mapping is not None:
             self._run("mapping", self._mapping.run)
+        if self._lan is not None:
+            await self._announce_in(self._lan, bound)
         self._run("remember", self._joining.keep_remembering)
         self._run("redial", self._joining.keep_connected)
         self._run("islands", self._joining.keep_whole)
+
+    async def _announce_in(self, lan: Lan, bound: Address) -> None:
+        """A network without multicast is a pity, and no reason to stay away."""
+        self._neighbourhood.own = self._neighbourhood.own._replace(port=bound.port)
+        try:
+            await lan.start(self._neighbourhood.own, bound.host, self._neighbourhood.heard)
+        except OSError as error:
+            self._log.warning("lan_discovery_failed", reason=str(error))
+            self._lan = None
+        else:
+            self._run("announce", partial(self._keep_announcing, lan))
+
+    async def _keep_announcing(self, lan: Lan) -> None:
+        """That we are in a swarm is told once, when it is so."""
+        await self._entered.wait()
+        self._neighbourhood.own = self._neighbourhood.own._replace(joined=True)
+        await lan.announce(self._neighbourhood.own)
+
+    async def somebody_near(self, *, again: bool = False) -> bool:
+        """Whether the local network has, or soon will have, somebody of our run to join. `again`: the one that was
+        waited for is not counted any more."""
+        if self._lan is None:
+            return False
+        if again:
+            self._neighbourhood.give_up()
+        return await self._neighbourhood.look()
 
     def found(self, genesis: bytes) -> None:
         """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
@@ -224,6 +259,8 @@ class Overlay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._lan is not None:
+            await self._lan.stop()
         if self._mapping is not None:
             await self._mapping.remove()
         self._joining.remember()
@@ -249,6 +286,7 @@ class Overlay:
         self.genesis = genesis
         self._tag = wire.swarm_tag(self._swarm.run, genesis)
         self._protocol.speak_as(self.beat, self._tag)
+        self._entered.set()
 
     # -- ourselves -----------------------------------------------------------------------------------------------
 
@@ -320,7 +358,7 @@ class Overlay:
 
     def remembered(self) -> list[str]:
         """Addresses of peers kept on disk, most recently met first."""
-        return [str(address) for address in self._joining.others()]
+        return [str(address) for address in self._joining.remembered()]
 
     def _live_contacts(self) -> list[Contact]:
         return [peer.contact for peer in self.peers]

@@ -73,6 +73,13 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         bool,
         Meta(description="True listens beyond the loopback without a swarm key: whoever reaches the port can join."),
     ] = False
+    discover: Annotated[
+        Literal["off", "lan"],
+        Meta(
+            description='"lan" announces run and address in the local network and joins whom it finds there of this '
+            'run (multicast DNS); needs `pip install "p2pnode[lan]"`.',
+        ),
+    ] = "off"
     ids_per_address: Annotated[
         int,
         Meta(

@@ -292,7 +292,10 @@ def _requester(host: str) -> Any:
 
 def _own_host(host: str, router: str) -> str:
     """Our address as the router sees it: what we listen on, or, on every interface, the one towards it."""
-    if not ipaddress.ip_address(host).is_unspecified:
+    own = ipaddress.ip_address(host)
+    if own.version == 6 and not own.is_unspecified:
+        raise GatewayFailed("forwards to IPv4 alone, and this node listens on an IPv6 address")
+    if not own.is_unspecified:
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

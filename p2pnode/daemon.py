@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from overlay import sockets_gateway
+from overlay import sockets_gateway, sockets_lan
 from overlay.doors import Disk, Entropy, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
 from overlay.identity import UnreadableIdentity, load_identity
 from overlay.mapping import Gateway
@@ -52,6 +52,8 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
     folder = config.state_folder
     if config.node.nat == "auto" and not sockets_gateway.is_installed():
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
+    if config.swarm.discover == "lan" and not sockets_lan.is_installed():
+        raise package_missing('swarm.discover = "lan"', "zeroconf", "lan")
     keys = find_keys(config, os.environ, own_input())
     with _state_folder(folder):
         main = _main(config, folder, command, keys)
@@ -109,6 +111,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         state_path=folder,
         available_memory=available_memory_bytes,
         gateway=_gateway(config, entropy),
+        lan=sockets_lan.ZeroconfLan() if config.swarm.discover == "lan" else None,
     )
     node = Node(config, doors)
     _leave_on_signals(node)
@@ -144,7 +147,8 @@ def _gateway(config: Config, entropy: Entropy) -> Gateway | None:
     """The router in front of us, where the user wants it to be asked."""
     if config.node.nat == "off":
         return None
-    source = "" if ipaddress.ip_address(config.node.host).is_unspecified else config.node.host
+    host = ipaddress.ip_address(config.node.host)
+    source = "" if host.is_unspecified or host.version == 6 else config.node.host
     return sockets_gateway.UpnpGateway(lambda: entropy.random.randrange(*OUTSIDE_PORTS), source=source)
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 from overlay.doors import Clock, Disk, Entropy, Log, Workers
 from overlay.identity import UnreadableIdentity, keep_incarnation, load_identity, next_incarnation
 from overlay.ids import short
+from overlay.lan import LAN_JOIN_S, Lan
 from overlay.mapping import Gateway
 from overlay.node import NotThisSwarm, Overlay
 from overlay.peers import Activity, Contact, PeerChange
@@ -71,6 +72,8 @@ class Doors:
     available_memory: Callable[[], int | None] = lambda: None
     #: The router in front of us, where it shall be asked to let others in.
     gateway: Gateway | None = None
+    #: Announcements in the local network, where they are wanted.
+    lan: Lan | None = None
 
 
 class Node:
@@ -99,6 +102,7 @@ class Node:
             disk=doors.disk,
             log=doors.log,
             gateway=doors.gateway,
+            lan=doors.lan,
         )
         try:
             self.barrier = make_barrier(config.barrier)
@@ -260,10 +264,11 @@ class Node:
         bootstraps = self.config.swarm.bootstrap
         try:
             if bootstraps or self._stored_genesis is None:
-                if not bootstraps and not self.overlay.remembered():
+                if not bootstraps and not self.overlay.remembered() and not await self._join_near():
                     self._found(self.doors.entropy.token(16))
                     return
-                await self.overlay.join(bootstraps, genesis=self._stored_genesis)
+                if self.overlay.genesis is None:
+                    await self.overlay.join(bootstraps, genesis=self._stored_genesis)
             else:
                 await self._find_again(self._stored_genesis)
                 return
@@ -278,9 +283,22 @@ class Node:
         if self.overlay.genesis is not None and self._stored_genesis is None:
             self._store_genesis(self.overlay.genesis)
 
+    async def _join_near(self) -> bool:
+        """Join through the local network; false where nobody is there, or none answers, and this node may found."""
+        again = False
+        while await self.overlay.somebody_near(again=again):
+            try:
+                async with asyncio.timeout(LAN_JOIN_S):
+                    await self.overlay.join([], genesis=None)
+                    return True
+            except TimeoutError:
+                self.log.warning("neighbours_do_not_answer", attempts=dict(self.overlay.attempts))
+                again = True
+        return False
+
     async def _find_again(self, genesis: bytes) -> None:
         """A founder that comes back: its swarm may live on without it."""
-        if self.overlay.remembered():
+        if self.overlay.remembered() or await self.overlay.somebody_near():
             try:
                 async with asyncio.timeout(SETTLE_S):
                     await self.overlay.join([], genesis=genesis)

@@ -23,6 +23,17 @@ def overrides(*settings: str) -> list[Override]:
         (["node.host=::"], "listens beyond this machine", "swarm.allow_open = true"),
         (["node.host=myhost"], "is not an IP address", "0.0.0.0"),
         (["node.advertise=0.0.0.0"], "is not an address others can dial", "leave it empty"),
+        (["node.nat=auto"], "needs no port", 'node.host = "0.0.0.0"'),
+        (
+            ["node.nat=auto", "node.host=10.0.0.5", "swarm.allow_open=true", "node.client_only=true"],
+            "node.client_only contradict",
+            "not both",
+        ),
+        (
+            ["node.nat=auto", "node.host=10.0.0.5", "swarm.allow_open=true", "node.advertise=1.2.3.4"],
+            "node.advertise contradict",
+            "not both",
+        ),
         (["status.host=node1.example"], "is not an IP address", "status.names"),
         (["node.port=9000", "status.port=9000"], "node.port and status.port are both 9000", "different"),
         (["swarm.bootstrap=10.0.0.5"], '"10.0.0.5" has no port', "host:port"),

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from overlay.lan import Lan
 from p2pnode.config import Config
 from p2pnode.node import Doors, Node
 from tests.world.doors import InlineWorkers, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
@@ -61,6 +62,7 @@ class Swarm:
         self.records: list[Record] = []
         self.hosts: dict[str, Host] = {}
         self._make_trainer = make_trainer
+        self.make_lan: Callable[[str], Lan | None] = lambda _address: None
         #: What every machine says is free; None where it does not say.
         self.available_memory: int | None = None
 
@@ -92,6 +94,7 @@ class Swarm:
             log=ListLog(self.records, name, self.clock),
             make_trainer=make_trainer,
             available_memory=lambda: self.available_memory,
+            lan=self.make_lan(host.address),
         )
         host.node = Node(configured(chosen), doors)
         host.task = asyncio.create_task(host.node.run(), name=f"node-{name}")

@@ -1,0 +1,156 @@
+"""Announcements by real multicast DNS on the loopback, junk among them, under asyncio and uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.lan import SERVICE, Announcement, Neighbourhood
+from overlay.sockets_lan import ZeroconfLan, is_installed
+from overlay.transport import Address
+from overlay.wire import PROTOCOL_VERSION
+from tests.process.test_sockets import Run, run
+from tests.process.test_swarm_process import ROOT
+
+__all__ = ["run"]
+
+LOCAL = "127.0.0.1"
+GROUP = ("224.0.0.251", 5353)
+
+
+def no_multicast() -> str:
+    """Why this machine's loopback carries no multicast; empty where it does."""
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hears,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says,
+    ):
+        try:
+            hears.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            hears.bind(("", 0))
+            membership = struct.pack("4s4s", socket.inet_aton("224.0.0.250"), socket.inet_aton(LOCAL))
+            hears.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+            says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
+            says.sendto(b"x", ("224.0.0.250", hears.getsockname()[1]))
+            hears.settimeout(2)
+            hears.recv(16)
+        except OSError as error:
+            return str(error)
+    return ""
+
+
+@pytest.fixture
+def multicast() -> None:
+    if not is_installed():
+        pytest.skip("zeroconf is not installed (extra lan)")
+    why = no_multicast()
+    if why:
+        pytest.skip(f"no multicast on the loopback here: {why}")
+
+
+async def until(condition: Any, what: str) -> None:
+    try:
+        async with asyncio.timeout(15):
+            while not condition():  # noqa: ASYNC110 (moved by packets)
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within 15 s: {what}") from None
+
+
+def junk() -> list[bytes]:
+    """Packets at the port of multicast DNS that are none, or lie."""
+    name = b"\x04junk\x08_p2pnode\x04_udp\x05local\x00"
+    service = b"\x08_p2pnode\x04_udp\x05local\x00"
+    pointer = service + struct.pack(">HHIH", 12, 1, 120, len(name)) + name
+    text = name + struct.pack(">HHIH", 16, 0x8001, 120, 8) + b"\xffid=\xff\xfe\xfd\xfc"
+    where = name + struct.pack(">HHIH", 33, 0x8001, 120, 12) + struct.pack(">HHH", 0, 0, 0) + b"\x04none\x00"
+    head = struct.pack(">HHHHHH", 0, 0x8400, 0, 3, 0, 0)
+    itself = b"\xc0\x0c" + struct.pack(">HHIH", 12, 1, 120, 2) + b"\xc0\x0c"  # a name that points at itself
+    loop = struct.pack(">HHHHHH", 0, 0x8400, 0, 1, 0, 0) + itself
+    return [b"", b"\0", b"\xff" * 600, head + pointer + text + where, loop, head + pointer[:20]]
+
+
+def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
+    """Two of one run, one of another, and junk: the two see each other where they listen, and learn when one is in."""
+
+    async def main() -> None:
+        places = []
+        lans = []
+        for run_name, byte, port in (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003)):
+            own = Announcement(run_name, bytes([byte]) * 20, port, joined=False)
+            place, lan = Neighbourhood(own), ZeroconfLan()
+            await lan.start(own, LOCAL, place.heard)
+            places.append(place)
+            lans.append(lan)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
+            says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
+            for packet in junk():
+                says.sendto(packet, GROUP)
+        first, second, other = places
+        await until(lambda: first.addresses() == [Address(LOCAL, 9002)], "the first sees the second")
+        await until(lambda: second.addresses() == [Address(LOCAL, 9001)], "the second sees the first")
+        await until(lambda: first.ignored >= 1, "the other run's was heard, and ignored")
+        assert other.addresses() == []
+        assert (first.shall_found(), second.shall_found()) == (True, False)
+        first.own = first.own._replace(joined=True)
+        await lans[0].announce(first.own)
+        await until(second.is_somebody_in, "the second hears that the first is in")
+        assert not first.is_somebody_in()
+        for lan in lans:
+            await lan.stop()
+            await lan.stop()
+
+    run(main())
+
+
+def test_what_is_announced_holds_no_key(run: Run, multicast: None) -> None:
+    """Every property that goes out is one of the four."""
+
+    async def main() -> None:
+        heard: list[Mapping[str, str]] = []
+
+        def note(_name: str, properties: Mapping[str, str], _hosts: Iterable[str], _port: int) -> None:
+            heard.append(properties)
+
+        own = Announcement("one", b"\x01" * 20, 9001, joined=False)
+        lan, listener = ZeroconfLan(), ZeroconfLan()
+        await lan.start(own, LOCAL, note)
+        await listener.start(own._replace(node_id=b"\x02" * 20, port=9002), LOCAL, note)
+        await until(lambda: len({each.get("id") for each in heard}) == 2, "both are heard")
+        assert all(set(each) == {"v", "run", "id", "in"} for each in heard)
+        assert all(each["v"] == str(PROTOCOL_VERSION) for each in heard)
+        await lan.stop()
+        await listener.stop()
+        assert SERVICE.startswith("_p2pnode.")
+
+    run(main())
+
+
+def test_a_missing_package_is_one_sentence(tmp_path: Path) -> None:
+    """`swarm.discover = "lan"` without the extra: exit code 4, and how to install it."""
+    hidden = (
+        "import sys, importlib.util as u; f = u.find_spec; "
+        "u.find_spec = lambda n, *a: None if n == 'zeroconf' else f(n, *a); "
+        "from p2pnode.cli import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "start", "--state-dir", str(tmp_path / "s"), "--set", "swarm.discover=lan"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 4, done.stderr
+    assert "zeroconf, which is not installed" in done.stderr
+    assert 'pip install "p2pnode[lan]"' in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,146 @@
+"""Nodes that find each other in the local network, without a bootstrap: one swarm comes of it, and stays one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from overlay.lan import Announcement
+from overlay.wire import PROTOCOL_VERSION
+from tests.world.loop import VirtualLoop
+from tests.world.swarm import Swarm
+from tests.world.trainer import StubTrainer
+
+Heard = Callable[[str, Mapping[str, str], Iterable[str], int], None]
+
+
+class Ether:
+    """The local network: everybody hears what everybody announces, and what was announced before."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, tuple[dict[str, str], str, int]] = {}
+        self.members: dict[str, Heard] = {}
+
+    def say(self, name: str, properties: dict[str, str], host: str, port: int) -> None:
+        self.said[name] = (properties, host, port)
+        for heard in list(self.members.values()):
+            heard(name, properties, [host], port)
+
+
+class FakeLan:
+    def __init__(self, ether: Ether, host: str) -> None:
+        self.ether = ether
+        self.host = host
+
+    async def start(self, own: Announcement, host: str, heard: Heard) -> None:
+        self.ether.members[self.host] = heard
+        for name, (properties, other, port) in list(self.ether.said.items()):
+            heard(name, properties, [other], port)
+        await self.announce(own)
+
+    async def announce(self, own: Announcement) -> None:
+        self.ether.say(self.host, own.properties(), self.host, own.port)
+
+    async def stop(self) -> None:
+        self.ether.members.pop(self.host, None)
+        self.ether.said.pop(self.host, None)
+
+
+class NoMulticast(FakeLan):
+    async def start(self, own: Announcement, host: str, heard: Heard) -> None:
+        raise OSError("no such device")
+
+
+def play(story: Callable[[Swarm, Ether], Any], seed: int) -> None:
+    async def main() -> None:
+        print(f"seed {seed}")
+        swarm = Swarm(seed=seed, make_trainer=lambda name: StubTrainer(name, step_s=0.5))
+        ether = Ether()
+        swarm.make_lan = lambda address: FakeLan(ether, address)
+        try:
+            await story(swarm, ether)
+        finally:
+            await swarm.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+
+
+def geneses(swarm: Swarm) -> set[bytes | None]:
+    return {host.living.overlay.genesis for host in swarm.running()}
+
+
+def together(swarm: Swarm, count: int) -> bool:
+    return all(len(host.living.overlay.peers) == count - 1 for host in swarm.running())
+
+
+def test_nodes_that_start_together_make_one_swarm() -> None:
+    """Five at one moment, without a bootstrap: one founds, all train together; a sixth comes later; announcements say
+    that they are in."""
+
+    async def story(swarm: Swarm, ether: Ether) -> None:
+        for number in range(5):
+            swarm.start(f"n{number}")
+        await swarm.until(lambda: together(swarm, 5), within_s=30, what="the five know each other")
+        assert len(geneses(swarm)) == 1
+        assert sum(host.living.founder for host in swarm.running()) == 1
+        lowest = min(host.living.identity.node_id for host in swarm.running())
+        assert [h.living.identity.node_id for h in swarm.running() if h.living.founder] == [lowest]
+        swarm.start("late")
+        await swarm.until(lambda: together(swarm, 6), within_s=10, what="the sixth is in")
+        assert {said["in"] for said, _, _ in ether.said.values()} == {"1"}
+        await swarm.until(
+            lambda: all(host.living.progress.step > 5 for host in swarm.running()), within_s=60, what="all train"
+        )
+
+    play(story, 91)
+
+
+def test_another_run_and_junk_are_ignored() -> None:
+    """Two runs in one network stay two; junk, and an address that nobody lives at, keep nobody from founding or
+    joining."""
+
+    async def story(swarm: Swarm, ether: Ether) -> None:
+        good = {"v": str(PROTOCOL_VERSION), "run": "default", "id": "01" * 20, "in": "0"}
+        ether.say("dead", good, "10.0.9.9", 8468)  # a lower id than any, that never founds
+        ether.say("junk", {"run": "default"}, "10.0.9.8", 8468)
+        ether.say("elsewhere", good | {"id": "02" * 20, "in": "1"}, "8.8.8.8", 53)
+        for name, run in (("a0", "default"), ("a1", "default"), ("b0", "other"), ("b1", "other")):
+            swarm.start(name, swarm__run=run)
+        await swarm.until(lambda: together(swarm, 2), within_s=60, what="two and two")
+        assert len(geneses(swarm)) == 2
+        a0, a1 = (swarm.hosts[name].living.overlay.genesis for name in ("a0", "a1"))
+        assert a0 == a1
+
+    play(story, 92)
+
+
+def test_a_network_without_multicast_keeps_nobody_out() -> None:
+    """An event, and the bootstraps as ever."""
+
+    async def story(swarm: Swarm, ether: Ether) -> None:
+        swarm.make_lan = lambda address: NoMulticast(ether, address)
+        swarm.start("n0")
+        swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: together(swarm, 2), within_s=20, what="they know each other")
+        assert len(swarm.of("lan_discovery_failed")) == 2
+
+    play(story, 93)
+
+
+def test_a_founder_that_returns_finds_its_swarm_at_another_address() -> None:
+    """Its remembered peers have moved meanwhile; the local network knows where."""
+
+    async def story(swarm: Swarm, ether: Ether) -> None:
+        swarm.start("n0")
+        swarm.start("n1")
+        await swarm.until(lambda: together(swarm, 2), within_s=30, what="they know each other")
+        genesis = swarm.hosts["n0"].living.overlay.genesis
+        await swarm.kill("n0")
+        swarm.start("n2")
+        await swarm.until(lambda: len(swarm.hosts["n2"].living.overlay.peers) == 1, within_s=30, what="a third is in")
+        await swarm.kill("n1")
+        swarm.start("n0")
+        await swarm.until(lambda: together(swarm, 2), within_s=60, what="it met the third, which it never knew")
+        assert geneses(swarm) == {genesis}
+
+    play(story, 94)
