@@ -34,7 +34,8 @@ def families(node: Node, loop_delay: LoopDelay, uptime_s: float) -> list[Family]
         single("p2pnode_uptime_seconds", "gauge", "Seconds since the start.", uptime_s),
         single("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", _resident_bytes()),
         *_training(node),
-        *_overlay(node.overlay.report()),
+        *_overlay(report := node.overlay.report()),
+        *_door(report["socket"]),
         *_exchange(node),
         _loop(loop_delay.report()),
     ]
@@ -108,6 +109,25 @@ def _overlay(report: Mapping[str, Any]) -> Iterator[Family]:
     yield single(
         "p2pnode_reachable", "gauge", "1 when peers can open streams to us.", int(report["reachable"]["reached"])
     )
+
+
+def _door(counters: Mapping[str, int]) -> Iterator[Family]:
+    """What the transport refused before it was a message: whoever is no member ends here."""
+    refused: list[Sample] = [
+        ({"channel": channel} | labels, count)
+        for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
+        for labels, count in _labelled(counters, prefix, "reason")
+    ]
+    text = "Datagrams and connections met with silence: strangers, recordings, forgeries."
+    yield Family("p2pnode_strangers_refused_total", "counter", text, refused)
+    pairs = counters.get("seal_pairs")
+    yield single("p2pnode_seal_pairs", "gauge", "Nodes' starts that we share datagram keys with.", pairs)
+    rest: list[Sample] = [
+        ({"event": key}, count)
+        for key, count in counters.items()
+        if key != "seal_pairs" and not key.startswith(("seal_dropped_", "streams_dropped_"))
+    ]
+    yield Family("p2pnode_transport_events_total", "counter", "What happened at the socket and its seal.", rest)
 
 
 def _exchange(node: Node) -> Iterator[Family]:

@@ -41,17 +41,29 @@ def credentials(identity: Identity, keys: KeyRing, run_name: str = "tests") -> C
     return Credentials.of(deliver(Order(identity.seed, run_name, [key.secret for key in keys], time.time())))
 
 
+class SkewedClock(SystemClock):
+    """A machine whose clock is wrong."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    def wall(self) -> float:
+        return super().wall() + self._ahead_s
+
+
 class Member:
     """A sealed transport that records what it is delivered and answers every request with who asked."""
 
-    def __init__(self, keys: KeyRing = RING, run_name: str = "tests", seed: bytes | None = None) -> None:
+    def __init__(
+        self, keys: KeyRing = RING, run_name: str = "tests", seed: bytes | None = None, *, ahead_s: float = 0.0
+    ) -> None:
         self.identity = identity_from_seed(seed or os.urandom(32))
         self.keys = keys
         self.run_name = run_name
         self.log = Recorder()
         self.datagrams: asyncio.Queue[tuple[bytes, Address]] = asyncio.Queue()
         self.requests: list[tuple[str, bytes]] = []
-        clock, entropy = SystemClock(), SystemEntropy()
+        clock, entropy = SkewedClock(ahead_s), SystemEntropy()
         self.admission = Admission(keys, run_name, self.identity.node_id, entropy.token, started_wall=clock.wall())
         self.seal = StreamSeal(self.admission, credentials(self.identity, keys, run_name))
         self.sockets = SocketTransport(LOCAL, 0, log=self.log, clock=clock, seal=self.seal)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
+import json
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +67,72 @@ def test_no_database_is_a_skip_with_its_reason(
     said = capsys.readouterr().out
     assert "audit skipped" in said
     assert ("did not answer" if failure == "silence" else "Could not connect") in said
+
+
+class Osv(http.server.BaseHTTPRequestHandler):
+    """An advisory database that knows one advisory of one package, in the form of osv.dev."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ill = asked["package"]["name"].lower() == "structlog"
+        advisory = {
+            "id": "PYSEC-2026-1",
+            "summary": "a made-up fault",
+            "aliases": [],
+            "affected": [
+                {
+                    "package": {"name": "structlog", "ecosystem": "PyPI"},
+                    "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.0"}]}],
+                }
+            ],
+        }
+        body = json.dumps({"vulns": [advisory]} if ill else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def osv() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Osv) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/query"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("pins", "exit_code"), [("structlog==26.1.0\nnumpy==2.4.6\n", 1), ("numpy==2.4.6\n", 0)])
+def test_the_real_tool_with_a_database_that_knows_an_advisory(
+    osv: str,
+    pins: str,
+    exit_code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """pip-audit itself asks a database on the loopback: a known advisory of a pin fails the check and is named; without
+    one it passes, and says how many pins were audited."""
+    module = audit()
+    file = tmp_path / "constraints.txt"
+    file.write_text(pins, encoding="utf-8")
+    monkeypatch.setattr(module, "PINS", file)
+    real = subprocess.run
+
+    def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+        return real([*command, "--vulnerability-service", "osv", "--osv-url", osv], **settings)
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+
+    assert module.main() == exit_code
+    said = capsys.readouterr().out
+    assert "audited" in said, said
+    assert ("structlog 26.1.0: PYSEC-2026-1, mended in 99.0" in said) == bool(exit_code)
 
 
 def test_make_check_runs_the_audit() -> None:

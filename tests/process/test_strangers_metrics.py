@@ -1,0 +1,217 @@
+"""Every kind of stranger at the port of a real daemon: silence, nothing changed in /status, and a count in /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlay import wire
+from overlay.admission import server_name
+from overlay.hello import NONCE_BYTES, Caller, say_hello
+from overlay.identity import Identity, identity_from_seed
+from overlay.peers import Beat
+from overlay.requests import Envelope
+from overlay.swarm_key import KeyRing, SwarmKey
+from overlay.transport import Address, NodeAddress, TransportError
+from overlay.wire import Ping
+from p2pnode.client import find
+from tests.process.test_sealed_process import Daemon
+from tests.process.test_sealed_sockets import Member, Relay, Stranger, Tap, ask, failure, flipped, say
+from tests.process.test_swarm_process import START_S, until
+
+RUN = "guarded"
+ABSENT = identity_from_seed(b"a" * 32)
+
+
+def page(daemon: Daemon) -> str:
+    """/metrics."""
+    found = find(daemon.state_dir)
+    assert found is not None
+    connection = http.client.HTTPConnection(str(found.address), timeout=5)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
+
+
+def refused(daemon: Daemon) -> dict[tuple[str, str], int]:
+    """(channel, reason) → count, as /metrics has it."""
+    samples = re.findall(r'p2pnode_strangers_refused_total\{channel="(\w+)",reason="(\w+)"\} (\d+)', page(daemon))
+    return {(channel, reason): int(count) for channel, reason, count in samples}
+
+
+def standing(daemon: Daemon) -> str:
+    """What strangers may not change: peers, pairs, owners, population, health."""
+    status = daemon.status()
+    kept = {key: status[key] for key in ("node", "run", "swarm", "population", "health")}
+    kept["node"].pop("uptime_seconds")
+    overlay = status["overlay"]
+    kept["overlay"] = [overlay[key] for key in ("peers", "contacts", "suspects", "lost", "calls_waiting")]
+    kept["pairs"] = overlay["socket"]["seal_pairs"]
+    kept["sent"] = overlay["socket"].get("sent", 0)
+    kept["shards"] = status["exchange"]["shards_owned"]
+    return json.dumps(kept, sort_keys=True)
+
+
+@pytest.mark.timeout(180)
+def test_whoever_is_no_member_meets_silence_and_is_counted(tmp_path: Path) -> None:
+    """No key, a wrong key, the key of another run, recordings, flipped bits, another's id and a wrong clock, by
+    datagram and by TLS: each moves its counter, none gets a byte or changes anything."""
+    key = SwarmKey(os.urandom(32))
+    ring = KeyRing((key,))
+    daemon = Daemon(tmp_path, "first", "--run", RUN, P2PNODE_SWARM_KEY=key.text)
+    try:
+        until(lambda: daemon.trains, START_S, "the founder trains")
+        host, _, port = daemon.address.rpartition(":")
+        node_id = bytes.fromhex(daemon.status()["node"]["id"])
+        asyncio.run(_attacks(daemon, NodeAddress.of(Address(host, int(port)), node_id), ring))
+        step = daemon.step
+        until(lambda: daemon.step > step, 20, "it trains on")
+        log = daemon.log.read_text()
+        assert "Traceback" not in log
+        assert key.text not in log
+    finally:
+        daemon.end()
+        print(f"--- its log's end:\n{daemon.log.read_text()[-1500:]}")
+
+
+async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
+    stranger = Stranger()
+
+    async def expect(name: str, attack: Callable[[], Awaitable[None]], *counters: tuple[str, str]) -> None:
+        """The attack moves these counters, nothing else changes, and the bare socket hears nothing."""
+        before, stood = refused(daemon), standing(daemon)
+        await attack()
+        async with asyncio.timeout(10):
+            while not all(refused(daemon).get(each, 0) > before.get(each, 0) for each in counters):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert standing(daemon) == stood, name
+        assert stranger.heard() == [], name
+        print(f"{name}: {[(each, refused(daemon)[each] - before.get(each, 0)) for each in counters]}")
+
+    async def without_a_key() -> None:
+        stranger.send(home, os.urandom(300))
+        assert await say(home, b"POST /p2p/hello HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n") == b""
+
+    def with_keys(keys: KeyRing, run: str) -> Callable[[], Awaitable[None]]:
+        async def attack() -> None:
+            async with Member(keys, run) as outsider:
+                outsider.door.send(home, b"hello")
+                error = await failure(ask(outsider, home))
+                assert error.kind == "reset"
+                assert outsider.counters.get("received", 0) == 0
+
+        return attack
+
+    both = (("datagram", "stranger"), ("stream", "stranger"))
+    await expect("without a key", without_a_key, *both)
+    await expect("a wrong key", with_keys(KeyRing((SwarmKey(b"w" * 32),)), RUN), *both)
+    await expect("the key of another run", with_keys(ring, "another"), *both)
+
+    async def with_a_wrong_clock() -> None:
+        async with Member(ring, RUN, ahead_s=200.0) as late:
+            late.door.send(home, b"hello")
+            error = await failure(ask(late, home))
+            assert "clocks agree to 60 s" in error.detail
+
+    await expect("a wrong clock", with_a_wrong_clock, ("datagram", "clock"), ("stream", "clock"))
+    assert "clock_differs" in daemon.log.read_text()
+
+    async with Member(ring, RUN) as member:
+        relay = Relay(home)
+        await relay.start()
+        through = NodeAddress.of(relay.address, home.node_id)
+        with contextlib.suppress(Exception):  # the daemon does not know what is asked; that it listened is enough
+            await ask(member, through)
+        tap = Tap(member)
+        for _ in range(3):
+            member.door.send(home, b"no message of ours")
+            await asyncio.sleep(0.2)
+        datagrams, stream = tap.stop(), relay.sent
+        await relay.stop()
+        assert len(datagrams) >= 3
+        assert len(stream) > 500
+
+        async def again() -> None:
+            for datagram in datagrams:
+                stranger.send(home, datagram)
+            assert await say(home, stream) == b""
+
+        await expect("recordings", again, ("datagram", "replayed"), ("stream", "replayed"))
+
+        async def flip() -> None:
+            for bit in range(0, 8 * len(datagrams[-1]), 5):
+                stranger.send(home, flipped(datagrams[-1], bit))
+            ticket = server_name(stream)
+            assert ticket is not None
+            at = stream.index(ticket) + 20
+            other = b"a" if stream[at : at + 1] != b"a" else b"b"
+            assert await say(home, stream[:at] + other + stream[at + 1 :]) == b""
+
+        await expect("flipped bits", flip, ("datagram", "forged"), ("stream", "stranger"))
+
+        async def as_another() -> None:
+            async with Member(ring, RUN) as liar:
+                liar.door.sealer._identity = Thief(liar.identity)  # type: ignore[assignment]
+                liar.door.send(home, b"hello")
+                await asyncio.sleep(0.2)
+                assert liar.counters.get("received", 0) == 0
+
+        await expect("another's id", as_another, ("datagram", "unsigned"))
+        await _in_anothers_name(daemon, member, home)
+        await expect("what names another", _misdirected(member, home, stranger), ("datagram", "misdirected"))
+    stranger.socket.close()
+
+
+async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -> None:
+    """What a member says under its own seal or certificate in the name of another is refused, and counted."""
+    caller = Caller(member.identity, 1, RUN, lambda: os.urandom(NONCE_BYTES))
+    greeted = await say_hello(member.door, home, caller=caller, genesis=None, timeout_s=5.0)
+    tag = wire.swarm_tag(RUN, greeted.genesis)
+    beat = Beat(ABSENT.node_id, 1, 1, 8468, step=99)
+    before, stood = page(daemon), standing(daemon)
+    member.door.send(
+        home, wire.encode(wire.REQUEST, os.urandom(wire.MESSAGE_ID_BYTES), wire.encode_head(tag, beat), Ping())
+    )
+    envelope = msgspec.msgpack.encode(Envelope(tag, beat, home.node_id, b""))
+    with pytest.raises(TransportError, match="speaks in the name of"):
+        async with member.door.request(home, "dialback", envelope, timeout_s=5.0):
+            pass
+    for sample in ('{reason="in_anothers_name"}', '{kind="refused_anothers_name"}'):
+        async with asyncio.timeout(10):
+            while count_of(page(daemon), sample) != count_of(before, sample) + 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    assert standing(daemon) == stood
+
+
+def count_of(text: str, labels: str) -> int:
+    return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if labels in line)
+
+
+class Thief:
+    """Another's id and public key, without its private key."""
+
+    def __init__(self, own: Identity) -> None:
+        self.node_id, self.public_key = ABSENT.node_id, ABSENT.public_key
+        self.sign = own.sign
+
+
+def _misdirected(member: Member, home: NodeAddress, stranger: Stranger) -> Callable[[], Awaitable[None]]:
+    """What a member said to a third node, sent to this one."""
+
+    async def attack() -> None:
+        tap = Tap(member)
+        member.door.send(NodeAddress.of(Address("127.0.0.1", 9), ABSENT.node_id), b"for another")
+        for datagram in tap.stop():
+            stranger.send(home, datagram)
+
+    return attack
