@@ -24,7 +24,7 @@ from overlay.identity import Identity
 from overlay.ids import short
 from overlay.joining import Joining
 from overlay.kademlia_server import SwarmServer
-from overlay.lan import Announcement, Lan, Neighbourhood
+from overlay.lan import LAN_JOIN_S, Announcement, Lan, Neighbourhood
 from overlay.liveness import Action, Detector
 from overlay.lookups import Lookups
 from overlay.mapping import Gateway, Mapping
@@ -222,14 +222,21 @@ class Overlay:
         self._neighbourhood.own = self._neighbourhood.own._replace(joined=True)
         await lan.announce(self._neighbourhood.own)
 
-    async def somebody_near(self, *, again: bool = False) -> bool:
-        """Whether the local network has, or soon will have, somebody of our run to join. `again`: the one that was
-        waited for is not counted any more."""
-        if self._lan is None:
-            return False
-        if again:
-            self._neighbourhood.give_up()
-        return await self._neighbourhood.look()
+    async def somebody_near(self) -> bool:
+        """Whether the local network has, or soon will have, somebody of our run to join."""
+        return self._lan is not None and await self._neighbourhood.look()
+
+    async def join_near(self) -> bool:
+        """Join through the local network; false where nobody is there, or none answers, and this node may found."""
+        while await self.somebody_near():
+            try:
+                async with asyncio.timeout(LAN_JOIN_S):
+                    await self.join([], genesis=None)
+                    return True
+            except TimeoutError:
+                self._log.warning("neighbours_do_not_answer", attempts=dict(self.attempts))
+                self._neighbourhood.give_up()
+        return False
 
     def found(self, genesis: bytes) -> None:
         """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""

@@ -114,7 +114,7 @@ def _overlay(report: Mapping[str, Any]) -> Iterator[Family]:
 def _door(counters: Mapping[str, int]) -> Iterator[Family]:
     """What the transport refused before it was a message: whoever is no member ends here."""
     refused: list[Sample] = [
-        ({"channel": channel} | labels, count)
+        ({"channel": channel, **labels}, count)
         for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
         for labels, count in _labelled(counters, prefix, "reason")
     ]

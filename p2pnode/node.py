@@ -15,7 +15,7 @@ from typing import Literal
 from overlay.doors import Clock, Disk, Entropy, Log, Workers
 from overlay.identity import UnreadableIdentity, keep_incarnation, load_identity, next_incarnation
 from overlay.ids import short
-from overlay.lan import LAN_JOIN_S, Lan
+from overlay.lan import Lan
 from overlay.mapping import Gateway
 from overlay.node import NotThisSwarm, Overlay
 from overlay.peers import Activity, Contact, PeerChange
@@ -264,7 +264,7 @@ class Node:
         bootstraps = self.config.swarm.bootstrap
         try:
             if bootstraps or self._stored_genesis is None:
-                if not bootstraps and not self.overlay.remembered() and not await self._join_near():
+                if not bootstraps and not self.overlay.remembered() and not await self.overlay.join_near():
                     self._found(self.doors.entropy.token(16))
                     return
                 if self.overlay.genesis is None:
@@ -282,19 +282,6 @@ class Node:
             ) from error
         if self.overlay.genesis is not None and self._stored_genesis is None:
             self._store_genesis(self.overlay.genesis)
-
-    async def _join_near(self) -> bool:
-        """Join through the local network; false where nobody is there, or none answers, and this node may found."""
-        again = False
-        while await self.overlay.somebody_near(again=again):
-            try:
-                async with asyncio.timeout(LAN_JOIN_S):
-                    await self.overlay.join([], genesis=None)
-                    return True
-            except TimeoutError:
-                self.log.warning("neighbours_do_not_answer", attempts=dict(self.overlay.attempts))
-                again = True
-        return False
 
     async def _find_again(self, genesis: bytes) -> None:
         """A founder that comes back: its swarm may live on without it."""
