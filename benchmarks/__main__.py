@@ -3,8 +3,8 @@
 Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
-`agreement`, `process_faults` take minutes too; `partition` and `slow_joiner` need network namespaces, and so root. A
-missed aim is said and shown in the table; it is no failure of the command.
+`agreement`, `robust`, `process_faults` take minutes too; `partition` and `slow_joiner` need network namespaces, and so
+root. A missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ STANDING = ("start", "loop_delay", "steps", "overlay_sockets", "sealing")
 BY_NAME = (
     "outer_rule",
     "codecs",
+    "robust",
     "fuzz",
     "flood",
     "overlay_scale",

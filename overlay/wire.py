@@ -26,7 +26,7 @@ from overlay.ids import ID_BYTES
 from overlay.peers import Beat, Contact, Counter, Id
 from overlay.transport import MAX_DATAGRAM_BYTES, Address
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 REQUEST, RESPONSE = 0, 1
 MESSAGE_ID_BYTES = 20
 HEADER_BYTES = 1 + MESSAGE_ID_BYTES

@@ -149,6 +149,10 @@ def _exchange(node: Node) -> Iterator[Family]:
     refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(counters.refused_here.items())]
     yield Family("p2pnode_deltas_refused_total", "counter", "Shards of others' deltas refused here.", refused)
     yield single(
+        "p2pnode_unusual_norms_total", "counter", "Shards of deltas far longer than the median.", counters.unusual_norms
+    )
+    yield single("p2pnode_clipped_total", "counter", "Shards of deltas that were shortened.", counters.clipped)
+    yield single(
         "p2pnode_own_deltas_refused_total", "counter", "Shards of our deltas refused by owners.", counters.refused
     )
     yield single(

@@ -76,6 +76,8 @@ EXCHANGE = record(
         "shards_backed": COUNT,
         "merged_last_step": COUNT,
         "refused_here": table(COUNT),
+        "unusual_norms": COUNT,
+        "clipped": COUNT,
         "outstanding_steps": listed(COUNT),
         "lost": COUNT,
         "lost_in_splits": COUNT,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from training import codecs
+from training.robust import FIRST_MEMBERS, MOST_MEMBERS
 from training.settings import ExchangeSettings
 
 _FLOAT32_BYTES = 4
@@ -24,6 +25,7 @@ class Budget(msgspec.Struct, frozen=True):
     backed: int
     outbox: int
     repair_log: int
+    windows: int = 0
 
     @property
     def total(self) -> int:
@@ -62,4 +64,12 @@ def budget(values: int, settings: ExchangeSettings, nodes: float) -> Budget:
         # The newest delta is always kept, whatever the limit; most steps end with an empty outbox.
         outbox=0 if alone else max(encoded_bytes, settings.outbox_bytes),
         repair_log=0 if alone or not settings.log_seconds else settings.log_bytes,
+        windows=_windows_bytes(vector_bytes, settings, nodes),
     )
+
+
+def _windows_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) -> int:
+    """Deltas that wait for their window, at owner and backup: one of each member, as a rule."""
+    if settings.robust != "trimmed-mean" or nodes < FIRST_MEMBERS - 0.5:
+        return 0
+    return round(vector_bytes / nodes * min(nodes, MOST_MEMBERS)) * (1 + settings.replicas)

@@ -14,7 +14,7 @@ from training.shards import Rule
 from training.trainer_door import TrainerHello
 
 #: Raised whenever nodes of the old and the new code could not work in one swarm.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ def propose(
         layout=hello.layout,
         frozen_digest=hello.frozen_digest,
         shards=exchange.shards,
-        rule=Rule(exchange.outer_lr, exchange.outer_momentum),
+        rule=Rule(exchange.outer_lr, exchange.outer_momentum, exchange.robust),
         weight=exchange.weight,
         replicas=exchange.replicas,
         local_steps=training.local_steps,

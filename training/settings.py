@@ -143,6 +143,13 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         float,
         Meta(ge=0, lt=1, description="Outer momentum (Delayed Nesterov); 0.9 only under bsp or with plain SGD."),
     ] = 0.5
+    robust: Annotated[
+        Literal["", "clip", "trimmed-mean"],
+        Meta(
+            description="Against members that send wrong deltas: clip long ones, or drop the extremes of a round; "
+            "empty: add what comes."
+        ),
+    ] = ""
     tenure_s: Annotated[
         Seconds,
         Meta(description="An owner keeps a shard at least this long before handing it to a better placed node."),

@@ -4,18 +4,24 @@ Value, momentum, accumulated delta, Σw, pending deltas, the set of applied iden
 an owner, its backup and a learner each hold one `ShardState` and feed it the same identities, in any order.
 Rule: `value += outer_lr · w · delta`, and Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135,
 Algorithm 3; DESIGN section 5). Buffers of the model take `w · delta` and no momentum. Pure.
+
+Under the rule `trimmed-mean` deltas are held like those of a synchronous step, and a window of them is made visible at
+once; which ones, the owner says, and its backup does the same (`training.robust`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from training import robust
 from training.codecs import Vector
+from training.robust import Norms, Robust
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
@@ -36,6 +42,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     outer_lr: float
     outer_momentum: float
+    robust: Robust = ""
 
 
 class Applied:
@@ -46,6 +53,8 @@ class Applied:
     """
 
     MOST_RANGES = 32
+    #: Incarnations of one node; beyond, the lowest is forgotten: whoever started so often since pushes it no more.
+    MOST_INCARNATIONS = 64
 
     def __init__(self, ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None) -> None:
         self._ranges = ranges if ranges is not None else {}
@@ -64,7 +73,12 @@ class Applied:
 
     def add(self, identity: DeltaId) -> None:
         """Note an identity; a second time changes nothing."""
-        ranges = self._ranges.setdefault((identity.node, identity.incarnation), [])
+        ranges = self._ranges.get((identity.node, identity.incarnation))
+        if ranges is None:
+            ranges = self._ranges[identity.node, identity.incarnation] = []
+            starts = sorted(incarnation for node, incarnation in self._ranges if node == identity.node)
+            for incarnation in starts[: -self.MOST_INCARNATIONS]:
+                del self._ranges[identity.node, incarnation]
         if ranges and identity.step == ranges[-1][1] + 1:  # nearly always
             ranges[-1] = (ranges[-1][0], identity.step)
             return
@@ -147,6 +161,8 @@ class ShardState:
     applied: Applied = field(default_factory=Applied)
     pending: dict[int, list[Held]] = field(default_factory=dict)
     folded_step: int = 0
+    #: Lengths of the deltas added, by member: what clipping goes by.
+    norms: Norms = field(default_factory=Norms)
 
     def knows(self, identity: DeltaId) -> bool:
         """Whether the delta is in the value or held for its step."""
@@ -206,7 +222,7 @@ class ShardState:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 
     def hold(self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True) -> None:
-        """Keep a delta until the barrier of its step has passed."""
+        """Keep a delta until the barrier of its step has passed, or its window is complete."""
         self.pending.setdefault(identity.step, []).append(Held(identity, weight, delta, momentum))
 
     def fold(self, step: int, rule: Rule) -> int:
@@ -219,6 +235,44 @@ class ShardState:
                 self.apply(held.identity, held.weight, held.delta, rule, momentum=held.momentum)
                 count += 1
         return count
+
+    def held(self) -> list[Held]:
+        """What is acknowledged and not yet visible, in the order of identities."""
+        return sorted((held for items in self.pending.values() for held in items), key=lambda held: held.identity)
+
+    def close(self, identities: Sequence[DeltaId], rule: Rule) -> bool:
+        """Make a window of held deltas visible as their trimmed mean; False, and nothing is done, when one of them is
+        not here. A window that is in already is left alone.
+
+        One row per node: the weighted sum of its deltas, in the order of their identities.
+        """
+        if all(identity in self.applied for identity in identities):
+            return True
+        named = dict.fromkeys(identities)
+        window = [held for held in self.held() if held.identity in named]
+        if len(window) != len(named):
+            return False
+        rows: dict[bytes, Vector] = {}
+        for held in window:
+            part = held.delta * np.float32(held.weight)
+            row = rows.get(held.identity.node)
+            rows[held.identity.node] = part if row is None else row + part
+        weight = sum(held.weight for held in window)
+        total = np.empty_like(self.value)
+        robust.trimmed_sum(list(rows.values()), total)
+        total /= np.float32(weight)
+        momentum = all(held.momentum for held in window)
+        self.apply(window[0].identity, weight, total, rule, momentum=momentum)
+        for held in window[1:]:
+            self.applied.add(held.identity)
+            self.version += 1
+        for step in {identity.step: None for identity in named}:
+            rest = [held for held in self.pending[step] if held.identity not in named]
+            if rest:
+                self.pending[step] = rest
+            else:
+                del self.pending[step]
+        return True
 
     @property
     def known_count(self) -> int:
@@ -240,6 +294,7 @@ class ShardState:
             applied=self.applied.copy(),
             pending={step: list(held) for step, held in self.pending.items()},
             folded_step=self.folded_step,
+            norms=self.norms.copy(),
         )
 
     @property

@@ -24,6 +24,20 @@ def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, 
     assert sum(sum(tally.faults.values()) for tally in tallies) >= 4 * histories
 
 
+def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -> None:
+    """After any faults owner and backup have closed the same windows, come to the same value, and have every delta that
+    was acknowledged."""
+    tallies = []
+    for seed in range(1000, 1024):
+        print(f"seed {seed}: python -m tests.world.conservation --nodes 8 --seed {seed} --robust trimmed-mean")
+        tallies.append(play(seed, 8, "trimmed-mean"))
+
+    assert max(tally.longest_s for tally in tallies) <= BOUND_S + STEP_MOST_S
+    assert sum(tally.acknowledged for tally in tallies) >= 50 * 24
+    assert sum(tally.windows for tally in tallies) >= 500
+    assert sum(tally.taken_over for tally in tallies) >= 20
+
+
 def test_the_histories_are_not_empty() -> None:
     """Take-overs, repairs by identity and shards taken back all happen, and not rarely."""
     tallies = [play(seed, 8) for seed in range(1000, 1020)]

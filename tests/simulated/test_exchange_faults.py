@@ -12,9 +12,9 @@ import pytest
 from overlay.peers import Contact
 from tests.world.exchange_world import GENESIS, Links, Member, World
 from tests.world.loop import VirtualLoop
+from training.exchange.judging import Item
 from training.exchange.messages import Mended, Push, Term
 from training.exchange.service import FENCES_FILE, Exchange
-from training.exchange.serving import Item
 from training.exchange.store import Belief
 from training.settings import ExchangeSettings
 from training.shards import DeltaId

@@ -26,6 +26,7 @@ def test_a_node_alone_needs_replica_delta_and_three_arrays_per_shard() -> None:
         "backed_bytes": 0,
         "outbox_bytes": 0,
         "repair_log_bytes": 0,
+        "windows_bytes": 0,
     }
     assert (found.total, found.shared) == (500_000_000, 200_000_000)
 
@@ -50,6 +51,10 @@ def test_owned_and_backed_shrink_with_the_swarm() -> None:
         ({"log_bytes": 1 << 20}, "repair_log", 1 << 20),
         ({"log_seconds": 0.0}, "repair_log", 0),
         ({"enabled": False}, "owned", 0),
+        # A delta of each of ten members, for the tenth that is owned and the tenth that is backed up.
+        ({"robust": "trimmed-mean"}, "windows", 200_000_000),
+        ({"robust": "trimmed-mean", "replicas": 0}, "windows", 100_000_000),
+        ({"robust": "clip"}, "windows", 0),
     ],
 )
 def test_settings_change_their_parts(changes: dict[str, object], part: str, expected: int) -> None:

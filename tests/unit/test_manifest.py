@@ -154,17 +154,19 @@ def test_what_is_a_nodes_own_is_not_in_the_manifest() -> None:
 
 
 def test_the_rule_is_that_of_the_settings() -> None:
-    """Outer learning rate and momentum are shared, not each node's own."""
+    """Outer learning rate, momentum and what is done against wrong deltas are shared, not each node's own."""
     made = propose(
         run="r",
         genesis=b"\x01\xff",
         hello=HELLO,
         training=TrainingSettings(local_steps=3, max_steps=7),
         barrier=BarrierSettings(),
-        exchange=ExchangeSettings(outer_lr=0.25, outer_momentum=0.125, shards=8, replicas=0, weight="sum"),
+        exchange=ExchangeSettings(
+            outer_lr=0.25, outer_momentum=0.125, shards=8, replicas=0, weight="sum", robust="clip"
+        ),
     )
 
-    assert (made.rule, made.shards, made.replicas, made.weight) == (Rule(0.25, 0.125), 8, 0, "sum")
+    assert (made.rule, made.shards, made.replicas, made.weight) == (Rule(0.25, 0.125, "clip"), 8, 0, "sum")
     assert (made.genesis, made.local_steps, made.max_steps, made.until) == ("01ff", 3, 7, "")
 
 

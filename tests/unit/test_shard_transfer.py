@@ -32,6 +32,7 @@ def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
     for step, node in ((6, "b"), (5, "c"), (5, "a")):
         state.hold(DeltaId(IDS[node], 1, step), 0.25, rng.normal(size=4).astype(np.float32))
     state.era_step, state.folded_step = 3, 4
+    state.norms.note(IDS["x"], 2, 4, 1.5)
     return state
 
 
@@ -60,6 +61,7 @@ def test_a_state_survives_the_wire_whole(rule: Rule) -> None:
     for shard, state in states.items():
         again = arrived[shard]
         assert sorted(again.applied.rows()) == sorted(state.applied.rows())
+        assert again.norms.rows() == state.norms.rows() == [(IDS["x"], 2, 4, 1.5)]
         assert (again.version, again.sum_weight, again.era_step, again.folded_step, again.parameters) == (
             state.version,
             state.sum_weight,

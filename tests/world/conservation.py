@@ -10,6 +10,9 @@ held up. At the end the faults cease; when all is quiet
 * every delta of which any owner ever said "ok" is among them,
 * and while faults went on, nobody stood still for longer than the detection bound after the last of them.
 
+Under the trimmed mean a value is no sum: there owner and backup have the same windows and the same value, and each
+has every acknowledged delta.
+
 Nothing is excused: a node whose death the promise does not cover is not killed but paused, namely one of a pair that is
 not complete as far as its owner can tell, and, while a split is not mended, one whose log has deltas of that shard.
 """
@@ -33,10 +36,12 @@ from overlay.transport import TransportError
 from tests.world.doors import Record, digest
 from tests.world.exchange_world import Links, Member, World
 from tests.world.loop import START_S, VirtualLoop
+from training.exchange.judging import Item
 from training.exchange.messages import Push, PushResult
-from training.exchange.serving import Item
+from training.exchange.store import Owned
+from training.robust import Robust
 from training.settings import ExchangeSettings
-from training.shards import DeltaId
+from training.shards import DeltaId, Rule, ShardState
 
 #: The detection bound of DESIGN section 5, promise 3, and the slowest step of a stub.
 BOUND_S = 10.0
@@ -96,6 +101,7 @@ class Tally:
     taken_over: int = 0
     repaired: int = 0
     taken_back: int = 0
+    windows: int = 0
     longest_s: float = 0.0
     digest: str = ""
 
@@ -103,12 +109,18 @@ class Tally:
 class History:
     """One history, from one seed."""
 
-    def __init__(self, seed: int, nodes: int) -> None:
+    def __init__(self, seed: int, nodes: int, robust: Robust = "") -> None:
         self.plan = Plan.of(seed, nodes)
         self.tally = Tally(seed)
         self.chance = random.Random(f"{seed}/faults")
         settings = ExchangeSettings(
-            codec="float32", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=8.0
+            codec="float32",
+            shards=SHARDS,
+            weight="sum",
+            outer_lr=1.0,
+            outer_momentum=0.0,
+            tenure_s=8.0,
+            robust=robust,
         )
         self.world = World(seed, settings=settings, shards=SHARDS, values=VALUES, synchronous=self.plan.synchronous)
         #: Per shard the identities of which an owner has said "ok".
@@ -363,7 +375,7 @@ class History:
         world.heal()
         world.links = Links()
         self._fault("calm")
-        self.pushing = False
+        self.pushing = world.training = False
         await self._quiet()
         self._check()
         return self._done()
@@ -423,8 +435,31 @@ class History:
             assert copy is not None
             if self.plan.synchronous:
                 copy.fold(10**6, store.rule)
+            if store.rule.robust == "trimmed-mean":
+                assert owned.backup is not None
+                self._check_windows(shard, owner.name, owned, copy)
+                continue
             self._check_state(shard, owner.name, owned.state)
             self._check_state(shard, f"{owner.name}'s backup", copy)
+
+    def _check_windows(self, shard: int, owner: str, owned: Owned, copy: ShardState) -> None:
+        seed, state = self.tally.seed, owned.state
+        assert owned.backup is not None
+        for window in owned.untold(owned.backup.node_id):
+            if not copy.close(window, Rule(1.0, 0.0, "trimmed-mean")):
+                raise Broken(f"seed {seed}: shard {shard}: the backup of {owner} lacks a delta of a window")
+        for whose, one in ((owner, state), (f"{owner}'s backup", copy)):
+            lost = [identity for identity in self.acknowledged[shard] if not one.knows(identity)]
+            if lost or one.era_step:
+                raise Broken(f"seed {seed}: shard {shard} of {whose} lost {len(lost)}: {self._named(lost)}")
+        if dict.fromkeys(self._applied(state)) != dict.fromkeys(self._applied(copy)) or state.version != copy.version:
+            raise Broken(f"seed {seed}: shard {shard}: {owner} and its backup have closed different windows")
+        if not np.allclose(state.value, copy.value, rtol=1e-5, atol=1e-3):
+            apart = float(np.abs(state.value - copy.value).max())
+            raise Broken(f"seed {seed}: shard {shard}: {owner} and its backup are {apart} apart")
+        if state.pending or state.version != len(list(self._applied(state))):
+            raise Broken(f"seed {seed}: shard {shard} of {owner}: held {state.pending}, version {state.version}")
+        self.tally.windows += owned.closed
 
     def _check_state(self, shard: int, whose: str, state: Any) -> None:
         seed = self.tally.seed
@@ -473,12 +508,12 @@ def _record(world: World, event: str, **fields: Any) -> Record:
     return Record(world.clock.monotonic() - START_S, "world", "info", event, fields)
 
 
-def play(seed: int, nodes: int = 50) -> Tally:
+def play(seed: int, nodes: int = 50, robust: Robust = "") -> Tally:
     """One history. Raises `Broken` when a promise does not hold."""
     found: list[Tally] = []
 
     async def main() -> None:
-        history = History(seed, nodes)
+        history = History(seed, nodes, robust)
         try:
             found.append(await history.play())
         finally:
@@ -496,15 +531,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first history")
     parser.add_argument("--seed", type=int, default=None, help="play this one alone, and print it")
     parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument("--robust", choices=("", "clip", "trimmed-mean"), default="")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        print(json.dumps(vars(play(arguments.seed, arguments.nodes))))
+        print(json.dumps(vars(play(arguments.seed, arguments.nodes, arguments.robust))))
         return 0
     began = time.perf_counter()
     tallies, broken = [], []
     for seed in range(arguments.first, arguments.first + arguments.histories):
         try:
-            tallies.append(play(seed, arguments.nodes))
+            tallies.append(play(seed, arguments.nodes, arguments.robust))
         except Exception as error:
             broken.append(seed)
             print(f"BROKEN {type(error).__name__}: {error}", flush=True)
@@ -518,7 +554,7 @@ def main() -> int:
         "nodes": arguments.nodes,
         **{
             name: sum(getattr(tally, name) for tally in tallies)
-            for name in ("steps", "acknowledged", "requests", "taken_over", "repaired", "taken_back")
+            for name in ("steps", "acknowledged", "requests", "taken_over", "repaired", "taken_back", "windows")
         },
         "longest_s": max((round(tally.longest_s, 1) for tally in tallies), default=0.0),
         "faults": faults,

@@ -124,6 +124,8 @@ class Overlay:
         return peer.eligible
 
     def workers(self) -> float:
+        if not self.world.training:
+            return 1.0
         return max(1.0, sum(peer.step > 0 for peer in self.peers.values() if peer.alive) + (self.step > 0))
 
     def watch(self, node_ids: Iterable[bytes]) -> None:
@@ -238,6 +240,8 @@ class World:
         self.settings = settings
         self.synchronous = synchronous
         self.requests = 0
+        #: Whether anybody trains; afterwards nobody is counted as a worker.
+        self.training = True
         self._by_address: dict[Address, Member] = {}
         self._groups: dict[str, int] = {}
         self._paused: dict[str, None] = {}
@@ -252,7 +256,7 @@ class World:
             layout=plain_layout(values),
             frozen_digest="",
             shards=shards,
-            rule=Rule(settings.outer_lr, settings.outer_momentum),
+            rule=Rule(settings.outer_lr, settings.outer_momentum, settings.robust),
             weight=settings.weight,
             replicas=settings.replicas,
             local_steps=1,

@@ -80,6 +80,7 @@ class Keeping:
         """One look: start whatever should be under way."""
         self._jobs = {key: job for key, job in self._jobs.items() if not job.done()}
         self._drop_dead_partners()
+        self._serving.close_windows()
         asked = [*self._finding.orphans, *self._taking.waiting()]
         orphans = [shard for shard in asked if shard not in self._store.owned]
         self._finding.orphans.clear()
@@ -231,6 +232,7 @@ class Keeping:
                 continue  # the term has risen since: the lesson counts no more
             if owned.learner is None and not owned.moving:
                 owned.learner = to
+                owned.has_told(to.node_id, owned.closed)
                 snapshots.append((transfer.describe(shard, term, owned.state), owned.state.copy()))
         if not snapshots:
             return
@@ -283,8 +285,9 @@ class Keeping:
             return
         # Some may have been lost, or have lost their backup, while the deltas in flight landed.
         wheres = [where for where in wheres if self._is_moving(where)]
-        known = [self._store.owned[where.shard].state.known_count for where in wheres]
-        message = HandOver(self._core.genesis, wheres, known)
+        moving = [self._store.owned[where.shard] for where in wheres]
+        known = [owned.state.known_count for owned in moving]
+        message = HandOver(self._core.genesis, wheres, known, [owned.untold(to.node_id) for owned in moving])
         # When no answer comes, nobody knows who owns: `moving` stays, and the next look asks again.
         verdict = await self._core.ask(to, "hand_over", message, Verdict, QUESTION_TIMEOUT_S)
         taken = dict.fromkeys(verdict.taken)

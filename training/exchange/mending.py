@@ -22,6 +22,7 @@ from overlay.transport import Buffer, Reply, TransportError
 from training import codecs
 from training.exchange.core import Core, checked
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
+from training.exchange.judging import Item
 from training.exchange.messages import (
     Found,
     Holding,
@@ -39,7 +40,7 @@ from training.exchange.messages import (
     encode,
 )
 from training.exchange.repair import Difference, Entry, Remnant, Span, compare, everything
-from training.exchange.serving import Item, Serving
+from training.exchange.serving import Serving
 from training.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
 from training.shards import Applied, DeltaId
 

@@ -1,7 +1,7 @@
 """The words of the exchange: heads of requests and answers, as MessagePack through msgspec.
 
-Every struct is checked on decoding (types, lengths); what a handler gets is typed. Arrays travel as frames in the body
-(`training.frames`). `docs/protocol.md` describes the same messages.
+Every struct is checked on decoding (types, lengths of lists and texts); what a handler gets is typed. Arrays travel as
+frames in the body (`training.frames`). `docs/protocol.md` describes the same messages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,34 @@ from msgspec import Meta
 
 from overlay.peers import Contact
 from overlay.transport import Address
+from training.robust import MOST_NORMS
+from training.shards import DeltaId
 
 NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
 ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]
-Number = Annotated[int, Meta(ge=0)]
+#: Fits the signed 64 bits of a frame's header, with room to count on.
+Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Weight = Annotated[float, Meta(gt=0, le=1e6)]
+#: A term's raiser; empty where there is no term.
+TermNode = Annotated[bytes, Meta(max_length=20)]
+Genesis = Annotated[bytes, Meta(max_length=16)]
+#: A delta's Euclidean length.
+Length = Annotated[float, Meta(ge=0)]
+#: The longest literal address, and the longest reason for a refusal.
+Host = Annotated[str, Meta(max_length=45)]
+Reason = Annotated[str, Meta(max_length=200)]
+#: Identities as rows: node, incarnation, ranges of steps. As many rows as a swarm may have starts of nodes within the
+#: memory of one shard; ranges as `Applied.MOST_RANGES` allows, twice over for a difference of two.
+Ranges = Annotated[list[tuple[int, int]], Meta(max_length=64)]
+Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
+#: A list with at most one entry per shard.
+MOST_SHARDS = 4096
+Shards = Annotated[list[ShardIndex], Meta(max_length=MOST_SHARDS)]
+#: Deltas of one `mend`, `seek` or held in one state; windows that a backup may have missed.
+MOST_DELTAS = 65536
+MOST_CLOSINGS = 1024
+#: States are fetched one by one, and each is copied for the answer.
+MOST_FETCHED = 16
 
 
 class Term(NamedTuple):
@@ -36,7 +59,7 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     term_number: Number
-    term_node: bytes
+    term_node: TermNode
 
     @property
     def term(self) -> Term:
@@ -48,9 +71,9 @@ class Where(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     term_number: Number
-    term_node: bytes
+    term_node: TermNode
     owner: NodeId
-    host: str
+    host: Host
     port: Annotated[int, Meta(ge=1, le=65535)]
 
     @property
@@ -69,14 +92,14 @@ class Where(msgspec.Struct, frozen=True, array_like=True):
 class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order."""
 
-    genesis: bytes
+    genesis: Genesis
     node: NodeId
     incarnation: Number
     step: Number
     base_step: Number
     weight: Weight
-    shards: list[ShardIndex]
-    fences: list[Fence] = []
+    shards: Shards
+    fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
@@ -88,12 +111,12 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardIndex
     status: PushStatus
     version: Number = 0
-    reason: str = ""
+    reason: Reason = ""
     where: Where | None = None
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
-    results: list[PushResult]
+    results: Annotated[list[PushResult], Meta(max_length=MOST_SHARDS)]
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -101,18 +124,18 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     term_number: Number
-    term_node: bytes
+    term_node: TermNode
     version: Number
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True):
     """Values wanted by a node that has passed the barrier of `step`."""
 
-    genesis: bytes
+    genesis: Genesis
     step: Number
     codec: Literal["float32", "bfloat16"]
-    shards: list[Wanted]
-    fences: list[Fence] = []
+    shards: Annotated[list[Wanted], Meta(max_length=MOST_SHARDS)]
+    fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
@@ -121,32 +144,43 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardIndex
     status: Literal["value", "same", "redirect", "retry"]
     term_number: Number = 0
-    term_node: bytes = b""
+    term_node: TermNode = b""
     version: Number = 0
     where: Where | None = None
 
 
 class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
-    results: list[PullResult]
+    results: Annotated[list[PullResult], Meta(max_length=MOST_SHARDS)]
+
+
+#: The identities of one window of the trimmed mean, and the windows of a shard, oldest first.
+Closing = Annotated[list[DeltaId], Meta(max_length=MOST_DELTAS)]
+Closings = Annotated[list[Closing], Meta(max_length=MOST_CLOSINGS)]
 
 
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
+    """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before; `closings` are the
+    windows that the owner has made visible since the receiver last heard of one, oldest first."""
+
     shard: ShardIndex
     term_number: Number
-    term_node: bytes
+    term_node: TermNode
     folded_step: Number
+    scale: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    norm: Length = 0.0
+    closings: Closings = []
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
     """An owner's copy of a push for its backup or learner; `weight` is what the owner will apply."""
 
-    genesis: bytes
+    genesis: Genesis
     node: NodeId
     incarnation: Number
     step: Number
     weight: Weight
     synchronous: bool
-    shards: list[Forwarded]
+    shards: Annotated[list[Forwarded], Meta(max_length=MOST_SHARDS)]
     #: False for a delta out of a split: it moves the value only.
     momentum: bool = True
 
@@ -157,11 +191,11 @@ class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardIndex
     status: Literal["ok", "fenced", "unknown"]
     term_number: Number = 0
-    term_node: bytes = b""
+    term_node: TermNode = b""
 
 
 class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
-    results: list[ForwardResult]
+    results: Annotated[list[ForwardResult], Meta(max_length=MOST_SHARDS)]
 
 
 class Learn(msgspec.Struct, frozen=True, array_like=True):
@@ -170,9 +204,9 @@ class Learn(msgspec.Struct, frozen=True, array_like=True):
     `attempts` are the numbers of the terms promised for them: an older call than the last one heard means nothing.
     """
 
-    genesis: bytes
-    shards: list[Where]
-    attempts: list[Number]
+    genesis: Genesis
+    shards: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    attempts: Annotated[list[Number], Meta(max_length=MOST_SHARDS)]
 
 
 class StateHead(msgspec.Struct, frozen=True, array_like=True):
@@ -180,15 +214,16 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     term_number: Number
-    term_node: bytes
+    term_node: TermNode
     version: Number
     sum_weight: float
     era_step: Number
     folded_step: Number
     has_momentum: bool
-    applied: list[tuple[bytes, int, list[tuple[int, int]]]]
-    held: list[tuple[bytes, int, int, float, bool]]
-    era_term: tuple[Number, bytes] = (0, b"")
+    applied: Identities
+    held: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MOST_DELTAS)]
+    era_term: tuple[Number, TermNode] = (0, b"")
+    norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MOST_NORMS)] = []
 
     @property
     def term(self) -> Term:
@@ -198,53 +233,55 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
 class State(msgspec.Struct, frozen=True, array_like=True):
     """Whole states; per shard `VALUE`, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per held delta."""
 
-    genesis: bytes
-    states: list[StateHead]
+    genesis: Genesis
+    states: Annotated[list[StateHead], Meta(max_length=MOST_SHARDS)]
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
     """The receiver, a backup that has everything, is the owner under the terms given.
 
     `known` counts the deltas the sender has of each shard: it becomes the backup only where the receiver has no more.
+    `closings`: per shard the windows that the receiver may not have heard of.
     """
 
-    genesis: bytes
-    shards: list[Where]
-    known: list[Number]
+    genesis: Genesis
+    shards: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    known: Annotated[list[Number], Meta(max_length=MOST_SHARDS)]
+    closings: Annotated[list[Closings], Meta(max_length=MOST_SHARDS)] = []
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True):
     """The receiver is no backup of these shards any more: they have another one under the terms given."""
 
-    genesis: bytes
-    shards: list[Where]
+    genesis: Genesis
+    shards: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """Answer to `Learn`, `State` and `HandOver`: the shards taken, and what the receiver knows of the others."""
 
-    taken: list[ShardIndex]
-    others: list[Where]
+    taken: Shards
+    others: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
 
 
 class WhereIs(msgspec.Struct, frozen=True, array_like=True):
     """Who owns these shards? An empty list asks for all. Also used to tell: `known` is what the asker believes."""
 
-    genesis: bytes
-    shards: list[ShardIndex]
-    known: list[Where]
-    fences: list[Fence] = []
+    genesis: Genesis
+    shards: Shards
+    known: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
 
 
 class WhereAnswer(msgspec.Struct, frozen=True, array_like=True):
-    known: list[Where]
+    known: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
 
 
 class Survey(msgspec.Struct, frozen=True, array_like=True):
     """What do you have of these shards? Asked by a node that is about to take over."""
 
-    genesis: bytes
-    shards: list[ShardIndex]
+    genesis: Genesis
+    shards: Shards
 
 
 Role = Literal["owner", "backup", "learner", "replica", "none"]
@@ -262,10 +299,10 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardIndex
     role: Role
     term_number: Number
-    term_node: bytes
+    term_node: TermNode
     version: Number
     fence_number: Number
-    fence_node: bytes
+    fence_node: TermNode
     step: Number
 
     @property
@@ -280,22 +317,22 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
     """`known`: whom the receiver takes for the owners; in a large swarm an owner may be no candidate of the asker."""
 
-    standings: list[Standing]
-    known: list[Where] = []
+    standings: Annotated[list[Standing], Meta(max_length=MOST_SHARDS)]
+    known: Annotated[list[Where], Meta(max_length=MOST_SHARDS)] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
     """Send what you have of these shards, as `State`."""
 
-    genesis: bytes
-    shards: list[ShardIndex]
+    genesis: Genesis
+    shards: Annotated[list[ShardIndex], Meta(max_length=MOST_FETCHED)]
 
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
     """What has a node pushed in earlier starts, as far as the receiver's states tell? A node whose state directory was
     put back from a copy must use no identity twice."""
 
-    genesis: bytes
+    genesis: Genesis
     node: NodeId
 
 
@@ -309,8 +346,8 @@ class PastAnswer(msgspec.Struct, frozen=True, array_like=True):
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """The sender lost these shards to the receiver's higher term. What does the receiver have of them?"""
 
-    genesis: bytes
-    shards: list[ShardIndex]
+    genesis: Genesis
+    shards: Shards
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
@@ -320,10 +357,10 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardIndex
     status: Literal["owner", "not_owner", "retry"]
     term_number: Number = 0
-    term_node: bytes = b""
+    term_node: TermNode = b""
     era_step: Number = 0
-    era_term: tuple[Number, bytes] = (0, b"")
-    known: list[tuple[bytes, int, list[tuple[int, int]]]] = []
+    era_term: tuple[Number, TermNode] = (0, b"")
+    known: Identities = []
     where: Where | None = None
 
     @property
@@ -332,7 +369,7 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Holdings(msgspec.Struct, frozen=True, array_like=True):
-    holdings: list[Holding]
+    holdings: Annotated[list[Holding], Meta(max_length=MOST_SHARDS)]
 
 
 class Mended(msgspec.Struct, frozen=True, array_like=True):
@@ -350,22 +387,22 @@ class Seek(msgspec.Struct, frozen=True, array_like=True):
     """Does the receiver's log have any of these deltas? (node, incarnation, first and last steps.) Owners and backups
     of before the present pair may have what its own log does not reach."""
 
-    genesis: bytes
+    genesis: Genesis
     shard: ShardIndex
-    identities: list[tuple[bytes, int, list[tuple[int, int]]]]
+    identities: Identities
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
     """What the log has; one `DELTA` array each follows in the body, in that order."""
 
-    deltas: list[Mended]
+    deltas: Annotated[list[Mended], Meta(max_length=MOST_DELTAS)]
 
 
 class Mend(msgspec.Struct, frozen=True, array_like=True):
     """Deltas that the receiver lacks; one `DELTA` array each follows in the body, in that order."""
 
-    genesis: bytes
-    deltas: list[Mended]
+    genesis: Genesis
+    deltas: Annotated[list[Mended], Meta(max_length=MOST_DELTAS)]
 
 
 class MendAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -377,8 +414,8 @@ class MendAnswer(msgspec.Struct, frozen=True, array_like=True):
 class Appeal(msgspec.Struct, frozen=True, array_like=True):
     """These shards seem to have no living owner; the receiver looks, and takes over where it is its turn."""
 
-    genesis: bytes
-    shards: list[ShardIndex]
+    genesis: Genesis
+    shards: Shards
 
 
 S = TypeVar("S")

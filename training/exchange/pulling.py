@@ -116,7 +116,9 @@ class Pulling:
             if owned is None:
                 continue
             if self._core.synchronous:
-                owned.state.fold(step, self._core.store.rule)
+                self._core.store.fold(shard, step)
+            elif owned.state.pending:
+                self._core.store.close_complete(shard, self._core.worker_count())
             mark = (owned.term, owned.state.version)
             if self._core.marks[shard] != mark:
                 start, stop = self._core.store.bounds[shard]

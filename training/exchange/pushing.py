@@ -22,8 +22,9 @@ from training import codecs
 from training.codecs import CodecName, Vector
 from training.exchange.core import Core
 from training.exchange.finding import Finding
+from training.exchange.judging import Item
 from training.exchange.messages import Push, PushAnswer, PushResult
-from training.exchange.serving import Item, Serving
+from training.exchange.serving import Serving
 from training.frames import Part, encoded_frames, framed_bytes, sized
 
 RETRY_FIRST_S = 0.05

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Reply, TransportError
 from training import codecs
-from training.codecs import CodecName, Vector
+from training.codecs import Vector
 from training.exchange import transfer
 from training.exchange.core import Core, checked
+from training.exchange.judging import Item, Judging
 from training.exchange.messages import (
+    Closing,
     Fence,
     Fetch,
     Forward,
@@ -50,25 +51,11 @@ from training.exchange.messages import (
 )
 from training.exchange.store import Owned, Waiting
 from training.exchange.stored import past_of
-from training.frames import FrameReader, Part, encoded_frames, framed_bytes, frames, read_array, sized
+from training.frames import BadFrame, FrameReader, Part, encoded_frames, framed_bytes, frames, read_array, sized
 from training.shards import DeltaId, ShardState
 
 #: How often a delta is forwarded again because the pair changed under it, before its origin is told to retry.
 FORWARD_ROUNDS = 3
-#: An owner's weight and an origin's may differ by the lag of their population estimates, not by more.
-WEIGHT_FACTOR = 2.0
-
-
-@dataclass(slots=True)
-class Item:
-    """One shard of a delta, decoded and as it came."""
-
-    shard: int
-    delta: Vector
-    encoded: bytes | bytearray | memoryview
-    codec: CodecName
-    #: Out of a split: checked when it was first added, weighed already, and without momentum.
-    repair: bool = False
 
 
 #: What makes a backup's "ok" count: shard, node, the term it was sent under, and the last promise then. A node that was
@@ -80,6 +67,11 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
     return shard, to.node_id, owned.term, owned.promised
 
 
+def _forwarded(item: Item, owned: Owned, to: Contact) -> Forwarded:
+    closings = owned.untold(to.node_id)
+    return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closings)
+
+
 class Serving:
     """Answers for the shards this node holds."""
 
@@ -89,6 +81,7 @@ class Serving:
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         #: Origins whose deltas were added since the last look: "whose deltas did this step merge?"
         self.merged: dict[bytes, int] = {}
+        self._judging = Judging(core)
 
     def register(self) -> None:
         """Put the handlers behind the overlay's door."""
@@ -109,15 +102,21 @@ class Serving:
 
     async def _on_push(self, sender: Contact, push: Push, stream: AsyncIterator[Buffer]) -> Reply:
         if push.node != sender.node_id:
-            return Reply(encode(PushAnswer([self._refuse(shard, "not_yours") for shard in push.shards])))
+            return Reply(encode(PushAnswer([self._judging.refuse(shard, "not_yours") for shard in push.shards])))
         reader = FrameReader(stream)
         items = []
         results: dict[int, PushResult] = {}
         self._core.challenge(push.fences)
         if any(shard >= len(self._store) for shard in push.shards):
-            return Reply(encode(PushAnswer([self._refuse(index, "shape") for index in push.shards])))
+            return Reply(encode(PushAnswer([self._judging.refuse(index, "shape") for index in push.shards])))
         for shard in push.shards:
-            delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
+            try:
+                delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
+            except BadFrame as error:
+                self._core.log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))
+                rest = [index for index in push.shards if index not in results]
+                results |= {index: self._judging.refuse(index, "malformed") for index in rest}
+                return Reply(encode(PushAnswer([results[index] for index in push.shards])))
             self._core.counters.bytes_received += len(encoded)
             item = Item(shard, delta, encoded, codec)
             owned = self._store.owned.get(shard)
@@ -141,6 +140,7 @@ class Serving:
                 # Shielded: a waiter that is cancelled or times out must not cancel the one it waits for.
                 await asyncio.shield(flight)
             verdict = self._classify(push, identity, item.shard, item.delta, repair=item.repair)
+            verdict = verdict or self._judging.judge(push, identity, item)
             if verdict is not None:
                 results[item.shard] = verdict
             else:
@@ -178,8 +178,10 @@ class Serving:
         results: dict[int, PushResult] = {}
         if core.settings.replicas and core.other_eligible():
             return results  # a shard without a backup is about to get one
+        if self._store.rule.robust:
+            return results  # own deltas are judged, or collected, like everybody's
         identity = DeltaId(push.node, push.incarnation, push.step)
-        weight = self._clamped(push.weight)
+        weight = self._judging.clamped(push.weight)
         is_held, is_logged = core.synchronous, core.has_met_others()
         limit = core.stale_limit
         is_late = limit is not None and core.median_step() - push.base_step > limit
@@ -216,21 +218,22 @@ class Serving:
             return None
         limit = self._core.stale_limit
         if limit is not None and self._core.median_step() - push.base_step > limit:
-            return self._refuse(shard, "late")
+            return self._judging.refuse(shard, "late")
         if push.base_step < owned.state.era_step:
-            return self._refuse(shard, "before_era")
+            return self._judging.refuse(shard, "before_era")
         if not codecs.all_finite(delta):
-            return self._refuse(shard, "not_finite")
+            return self._judging.refuse(shard, "not_finite")
         return None
+
+    def close_windows(self) -> None:
+        """Close the windows that have become complete because others ended or died."""
+        if self._store.rule.robust == "trimmed-mean" and not self._core.synchronous:
+            for shard in self._store.owned:
+                self._store.close_complete(shard, self._core.worker_count())
 
     def unsafe(self, owned: Owned) -> bool:
         """No backup, although another node could be one."""
         return not owned.targets() and bool(self._core.settings.replicas) and self._core.other_eligible()
-
-    def _refuse(self, shard: int, reason: str) -> PushResult:
-        counts = self._core.counters.refused_here
-        counts[reason] = counts.get(reason, 0) + 1
-        return PushResult(shard, "refused", reason=reason)
 
     def _elsewhere(self, shard: int) -> PushResult:
         where = self._store.where(shard)
@@ -242,7 +245,7 @@ class Serving:
         self, push: Push, identity: DeltaId, fresh: list[Item], results: dict[int, PushResult]
     ) -> None:
         repair = any(item.repair for item in fresh)
-        weight = push.weight if repair else self._clamped(push.weight)
+        weight = self._judging.clamped(push.weight, repair=repair)
         acknowledged: dict[Receipt, None] = {}
         remaining = fresh
         for _ in range(FORWARD_ROUNDS):
@@ -266,6 +269,9 @@ class Serving:
                 else:
                     version = self._store.add(item.shard, self._waiting(identity, weight, item))
                     self.merged[identity.node] = identity.step
+                    self._judging.note_added(identity, item)
+                    if self._store.rule.robust == "trimmed-mean" and not self._core.synchronous:
+                        self._store.close_complete(item.shard, self._core.worker_count())
                     results[item.shard] = PushResult(item.shard, "ok", version)
             if not groups:
                 return
@@ -277,14 +283,16 @@ class Serving:
             results.setdefault(item.shard, PushResult(item.shard, "retry", reason="backup_silent"))
 
     def _waiting(self, identity: DeltaId, weight: float, item: Item) -> Waiting:
-        synchronous = self._core.synchronous
-        return Waiting(identity, weight, item.delta, synchronous, item.encoded, item.codec, momentum=not item.repair)
-
-    def _clamped(self, weight: float) -> float:
-        if self._core.settings.weight != "population":
-            return weight
-        own = 1.0 / max(1.0, self._core.worker_count())
-        return min(max(weight, own / WEIGHT_FACTOR), own * WEIGHT_FACTOR)
+        return Waiting(
+            identity,
+            weight * item.scale,
+            item.delta,
+            self._core.synchronous,
+            item.encoded,
+            item.codec,
+            momentum=not item.repair,
+            norm=0.0 if item.repair else item.norm,
+        )
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[tuple[Item, Owned]]
@@ -297,11 +305,12 @@ class Serving:
             step=push.step,
             weight=weight,
             synchronous=self._core.synchronous,
-            shards=[Forwarded(item.shard, *owned.term, owned.state.folded_step) for item, owned in pairs],
+            shards=[_forwarded(item, owned, to) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
 
         receipts = {item.shard: _receipt(item.shard, to, owned) for item, owned in pairs}
+        closed = {item.shard: owned.closed for item, owned in pairs}
 
         def stream() -> Iterator[Buffer]:
             for item, _ in pairs:
@@ -325,6 +334,7 @@ class Serving:
                 continue
             if result.status == "ok":
                 acknowledged[receipts[result.shard]] = None
+                owned.has_told(to.node_id, closed[result.shard])
             elif result.status == "fenced":
                 self._fenced(result, owned)
             else:
@@ -365,10 +375,20 @@ class Serving:
                 continue
             delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
             self._core.counters.bytes_received += len(encoded)
-            synchronous, momentum = message.synchronous, message.momentum
-            item = Waiting(identity, message.weight, delta, synchronous, encoded, codec, momentum)
+            item = Waiting(
+                identity,
+                message.weight * entry.scale,
+                delta,
+                message.synchronous,
+                encoded,
+                codec,
+                message.momentum,
+                entry.norm if message.momentum else 0.0,
+            )
             term = Term(entry.term_number, entry.term_node)
-            status, known = self._store.accept_forward(entry.shard, term, item, entry.folded_step, sender.node_id)
+            status, known = self._store.accept_forward(
+                entry.shard, term, item, entry.folded_step, sender.node_id, entry.closings
+            )
             results.append(ForwardResult(entry.shard, status, *known))  # type: ignore[arg-type]
         return Reply(encode(ForwardAnswer(results)))
 
@@ -388,7 +408,9 @@ class Serving:
             state = owned.state
             if self._core.synchronous:
                 # The puller's barrier for that step has passed: proof enough to show its deltas.
-                state.fold(pull.step, self._store.rule)
+                self._store.fold(wanted.shard, pull.step)
+            elif state.pending:
+                self._store.close_complete(wanted.shard, self._core.worker_count())
             known = (Term(wanted.term_number, wanted.term_node), wanted.version)
             if known == (owned.term, state.version):
                 results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
@@ -438,9 +460,10 @@ class Serving:
 
     async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Reply:
         known = {where.shard: count for where, count in zip(message.shards, message.known, strict=False)}
+        closings = {where.shard: windows for where, windows in zip(message.shards, message.closings, strict=False)}
 
         def take(where: Where, sender: Contact) -> bool:
-            return self._become_owner(where, sender, known.get(where.shard, -1))
+            return self._become_owner(where, sender, known.get(where.shard, -1), closings.get(where.shard, []))
 
         verdict = self._verdict(sender, message.shards, take)
         if verdict.taken:
@@ -448,7 +471,7 @@ class Serving:
             self._core.wake()
         return Reply(encode(verdict))
 
-    def _become_owner(self, where: Where, sender: Contact, known: int) -> bool:
+    def _become_owner(self, where: Where, sender: Contact, known: int, closings: list[Closing]) -> bool:
         mine = self._store.owned.get(where.shard)
         if mine is not None and mine.term == where.term:
             return True  # the answer to the first hand-over was lost
@@ -459,7 +482,7 @@ class Serving:
         appointed = backed.promised is not None and where.term.number == backed.promised.number + 1
         if self._core.leaving or not (backed.in_office or appointed):
             return False
-        if where.term < self._store.fence(where.shard):
+        if where.term < self._store.fence(where.shard) or not self._store.follow(where.shard, closings):
             return False
         now = self._core.clock.monotonic()
         owned = self._store.own(where.shard, backed.state, where.term, self._core.me(), now, tenured=True)
@@ -468,7 +491,7 @@ class Serving:
         if owned.backup is not None and known != owned.state.known_count:
             self._store.drop_backup(where.shard, self._core.me())
         if self._core.synchronous:
-            owned.state.fold(self._core.passed_step, self._store.rule)
+            self._store.fold(where.shard, self._core.passed_step)
         return True
 
     async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Reply:

@@ -6,12 +6,14 @@ keep an acknowledged delta from being lost or doubled:
 * a term is a pair (number, raiser) and only rises; what has a lower term than the highest seen is fenced off,
 * a new term for every change of the pair owner–backup, so that an old pair can always be told from a new one,
 * identities, not counters, decide whether a delta is in; owner and backup may take them in any order,
-* an owner adds a delta only after its backup has it, and looks again before it adds.
+* an owner adds a delta only after its backup has it, and looks again before it adds,
+* what may not depend on the order in which deltas come – how much one is clipped by, which ones make a window of the
+  trimmed mean – the owner decides and its backup is told: with the delta, or with the next one (`closings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,10 +21,14 @@ import numpy as np
 from overlay.peers import Contact
 from training import codecs
 from training.codecs import CodecName, Vector
-from training.exchange.messages import ZERO_TERM, Fence, Role, Standing, Term, Where
+from training.exchange.messages import ZERO_TERM, Closing, Fence, Role, Standing, Term, Where
 from training.exchange.repair import Remnant, RepairLog, everything
 from training.exchange.stored import Stored
+from training.robust import is_complete
 from training.shards import Applied, DeltaId, Rule, ShardState
+
+#: Live deltas kept for states that are still to come, over all shards: a slow lesson is given up and begun anew.
+MOST_WAITING_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -39,6 +45,11 @@ class Owned:
     promised: int = 0
     #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
     tenured: bool = False
+    #: Windows of the trimmed mean made visible here that a backup or learner may not have heard of, oldest first; how
+    #: many there were before those; and how many each of them has.
+    closings: list[Closing] = field(default_factory=list)
+    forgotten: int = 0
+    told: dict[bytes, int] = field(default_factory=dict)
 
     @property
     def has_targets(self) -> bool:
@@ -48,6 +59,23 @@ class Owned:
     def targets(self) -> list[Contact]:
         """Who must be sent every delta: the backup, and the learner that is to become one."""
         return [contact for contact in (self.backup, self.learner) if contact is not None]
+
+    @property
+    def closed(self) -> int:
+        """How many windows were made visible under this ownership."""
+        return self.forgotten + len(self.closings)
+
+    def untold(self, node_id: bytes) -> list[Closing]:
+        """The windows that a node may not have heard of."""
+        return self.closings[max(0, self.told.get(node_id, 0) - self.forgotten) :]
+
+    def has_told(self, node_id: bytes, count: int) -> None:
+        """It knows the first `count` windows; what all know is forgotten."""
+        self.told[node_id] = max(count, self.told.get(node_id, 0))
+        known = min((self.told.get(to.node_id, 0) for to in self.targets()), default=self.closed)
+        if known > self.forgotten:
+            del self.closings[: known - self.forgotten]
+            self.forgotten = known
 
 
 @dataclass(slots=True)
@@ -64,6 +92,8 @@ class Waiting:
     payload: bytes | bytearray | memoryview | None = None
     codec: CodecName = "float32"
     momentum: bool = True
+    #: The delta's length, before clipping: if all deltas grow the median has to follow.
+    norm: float = 0.0
     #: Whether a split may have another side that lacks it: not while there was never anybody else.
     is_logged: bool = True
 
@@ -83,6 +113,8 @@ class Backed:
     state: ShardState | None = None
     promised: Term | None = None
     waiting: list[Waiting] = field(default_factory=list)
+    #: Windows closed meanwhile, to be closed in that state too.
+    closings: list[Closing] = field(default_factory=list)
     #: The number promised for the present lesson: a call to learn that is not above it came late.
     attempt: int = 0
     #: The owner was started anew since, and owns nothing: whoever backs it takes over, although it answers.
@@ -91,6 +123,16 @@ class Backed:
     @property
     def in_office(self) -> bool:
         return self.state is not None and self.promised is None
+
+    def take_office(self, term: Term) -> None:
+        """The owner speaks under the term promised to this node: no other snapshot will come."""
+        self.term, self.promised = term, None
+        self.waiting.clear()
+        self.closings.clear()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(item.delta.nbytes for item in self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +227,7 @@ class ShardStore:
             self._keep_remnant(shard, backed.term, backed.state)
         elif backed is not None and backed.state is not None and term == backed.promised:
             # No term is promised twice: that there is an owner under this one proves that it appointed us.
-            backed.term, backed.promised = term, None
-            backed.waiting.clear()
+            backed.take_office(term)
         elif backed is not None and backed.promised is not None and term > backed.promised:
             # Our owner went on with a later learner: what we have may lack what that one has, and never takes office.
             del self.backed[shard]
@@ -331,9 +372,11 @@ class ShardStore:
             return False
         if backed.in_office or (backed.promised is not None and promised < backed.promised):
             return False
-        backed.state, backed.promised = state, promised
         for item in backed.waiting:
             self._add(shard, state, item)
+        if not self._follow(state, backed.closings):
+            return False
+        backed.state, backed.promised = state, promised
         return True
 
     def release(self, shard: int, term: Term, owner: Contact) -> bool:
@@ -347,9 +390,19 @@ class ShardStore:
         return self.note_owner(shard, term, owner)
 
     def accept_forward(
-        self, shard: int, term: Term, item: Waiting, folded_step: int, sender: bytes
+        self,
+        shard: int,
+        term: Term,
+        item: Waiting,
+        folded_step: int,
+        sender: bytes,
+        closings: Sequence[Closing] = (),
     ) -> tuple[str, Term]:
-        """A delta from the owner: `ok`, `fenced` (with the higher term) or `unknown`."""
+        """A delta from the owner, and the windows it has closed: `ok`, `fenced` (with the higher term) or `unknown`.
+
+        `unknown` also when there is no room for it, or when a window has a delta that is not here: then the owner goes
+        on without this backup, and teaches it anew.
+        """
         fence = self.fence(shard)
         backed = self.backed.get(shard)
         if term < fence:
@@ -357,8 +410,7 @@ class ShardStore:
         if backed is None or backed.owner.node_id != sender:
             return "unknown", fence
         if backed.promised is not None and term >= backed.promised:
-            backed.term, backed.promised = term, None
-            backed.waiting.clear()
+            backed.take_office(term)
             self.beliefs[shard] = Belief(term, backed.owner)
             self.raise_fence(shard, term)
         elif backed.in_office and term > backed.term:
@@ -366,11 +418,31 @@ class ShardStore:
             self.beliefs[shard] = Belief(term, backed.owner)
             self.raise_fence(shard, term)
         if not backed.in_office:
+            if self._waiting_bytes() > MOST_WAITING_BYTES:
+                return "unknown", fence
             backed.waiting.append(item)
-        if backed.state is not None:
-            backed.state.fold(folded_step, self.rule)
-            self._add(shard, backed.state, item)
+            backed.closings += [window for window in closings if window not in backed.closings]
+        state = backed.state
+        if state is not None:
+            if self.rule.robust == "trimmed-mean":
+                state.folded_step = max(state.folded_step, folded_step)
+            else:
+                state.fold(folded_step, self.rule)
+            self._add(shard, state, item)
+            if not self._follow(state, closings):
+                return "unknown", fence
         return "ok", term
+
+    def follow(self, shard: int, closings: Sequence[Closing]) -> bool:
+        """Close what the owner has closed in the copy it is about to hand over; False when that cannot be done."""
+        backed = self.backed[shard]
+        return backed.state is not None and self._follow(backed.state, closings)
+
+    def _follow(self, state: ShardState, closings: Sequence[Closing]) -> bool:
+        return all(state.close(window, self.rule) for window in closings)
+
+    def _waiting_bytes(self) -> int:
+        return sum(backed.waiting_bytes for backed in self.backed.values() if not backed.in_office)
 
     def add(self, shard: int, item: Waiting) -> int:
         """Add a delta that the backup has to an owned shard; returns the version."""
@@ -381,13 +453,50 @@ class ShardStore:
     def _add(self, shard: int, state: ShardState, item: Waiting) -> None:
         if state.knows(item.identity):
             return
-        if item.synchronous:
+        state.norms.note(*item.identity, item.norm)
+        # What comes out of a split was voted on there, or will not be: its fellows of that step are in already.
+        in_window = self.rule.robust == "trimmed-mean" and item.momentum
+        if item.synchronous or in_window:
             state.hold(item.identity, item.weight, item.delta, momentum=item.momentum)
         else:
             state.apply(item.identity, item.weight, item.delta, self.rule, momentum=item.momentum)
         if self.log.seconds and item.is_logged:
             payload = codecs.encode(item.delta, "float32") if item.payload is None else item.payload
             self.log.add(shard, item.identity, item.weight, payload, item.codec, momentum=item.momentum)
+
+    # -- windows ------------------------------------------------------------------------------------------------
+
+    def fold(self, shard: int, step: int) -> None:
+        """The barrier of a step has passed: make its deltas visible at the owner."""
+        owned = self.owned[shard]
+        if self.rule.robust != "trimmed-mean":
+            owned.state.fold(step, self.rule)
+            return
+        owned.state.folded_step = max(owned.state.folded_step, step)
+        for ready in sorted(number for number in owned.state.pending if number <= step):
+            self.close(shard, sorted(held.identity for held in owned.state.pending[ready]))
+
+    def close(self, shard: int, window: list[DeltaId]) -> None:
+        """Make a window visible at the owner; its backup and learner hear of it with the next delta."""
+        owned = self.owned[shard]
+        owned.state.close(window, self.rule)
+        owned.closings.append(window)
+        if not owned.has_targets:
+            owned.forgotten += len(owned.closings)
+            owned.closings.clear()
+
+    def close_complete(self, shard: int, workers: float) -> bool:
+        """Close the window of an owned shard that is complete (`training.robust.is_complete`). Not under
+        bulk-synchronous rules: there each step is a window."""
+        owned = self.owned[shard]
+        if not owned.state.pending or owned.moving:
+            return False
+        window = [held.identity for held in owned.state.held()]
+        members = len({identity.node: None for identity in window})
+        if not is_complete(members, len(window), workers):
+            return False
+        self.close(shard, window)
+        return True
 
     # -- what is here -------------------------------------------------------------------------------------------
 

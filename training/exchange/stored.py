@@ -18,6 +18,7 @@ from training.codecs import Vector
 from training.exchange.messages import StateHead, Term
 from training.exchange.repair import Span
 from training.exchange.transfer import describe
+from training.robust import Norms
 from training.shards import Applied, DeltaId, ShardState
 
 _DIGEST_BYTES = 32
@@ -78,7 +79,7 @@ def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, cl
 
 
 def _arrays(state: ShardState) -> list[Vector]:
-    held = [item.delta for step in sorted(state.pending) for item in state.pending[step]]
+    held = [item.delta for item in state.held()]
     moving = [] if state.momentum is None or state.accumulated is None else [state.momentum, state.accumulated]
     return [array for array in [state.value, *moving, *held] if array.size]
 
@@ -117,7 +118,7 @@ def decode(raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parame
             state.momentum, state.accumulated = take(parameters), take(parameters)
         state.version, state.sum_weight = one.version, one.sum_weight
         state.era_step, state.era_term, state.folded_step = one.era_step, one.era_term, one.folded_step
-        state.applied = Applied.of_rows(one.applied)
+        state.applied, state.norms = Applied.of_rows(one.applied), Norms(one.norms)
         for node, incarnation, step, weight, momentum in one.held:
             state.hold(DeltaId(node, incarnation, step), weight, take(end - begin), momentum=momentum)
         found[one.shard] = Stored(one.term, state, head.clean)

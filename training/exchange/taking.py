@@ -113,7 +113,9 @@ class Taking:
             now = self._core.clock.monotonic()
             self._store.own(shard, state, term, self._core.me(), now, tenured=False)
             if self._core.synchronous:
-                state.fold(self._core.passed_step, self._store.rule)
+                self._store.fold(shard, self._core.passed_step)
+            elif state.pending:
+                self._store.close_complete(shard, self._core.worker_count())
             told.append(Where.of(shard, term, self._core.me()))
         if told:
             self._core.log.warning("shards_taken_over", count=len(told), from_replica=from_replica)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.transport import Buffer
 from training.exchange.messages import StateHead, Term
 from training.frames import FrameReader, Part, frames, read_array
+from training.robust import Norms
 from training.shards import Applied, DeltaId, ShardState
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 def describe(shard: int, term: Term, state: ShardState) -> StateHead:
     """The small part of a state; `term` is the one that holds once the receiver has it."""
-    held = [item for step in sorted(state.pending) for item in state.pending[step]]
     return StateHead(
         shard=shard,
         term_number=term.number,
@@ -28,7 +28,8 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         folded_step=state.folded_step,
         has_momentum=state.momentum is not None,
         applied=state.applied.rows(),
-        held=[(*item.identity, item.weight, item.momentum) for item in held],
+        held=[(*item.identity, item.weight, item.momentum) for item in state.held()],
+        norms=state.norms.rows(),
     )
 
 
@@ -39,8 +40,7 @@ def body(snapshots: list[tuple[StateHead, ShardState]]) -> Iterator[Buffer]:
         if state.momentum is not None and state.accumulated is not None and state.momentum.size:
             yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
             yield from frames(head.shard, state.accumulated, "float32", Part.ACCUMULATED)
-        held = [item for step in sorted(state.pending) for item in state.pending[step]]
-        for item in held:
+        for item in state.held():
             yield from frames(head.shard, item.delta, "float32", Part.PENDING, step=item.identity.step)
 
 
@@ -56,7 +56,7 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
         state.accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, state.parameters)
     state.version, state.sum_weight = head.version, head.sum_weight
     state.era_step, state.era_term, state.folded_step = head.era_step, head.era_term, head.folded_step
-    state.applied = Applied.of_rows(head.applied)
+    state.applied, state.norms = Applied.of_rows(head.applied), Norms(head.norms)
     for node, incarnation, step, weight, momentum in head.held:
         delta, _, _ = await read_array(reader, head.shard, Part.PENDING, size)
         state.hold(DeltaId(node, incarnation, step), weight, delta, momentum=momentum)
