@@ -116,6 +116,10 @@ class Open(Generic[Key]):
     def __len__(self) -> int:
         return len(self._open)
 
+    def count(self, party: Key) -> int:
+        """How many this party has open."""
+        return self._open.get(party, 0)
+
     def enter(self, party: Key) -> bool:
         """False when it has its share open already; then there is nothing to leave."""
         count = self._open.get(party, 0)

@@ -8,6 +8,7 @@ no candidate for a while (DESIGN section 4, "Liveness").
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,6 +20,7 @@ from msgspec import Meta
 from overlay.doors import Clock
 from overlay.ids import ID_BYTES, short
 from overlay.peers import Beat, Contact
+from overlay.quotas import Allowance, Open, Quotas
 from overlay.transport import (
     Address,
     Answer,
@@ -30,6 +32,7 @@ from overlay.transport import (
     Reply,
     Transport,
     TransportError,
+    group_of,
     id_behind,
 )
 from overlay.wire import TAG_BYTES, literal
@@ -41,6 +44,15 @@ BareHandler = Callable[[Incoming], Awaitable[Reply]]
 #: This many failed streams within the time make a peer unreachable for as long.
 STREAM_FAILURES = 2
 STREAM_FAILURE_S = 30.0
+#: Requests of one peer. A step takes two and those of a thousand nodes' pushes are forwarded one by one: a second of
+#: that is no flood.
+REQUESTS = Allowance(2000.0, 4000.0)
+#: Of strangers, who have no envelope: `hello` costs a signature.
+BARE_REQUESTS = Allowance(50.0, 200.0)
+#: Requests of one peer whose handler has not ended, bodies included.
+OPEN_OF_ONE = 256
+#: Who asks too fast is told so this much later: it is slowed down, and has one more open meanwhile.
+PENANCE_S = 1.0
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +105,9 @@ class Streams:
         self._handlers: dict[str, Handler] = {}
         self._bare: dict[str, BareHandler] = {}
         self._failures: dict[bytes, tuple[int, float]] = {}
+        self._asked: Quotas[bytes | str] = Quotas(REQUESTS)
+        self._asked_bare: Quotas[str] = Quotas(BARE_REQUESTS)
+        self._open: Open[bytes | str] = Open(OPEN_OF_ONE)
 
     def register(self, name: str, handler: Handler) -> None:
         """Serve requests of this name; a second registration replaces the first."""
@@ -118,6 +133,8 @@ class Streams:
         self.counters["requests_in"] += 1
         bare = self._bare.get(incoming.name)
         if bare is not None:
+            if group := group_of(incoming.source.host):
+                await self._pace(self._asked_bare.take(group, self._clock.monotonic()))
             return await bare(incoming)
         node = self._node()
         if node.tag is None:
@@ -142,10 +159,32 @@ class Streams:
         if handler is None:
             raise self._refused("no_handler", f"this node does not serve {incoming.name!r}")
         address = Address(literal(beat.host) or incoming.source.host, beat.port)
-        reply = await handler(Contact(beat.node_id, address), envelope.payload, incoming.body)
+        reply = await self._within_quota(
+            # Without a proof an id costs nothing, and an address does; on the loopback of an open swarm neither.
+            proven or group_of(incoming.source.host) or beat.node_id,
+            lambda: handler(Contact(beat.node_id, address), envelope.payload, incoming.body),
+        )
         node = self._node()
         assert node.tag is not None
         return Reply(_ENCODER.encode(Envelope(node.tag, node.beat, b"", reply.head)), reply.body)
+
+    async def _within_quota(self, party: bytes | str, handle: Callable[[], Awaitable[Reply]]) -> Reply:
+        if not self._open.enter(party):
+            self.counters["refused_open"] += 1
+            raise Rejection(f"more than {OPEN_OF_ONE} requests of yours are open here; let them end first")
+        try:
+            await self._pace(self._asked.take(party, self._clock.monotonic()))
+            return await handle()
+        finally:
+            self._open.leave(party)
+
+    async def _pace(self, wait_s: float) -> None:
+        """Turn away who asks too fast, and not at once. `wait_s` is 0 for everybody else."""
+        if not wait_s:
+            return
+        self.counters["refused_rate"] += 1
+        await asyncio.sleep(PENANCE_S)
+        raise Rejection("you ask more often in a second than a member may; ask again later")
 
     def _refused(self, reason: str, text: str) -> Rejection:
         self.counters[f"requests_refused_{reason}"] += 1

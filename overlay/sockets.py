@@ -29,6 +29,7 @@ from overlay.sockets_asking import MARKER, OURS, PATH, REASON_CHARACTERS, REJECT
 from overlay.sockets_binding import BACKLOG, DatagramSocket, bind_pair
 from overlay.sockets_sealed import StreamSeal, proven_id
 from overlay.sockets_streams import BadFraming, BodyFailed, Inflow, Outflow, framed, known_size, pour, whole
+from overlay.sockets_turns import LARGE_HEAD_BYTES, TooMany, Turns
 from overlay.transport import (
     HANDLER_SILENCE_S,
     MAX_DATAGRAM_BYTES,
@@ -42,10 +43,10 @@ from overlay.transport import (
     Reply,
     RequestHandler,
     TransportError,
+    group_of,
+    id_behind,
 )
 
-#: Requests handled at once; more wait their turn, their senders' patience bounds the queue.
-HANDLERS_AT_ONCE = 256
 #: Idle connections: longer than the client keeps them (`overlay.sockets_asking.CLIENT_KEEP_ALIVE_S`).
 SERVER_KEEP_ALIVE_S = 90.0
 #: After an early answer the rest of a request is read and thrown away for this long, so that the answer is not lost.
@@ -77,7 +78,7 @@ class SocketTransport:
         self._server: web.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._on_request: RequestHandler | None = None
-        self._turns = asyncio.Semaphore(HANDLERS_AT_ONCE)
+        self._turns = Turns()
         self._handling: dict[asyncio.Task[Any], bool] = {}
         self._asking: dict[StreamRequest, bool] = {}
         #: Connections on which a request is being handled.
@@ -228,20 +229,32 @@ class SocketTransport:
         self._handling[task] = True
         self._busy[request.protocol] = True
         try:
-            async with self._turns:
-                return await self._serve(request, request.path[len(PATH) :])
+            source = _source(request)
+            party = id_behind(source) or group_of(source.host)
+            async with self._turns.of(party):
+                return await self._serve(request, request.path[len(PATH) :], source, party)
+        except TooMany as reason:
+            self._counters["streams_dropped_quota"] += 1
+            refusal = web.Response(status=REJECTED, text=str(reason), headers=OURS)
+            refusal.force_close()
+            return refusal
         finally:
             del self._handling[task]
             self._busy.pop(request.protocol, None)
 
-    async def _serve(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+    async def _serve(
+        self, request: web.BaseRequest, name: str, source: Address, party: bytes | str
+    ) -> web.StreamResponse:
         assert self._on_request is not None
-        source = _source(request)
         inflow = Inflow(request.content, functools.partial(_explain, source), HANDLER_SILENCE_S)
+        inflow.small_head_bytes = LARGE_HEAD_BYTES
+        inflow.large_head = functools.partial(self._turns.large_head, party)
         try:
             reply = await self._on_request(Incoming(name, source, await inflow.head(), inflow))
         except (Rejection, BadFraming) as refusal:
             return web.Response(status=REJECTED, text=str(refusal)[:REASON_CHARACTERS], headers=OURS)
+        except TooMany:
+            raise
         except Exception as error:
             if not inflow.broken:  # otherwise the handler only noticed that the peer has left
                 self._log.error("request_handler_failed", request=name, source=str(source), error=repr(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
@@ -53,6 +54,9 @@ class Inflow:
         self._reader = reader
         self._translate = translate
         self._silence_s = silence_s
+        #: How many bytes of head are read without asking, and whom to ask for more; set by the serving end.
+        self.small_head_bytes = MAX_HEAD_BYTES
+        self.large_head: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self._rest: memoryview | None = None
         self.broken = False
         self.ended = False
@@ -66,6 +70,12 @@ class Inflow:
         if length > MAX_HEAD_BYTES:
             raise BadFraming(f"announced a head of {length} bytes; at most {MAX_HEAD_BYTES} are read")
         stop = LENGTH_BYTES + length
+        if length <= self.small_head_bytes:
+            return await self._read_head(data, stop)
+        async with self.large_head():
+            return await self._read_head(data, stop)
+
+    async def _read_head(self, data: bytearray, stop: int) -> bytes:
         # Grows with what arrives, never with what was announced.
         while len(data) < stop:
             data += await self._more("within its head")

@@ -1,0 +1,142 @@
+"""A member that hogs another's streams, over real sockets and TLS: it waits for its own turns, beyond them it is turned
+away with a reason and a counter, and the other members are served meanwhile. Under asyncio and uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from overlay import sockets_turns
+from overlay.sockets_turns import TooMany, Turns
+from overlay.transport import Incoming, Reply, TransportError, id_behind
+from tests.process.test_sealed_sockets import Member, ask, until
+from tests.process.test_sockets import MB, Run, run
+
+__all__ = ["run"]
+
+#: Turns in all, of one member, and its waiting requests: small, so that few connections tell.
+ALL, OWN, WAITING = 8, 4, 6
+#: What an honest member's question may take while another hogs; generous, for a machine that does other things.
+SOON_S = 5.0
+
+
+class Busy(Member):
+    """Answers `hold` when it is told to, and everything else at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = asyncio.Event()
+        self.holding: dict[bytes, int] = {}
+        self.most_held: dict[bytes, int] = {}
+
+    async def handle(self, incoming: Incoming) -> Reply:
+        who = id_behind(incoming.source)
+        if incoming.name != "hold":
+            return await super().handle(incoming)
+        self.holding[who] = self.holding.get(who, 0) + 1
+        self.most_held[who] = max(self.holding[who], self.most_held.get(who, 0))
+        try:
+            await self.release.wait()
+        finally:
+            self.holding[who] -= 1
+        return Reply(b"held")
+
+
+@pytest.fixture
+def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets_turns, "HANDLERS_AT_ONCE", ALL)
+    monkeypatch.setattr(sockets_turns, "HANDLERS_OF_ONE", OWN)
+    monkeypatch.setattr(sockets_turns, "WAITING_OF_ONE", WAITING)
+
+
+async def outcome(member: Member, busy: Busy) -> str:
+    try:
+        head, _, _ = await ask(member, busy.home, "hold")
+    except TransportError as error:
+        return f"{error.kind}: {error.detail}"
+    return head.decode()
+
+
+@pytest.mark.usefixtures("few_turns")
+def test_a_member_that_hogs_streams_waits_for_its_own_turns(run: Run) -> None:
+    """Twenty requests that never end, of a member that may have four and six: ten are turned away and counted, another
+    member is answered at once, and what waited gets its turn when there is one."""
+
+    async def main() -> None:
+        async with Busy() as busy, Member() as hog, Member() as honest:
+            tasks = [asyncio.create_task(outcome(hog, busy)) for _ in range(20)]
+            refused = 20 - OWN - WAITING
+            await until(lambda: busy.counters.get("streams_dropped_quota", 0) == refused, "ten are turned away")
+            began = time.monotonic()
+            for _ in range(5):
+                await ask(honest, busy.home)
+            took_s = time.monotonic() - began
+            busy.release.set()
+            outcomes = await asyncio.gather(*tasks)
+
+            assert took_s < SOON_S
+            assert busy.most_held == {hog.identity.node_id: OWN}
+            assert outcomes.count("held") == OWN + WAITING
+            (reason,) = {text for text in outcomes if text != "held"}
+            assert reason == f"rejected: more than {OWN + WAITING} requests of yours are open here"
+            assert await outcome(hog, busy) == "held"  # and it is no outcast
+
+    run(main())
+
+
+@pytest.mark.usefixtures("few_turns")
+def test_one_who_leaves_frees_its_turns(run: Run) -> None:
+    """Streams of a member that are broken off leave nothing behind: its turns are all there again."""
+
+    async def main() -> None:
+        async with Busy() as busy, Member() as hog:
+            for _ in range(3):
+                tasks = [asyncio.create_task(outcome(hog, busy)) for _ in range(OWN + WAITING)]
+                await until(lambda: sum(busy.holding.values()) == OWN, "all turns are taken")
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await until(lambda: sum(busy.holding.values()) == 0, "all turns are free")
+            busy.release.set()
+            assert await outcome(hog, busy) == "held"
+
+    run(main())
+
+
+def test_a_large_head_passes(run: Run) -> None:
+    """The history of a large swarm is longer than a megabyte: it is read, in its turn."""
+
+    async def main() -> None:
+        async with Member() as one, Member() as two:
+            head = b"h" * (3 * MB)
+            async with one.door.request(two.home, "echo", head, timeout_s=20) as answer:
+                assert answer.head == head
+
+    run(main())
+
+
+def test_large_heads_are_read_a_few_at_a_time(run: Run) -> None:
+    """Of one party two, of all eight: no member can make a node keep more than that of what it has not seen yet."""
+
+    async def main() -> None:
+        turns, inside, release = Turns(), [], asyncio.Event()
+
+        async def read(party: bytes) -> str:
+            try:
+                async with turns.large_head(party):
+                    inside.append(party)
+                    await release.wait()
+            except TooMany:
+                return "refused"
+            return "read"
+
+        tasks = [asyncio.create_task(read(bytes([party]))) for party in range(6) for _ in range(3)]
+        await until(lambda: sum(task.done() for task in tasks) == 6, "the third of each is refused")
+        assert len(inside) == sockets_turns.LARGE_HEADS_AT_ONCE
+        release.set()
+        outcomes = await asyncio.gather(*tasks)
+        assert (outcomes.count("read"), outcomes.count("refused")) == (12, 6)
+
+    run(main())

@@ -1,0 +1,300 @@
+"""A member of the swarm that sends what it should not: refused with a reason and counted, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlay import requests
+from overlay.peers import Contact
+from overlay.quotas import Allowance
+from overlay.transport import Buffer, TransportError
+from tests.world.loop import VirtualLoop
+from tests.world.shard_stores import contact, owner_of, store_of, term
+from tests.world.swarm import Host, Swarm
+from tests.world.trainer import StubTrainer, exponential
+from training.exchange import store as store_module
+from training.exchange.messages import Fetch, Mend, MendAnswer, Mended, Push, PushAnswer, WhereIs, decode, encode
+from training.exchange.store import Waiting
+from training.frames import Part, frames
+from training.shards import Applied, DeltaId
+
+SIZE = 64
+SHARDS = 4
+LIAR = "n2"
+SEED = 51
+
+
+def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> Swarm:
+    print(f"seed {SEED}")
+    worlds = []
+
+    async def main() -> None:
+        swarm = Swarm(
+            seed=SEED,
+            settings={"exchange.shards": SHARDS, **{key.replace("__", "."): value for key, value in settings.items()}},
+            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(1.0), start_s=0.3),
+        )
+        worlds.append(swarm)
+        try:
+            swarm.start_many(3)
+            await swarm.until(
+                lambda: len(swarm.running()) == 3 and min(map(step_of, swarm.running())) >= 3,
+                within_s=100,
+                what="three steps of three nodes",
+            )
+            await scenario(swarm)
+        finally:
+            await swarm.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+    return worlds[0]
+
+
+def step_of(host: Host) -> int:
+    return host.living.progress.step
+
+
+def victim_of(swarm: Swarm, shard: int = 0) -> Host:
+    """Whoever owns the shard, if that is not the liar; the next shard otherwise."""
+    for number in range(shard, SHARDS):
+        for host in swarm.running():
+            if host.name != LIAR and number in host.living.exchange.store.owned:
+                return host
+    raise AssertionError("the liar owns everything")
+
+
+def contact_of(host: Host) -> Contact:
+    return Contact(host.living.overlay.node_id, host.living.overlay.address)
+
+
+def push_of(swarm: Swarm, shard: int, **changes: Any) -> Push:
+    liar = swarm.hosts[LIAR].living
+    step = liar.progress.step + 1000
+    push = Push(liar.exchange.core.genesis, liar.overlay.node_id, liar.incarnation, step, step, 1 / 3, [shard])
+    return msgspec.structs.replace(push, **changes)
+
+
+async def ask(swarm: Swarm, victim: Host, name: str, payload: bytes, body: list[Buffer]) -> bytes:
+    request = swarm.hosts[LIAR].living.overlay.request(contact_of(victim), name, payload, body, timeout_s=5.0)
+    async with request as answer:
+        return answer.head
+
+
+def body_of(shard: int, values: np.ndarray) -> list[Buffer]:
+    return list(frames(shard, values.astype(np.float32), "float32", Part.DELTA))
+
+
+def damaged(shard: int) -> Iterator[tuple[str, list[Buffer]]]:
+    """Bodies that are no delta of 16 values, and the reason for which each is refused."""
+    good = body_of(shard, np.ones(SIZE // SHARDS))
+    yield "not_finite", body_of(shard, np.full(SIZE // SHARDS, np.nan))
+    yield "not_finite", body_of(shard, np.full(SIZE // SHARDS, np.inf))
+    yield "malformed", body_of(shard, np.ones(SIZE // SHARDS - 1))
+    yield "malformed", body_of(shard, np.ones(SIZE // SHARDS + 1))
+    yield "malformed", body_of((shard + 1) % SHARDS, np.ones(SIZE // SHARDS))
+    header = bytearray(good[0])
+    header[12] = 77  # an unknown codec
+    yield "malformed", [bytes(header), good[1]]
+    yield "malformed", [good[0]]
+
+
+def test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing() -> None:
+    """NaN, infinity, too few and too many values, another shard's, an unknown codec, half a frame."""
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        exchange = victim.living.exchange
+        shard = next(iter(exchange.store.owned))
+        for reason, body in damaged(shard):
+            before = exchange.counters.refused_here.get(reason, 0)
+            push = push_of(swarm, shard)
+            (result,) = decode(await ask(swarm, victim, "push", encode(push), body), PushAnswer).results
+
+            assert (result.status, result.reason) == ("refused", reason)
+            assert exchange.counters.refused_here[reason] == before + 1
+            assert not exchange.store.owned[shard].state.knows(DeltaId(push.node, push.incarnation, push.step))
+
+    simulate(scenario)
+
+
+def test_a_delta_in_another_s_name_or_of_long_ago_is_refused() -> None:
+    """Only its node pushes a delta; and none whose base is ten steps and more behind."""
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        shard = next(iter(victim.living.exchange.store.owned))
+        await swarm.until(lambda: min(map(step_of, swarm.running())) >= 30, within_s=200, what="30 steps")
+        body = body_of(shard, np.ones(SIZE // SHARDS))
+        for changes, reason in (
+            ({"node": swarm.hosts["n0"].living.overlay.node_id}, "not_yours"),
+            ({"base_step": 0}, "late"),
+        ):
+            payload = encode(push_of(swarm, shard, **changes))
+            (result,) = decode(await ask(swarm, victim, "push", payload, body), PushAnswer).results
+            assert (result.status, result.reason) == ("refused", reason)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("population", 2 / 3), ("samples", 8 / 3), ("sum", 1.0)])
+def test_a_weight_is_believed_within_reason_only(kind: str, most: float) -> None:
+    """Whatever weight a delta claims, its owner gives it that of an honest one of three at most."""
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        exchange = victim.living.exchange
+        for host in swarm.running():
+            host.living.pause()
+        await asyncio.sleep(8.0)  # nobody else's delta moves the shard, and paused nodes are not counted
+        shard = next(iter(exchange.store.owned))
+        own = 1.0 / max(1.0, exchange.core.worker_count())
+        expected = {"population": 2 * own, "samples": 8 * own, "sum": 1.0}[kind]
+        assert expected >= most
+        state = exchange.store.owned[shard].state
+        before = state.value.copy()
+        payload = encode(push_of(swarm, shard, weight=1e6))
+        answer = await ask(swarm, victim, "push", payload, body_of(shard, np.ones(SIZE // SHARDS)))
+
+        assert decode(answer, PushAnswer).results[0].status == "ok"
+        np.testing.assert_allclose(exchange.store.owned[shard].state.value - before, expected, rtol=1e-5)
+
+    simulate(scenario, exchange__weight=kind, exchange__outer_lr=1.0, exchange__outer_momentum=0.0)
+
+
+def test_mending_a_split_is_no_way_around_the_judge() -> None:
+    """What comes as a repair is looked at like a push: finite, and of no more weight than two estimates allow."""
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        exchange = victim.living.exchange
+        shard = next(iter(exchange.store.owned))
+        liar = swarm.hosts[LIAR].living
+        for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
+            mended = Mended(shard, liar.overlay.node_id, liar.incarnation, 5000 + number, 1e6, 1.0)
+            answer = await ask(
+                swarm, victim, "mend", encode(Mend(exchange.core.genesis, [mended])), body_of(shard, values)
+            )
+            assert decode(answer, MendAnswer).added == number
+
+        assert exchange.counters.refused_here == {"not_finite": 1}
+        assert np.isfinite(exchange.store.owned[shard].state.value).all()
+        assert np.abs(exchange.store.owned[shard].state.value).max() < 100.0
+
+    simulate(scenario)
+
+
+def test_lists_and_numbers_have_bounds() -> None:
+    """More entries than a swarm has shards, longer texts than an address, numbers beyond a frame's: not decoded."""
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        genesis = victim.living.exchange.core.genesis
+        where = [0, 1, b"", b"n" * 20, "x" * 46, 8468]
+        for name, payload in (
+            ("push", encode(push_of(swarm, 0, shards=[0] * 4097))),
+            ("push", encode(push_of(swarm, 0, step=(1 << 64) - 1))),
+            ("fetch", encode(Fetch(genesis, [0] * 17))),
+            ("where_is", encode(WhereIs(genesis, [0] * 4097, []))),
+            ("where_is", msgspec.msgpack.encode([genesis, [], [where]])),
+            ("where_is", msgspec.msgpack.encode([genesis + b"!", [], []])),
+        ):
+            with pytest.raises(TransportError, match="malformed") as caught:
+                await ask(swarm, victim, name, payload, [])
+            assert caught.value.kind == "rejected"
+
+    simulate(scenario)
+
+
+def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that asks as fast as it can gets its burst and its rate, then a reason a second later; others go on."""
+    monkeypatch.setattr(requests, "REQUESTS", Allowance(50.0, 100.0))
+    monkeypatch.setattr(requests, "OPEN_OF_ONE", 16)
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        payload = encode(WhereIs(victim.living.exchange.core.genesis, [0], []))
+        outcomes: Counter[str] = Counter()
+
+        async def flood() -> None:
+            while True:
+                try:
+                    await ask(swarm, victim, "where_is", payload, [])
+                    outcomes["served"] += 1
+                except TransportError as error:
+                    outcomes["rate" if "a second" in error.detail else error.detail[:30]] += 1
+                    await asyncio.sleep(0.05)
+
+        steps = {host.name: step_of(host) for host in swarm.running() if host.name != LIAR}
+        floods = [asyncio.create_task(flood()) for _ in range(24)]
+        await asyncio.sleep(6.0)
+        for task in floods:
+            task.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+
+        print(outcomes)
+        assert sorted(outcomes) == ["more than 16 requests of yours", "rate", "served"]
+        assert 100 <= outcomes["served"] <= 100 + 7 * 50
+        report = victim.living.overlay.report()
+        assert (report["refused_rate"] >= outcomes["rate"] > 30, report["refused_open"] > 100) == (True, True)
+        for host in swarm.running():
+            if host.name != LIAR:
+                assert step_of(host) - steps[host.name] >= 3
+        await asyncio.sleep(3.0)
+        await ask(swarm, victim, "where_is", payload, [])  # forgiven when it has rested
+
+    simulate(scenario)
+
+
+def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
+    """Under bsp a member that pushes step upon step without any barrier is told to wait; memory is bounded."""
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        exchange = victim.living.exchange
+        shard = next(iter(exchange.store.owned))
+        body = body_of(shard, np.ones(SIZE // SHARDS))
+        statuses = []
+        for number in range(40):
+            payload = encode(push_of(swarm, shard, step=10_000 + number))
+            (result,) = decode(await ask(swarm, victim, "push", payload, body), PushAnswer).results
+            statuses.append((result.status, result.reason))
+
+        assert statuses[:16] == [("ok", "")] * 16
+        assert set(statuses[16:]) == {("retry", "window_full")}
+
+    simulate(scenario, barrier__method="bsp")
+
+
+def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member calls another to learn, sends deltas and never the state: beyond a bound it is told `unknown`."""
+    monkeypatch.setattr(store_module, "MOST_WAITING_BYTES", 1600)
+    store = store_of("b")
+    assert store.learn(0, term(1, "a"), contact("a"), 1)
+    statuses = []
+    for step in range(300):
+        item = Waiting(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), False)
+        statuses.append(store.accept_forward(0, term(1, "a"), item, 0, contact("a").node_id)[0])
+
+    assert statuses[:100] == ["ok"] * 100
+    assert set(statuses[110:]) == {"unknown"}
+    assert store.backed[0].waiting_bytes < 1700
+
+
+def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
+    """The set of applied identities keeps the highest incarnations of a node, and all of the others' nodes."""
+    applied = Applied()
+    applied.add(DeltaId(b"h" * 20, 1, 7))
+    for incarnation in range(1000):
+        applied.add(DeltaId(b"l" * 20, incarnation, 1))
+
+    assert len(applied.rows()) == Applied.MOST_INCARNATIONS + 1
+    assert DeltaId(b"h" * 20, 1, 7) in applied
+    assert DeltaId(b"l" * 20, 999, 1) in applied
+    assert owner_of("a").owned[0].state.applied.rows() == []
