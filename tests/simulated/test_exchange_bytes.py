@@ -1,0 +1,123 @@
+"""What a step of exchange sends, counted on the simulated network; and what becomes of a push that its step leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from tests.world.exchange_world import Member, World
+from tests.world.loop import VirtualLoop
+from training.exchange.service import Exchange
+from training.settings import ExchangeSettings
+
+VALUES_PER_SHARD = 2000
+#: Headers, and nothing else, may come on top.
+WITHIN = 0.05
+
+
+def simulate(scenario: Callable[[World], Awaitable[None]], settings: ExchangeSettings, nodes: int) -> None:
+    """A swarm that has settled, then the scenario."""
+    seed = 11
+    print(f"seed {seed}")
+
+    async def main() -> None:
+        values = VALUES_PER_SHARD * settings.shards
+        world = World(seed, settings=settings, shards=settings.shards, values=values, synchronous=False)
+        try:
+            founder = await world.start("n0", founder=True)
+            for number in range(1, nodes):
+                member = await world.start(f"n{number}")
+                await exchange_of(member).join(founder.contact)
+            await settled(world)
+            await scenario(world)
+        finally:
+            world.stop()
+
+    VirtualLoop().run(main(), limit_s=600)
+
+
+def exchange_of(member: Member) -> Exchange:
+    assert member.exchange is not None
+    return member.exchange
+
+
+async def settled(world: World) -> None:
+    """Every shard has an owner, a backup where there should be one, and nobody is being taught."""
+    deadline = world.clock.monotonic() + 60.0
+    last, since = [], world.clock.monotonic()
+    while world.clock.monotonic() - since < 3.0:
+        assert world.clock.monotonic() < deadline, "the shards never came to rest"
+        await asyncio.sleep(0.2)
+        stores = [exchange_of(member).store for member in world.running()]
+        now = [(len(store.owned), len(store.backed)) for store in stores]
+        learning = any(owned.learner is not None for store in stores for owned in store.owned.values())
+        if now != last or learning:
+            last, since = now, world.clock.monotonic()
+
+
+async def until(world: World, condition: Callable[[], bool]) -> None:
+    deadline = world.clock.monotonic() + 30.0
+    while not condition():
+        assert world.clock.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+async def step(member: Member, number: int, delta: np.ndarray) -> None:
+    report = await exchange_of(member).push(number, number - 1, 1.0, delta)
+    assert (report.outstanding, report.refused) == (0, {})
+    await exchange_of(member).pull(number)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.parametrize("nodes", [2, 8, 64])
+def test_a_step_sends_twice_the_model_and_once_more_for_a_backup_whatever_the_size_of_the_swarm(
+    nodes: int, replicas: int
+) -> None:
+    """Bytes per node and step are within 5 % of 2·(N−1)/N encoded models, plus one where there are backups."""
+    settings = ExchangeSettings(
+        codec="bfloat16", pull_codec="bfloat16", shards=64, replicas=replicas, weight="sum", tenure_s=0.0
+    )
+
+    async def scenario(world: World) -> None:
+        members = world.running()
+        delta = np.ones(world.manifest.layout.total, np.float32)
+        await asyncio.gather(*(step(member, 1, delta) for member in members))
+        before = [exchange_of(member).counters.bytes_sent for member in members]
+        await asyncio.gather(*(step(member, 2, delta) for member in members))
+        sent = [exchange_of(member).counters.bytes_sent - was for member, was in zip(members, before, strict=True)]
+
+        models = sum(sent) / nodes / (2 * world.manifest.layout.total)
+        expected = 2 * (nodes - 1) / nodes + replicas
+        print(f"{nodes} nodes, {replicas} backups: {models:.3f} models, by the formula {expected:.3f}")
+        assert expected <= models <= (1 + WITHIN) * expected
+
+    simulate(scenario, settings, nodes)
+
+
+def test_what_a_step_leaves_on_its_way_arrives_as_it_was_although_the_trainer_writes_the_next_delta() -> None:
+    """A float32 push sends the trainer's own memory; past its deadline the outbox has a copy of it."""
+    settings = ExchangeSettings(
+        codec="float32", shards=4, replicas=0, weight="sum", outer_lr=1.0, outer_momentum=0.0, push_deadline_s=0.5
+    )
+
+    async def scenario(world: World) -> None:
+        shards_of = {member.name: list(exchange_of(member).store.owned) for member in world.running()}
+        owner = next(member for member in world.running() if shards_of[member.name])
+        origin = next(member for member in world.running() if member is not owner)
+        delta = np.ones(world.manifest.layout.total, np.float32)
+        world.pause(owner.name)
+
+        report = await exchange_of(origin).push(1, 0, 1.0, delta)
+        assert report.outstanding == len(shards_of[owner.name])
+        delta[:] = 100.0
+        world.resume(owner.name)
+        await until(world, lambda: not exchange_of(origin).pushing.outstanding_steps)
+
+        for member in world.running():
+            for owned in exchange_of(member).store.owned.values():
+                assert owned.state.value.tolist() == [1.0] * VALUES_PER_SHARD
+
+    simulate(scenario, settings, 3)
