@@ -38,6 +38,8 @@ BY_NAME = (
     "soak",
     "exchange",
     "peers",
+    "barriers",
+    "step",
 )
 
 
@@ -64,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--hivemind", type=Path, default=None, help="peers: Python of an environment with hivemind 1.1.12"
     )
-    line.add_argument("--data-dir", type=Path, default=None, help="outer_rule, codecs: folder with the MNIST files")
+    line.add_argument(
+        "--data-dir", type=Path, default=None, help="outer_rule, codecs, barriers: folder with the MNIST files"
+    )
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
     line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
     line.add_argument(

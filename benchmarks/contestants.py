@@ -29,6 +29,7 @@ START_S = 120.0
 #: Shards have come to rest when nobody's number of them has changed for this long.
 REST_S = 1.5
 SHARDS = 64
+LEAVE_S = 10.0
 
 
 class Contestant(Protocol):
@@ -130,13 +131,17 @@ class Ours:
         """Of the largest of the daemons, since the last reset."""
         return max(peak_bytes(pid) for pid in self._gate.pids) / 1e6
 
-    def stop(self) -> None:
-        """End the daemons at once: nobody needs their shards any more."""
+    def leave(self) -> None:
+        """Ask the daemons to end, and wait until they have."""
         for node in self.nodes:
             node.signal(signal.SIGTERM)
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + LEAVE_S
         while time.monotonic() < deadline and any(node.exit_code is None for node in self.nodes):
             time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End the daemons, by force where they take long: nobody needs their shards any more."""
+        self.leave()
         for node in self.nodes:
             node.signal(signal.SIGKILL)
         self._gate.close()

@@ -105,8 +105,8 @@ class Study:
 
     def bare(self, seed: int) -> Curve:
         """One torch loop: each turn's delta is added as it is, which is the loop itself."""
-        runner = self._runner(seed, 0)
-        vector = _initial(runner)
+        runner = self.runner(seed, 0)
+        vector = initial(runner)
         node = VirtualNode(runner, vector)
         curve = {}
         for step in range(1, max(CHECKPOINTS) + 1):
@@ -118,8 +118,8 @@ class Study:
 
     def swarm(self, nodes: int, seed: int, rule: Rule) -> Curve:
         """N asynchronous nodes and one authoritative vector."""
-        runners = [self._runner(seed, index) for index in range(nodes)]
-        state = ShardState(_initial(runners[0]), runners[0].model_vector.layout.parameter_total)
+        runners = [self.runner(seed, index) for index in range(nodes)]
+        state = ShardState(initial(runners[0]), runners[0].model_vector.layout.parameter_total)
         workers = [VirtualNode(runner, state.value) for runner in runners]
         curve: Curve = {}
         for count, index in enumerate(completions(nodes, Random(1000 * seed + nodes)), 1):
@@ -134,7 +134,8 @@ class Study:
                     return curve
         raise AssertionError("completions never end")
 
-    def _runner(self, seed: int, index: int) -> TaskRunner:
+    def runner(self, seed: int, index: int) -> TaskRunner:
+        """One node's trainer; all nodes of a seed begin with the same model."""
         task, spec = build_task(
             self._task,
             {"batch_size": BATCH_SIZE},
@@ -146,7 +147,7 @@ class Study:
         return TaskRunner(self._task, task, spec)
 
 
-def _initial(runner: TaskRunner) -> Vector:
+def initial(runner: TaskRunner) -> Vector:
     vector = np.zeros(runner.model_vector.layout.total, np.float32)
     runner.model_vector.read(vector)
     return vector
