@@ -51,8 +51,8 @@ STEP_S = 0.25
 
 @dataclass
 class Result:
-    """What came of it. `missing` and `doubled` count steps, once per shard, as `refused` does: who began a shard
-    anew refuses what was begun before, and its node is told. `sides_steps` were made while the line was cut."""
+    """What came of it. `missing` and `doubled` count steps, once per shard, as `refused` does by node: who began a
+    shard anew refuses what was begun before, and says so. `sides_steps` were made while the line was cut."""
 
     longest_s: float = 0.0
     longest_of: str = ""
@@ -61,7 +61,7 @@ class Result:
     sides_steps: list[int] = field(default_factory=list)
     repaired: int = 0
     lost: int = 0
-    refused: int = 0
+    refused: list[int] = field(default_factory=list)
     missing: int = 0
     doubled: int = 0
     counted: list[int] = field(default_factory=list)
@@ -71,7 +71,11 @@ class Result:
     @property
     def unaccounted(self) -> int:
         """Steps of a shard that were acknowledged and are not in the model, or are in it twice."""
-        return max(0, self.missing - self.refused) + self.doubled + self.lost
+        missing = [0.0] * len(self.refused)
+        for _, node, steps in self.wrong:
+            missing[node] += max(0.0, -steps)
+        beyond = sum(max(0.0, missed - refused) for missed, refused in zip(missing, self.refused, strict=True))
+        return round(beyond) + self.doubled + self.lost
 
 
 class Watch:
@@ -156,7 +160,7 @@ def play(net: Lan, folder: Path, cut_s: float) -> Result:
             node.post("/pause")
         _until(lambda: all(_rests(node.status()) for node in nodes), 30.0, "all rest", nodes)
         time.sleep(4 * STEP_S)  # the step in hand when the pause was asked for ends
-        result.refused = sum(node.status()["exchange"]["refused"] for node in nodes)
+        result.refused = [node.status()["exchange"]["refused"] for node in nodes]
         for node in nodes:
             node.terminate()
         for node in nodes:

@@ -75,3 +75,37 @@ class PacedDigits(Digits):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         time.sleep(0.02)
         return super().loss(model, batch)
+
+
+class WideOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`values` parameters; an optimiser step rests for `seconds`."""
+
+    values: Annotated[int, Meta(ge=1)] = 25_000_000
+    seconds: Annotated[float, Meta(ge=0)] = 2.0
+
+
+class Wide:
+    """Many parameters and next to no arithmetic: what is left of a step is the exchange."""
+
+    version = "1"
+
+    def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:  # noqa: ARG002
+        self._options = read_options(WideOptions, options, "wide")
+        self._generator = torch.Generator().manual_seed(node_seed % (1 << 32))
+
+    def build(self) -> TrainSpec:
+        model = nn.Module()
+        model.values = nn.Parameter(torch.zeros(self._options.values))
+        return TrainSpec(model, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def batches(self) -> Iterator[float]:
+        while True:
+            yield float(torch.rand((), generator=self._generator))
+
+    def loss(self, model: nn.Module, batch: float) -> Tensor:
+        time.sleep(self._options.seconds)
+        values: Tensor = model.values  # type: ignore[assignment]
+        return batch * values.sum()
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        return {"sum": float(sum(part.sum() for part in model.parameters()))}, 1

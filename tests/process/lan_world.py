@@ -96,6 +96,8 @@ class Lan:
         self._tag = f"p{os.getpid() % 100000}"
         self.machines = [Machine(f"{self._tag}-m{place}", f"{NETWORK}.{place + 1}") for place in range(len(sides))]
         self._bridges = [f"{self._tag}b0", f"{self._tag}b1"]
+        #: The switch's end of each machine's cable: what it sends is what the machine receives.
+        self.ports = [f"{self._tag}v{place}" for place in range(len(sides))]
         self._line = (f"{self._tag}l0", f"{self._tag}l1")
         for bridge in self._bridges:
             run("ip", "link", "add", bridge, "type", "bridge")
@@ -108,7 +110,7 @@ class Lan:
             self._plug(place, machine, self._bridges[sides[place]], rates_mbit[place])
 
     def _plug(self, place: int, machine: Machine, bridge: str, rate_mbit: float) -> None:
-        port = f"{self._tag}v{place}"
+        port = self.ports[place]
         run("ip", "netns", "add", machine.name)
         run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", machine.name)
         run("ip", "link", "set", port, "master", bridge)
