@@ -8,6 +8,7 @@ of the request which shards come and how long they are, so nothing is allocated 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
@@ -59,14 +60,28 @@ def framed_bytes(codec: CodecName, values: int) -> int:
 
 
 def frames(
-    shard: int, values: Vector, codec: CodecName, part: Part, *, step: int = 0, version: int = 0, sequence: int = 0
+    shard: int,
+    values: Vector,
+    codec: CodecName,
+    part: Part,
+    *,
+    step: int = 0,
+    version: int = 0,
+    sequence: int = 0,
+    has_checksum: bool = False,
 ) -> Iterator[Buffer]:
     """A shard's array as header and payload buffers; each payload is encoded when it is asked for. As float32 it is the
-    array's own memory: what is added to it while it is on its way may or may not be in what arrives."""
+    array's own memory: what is added to it while it is on its way may or may not be in what arrives. With a checksum,
+    the CRC-32 of each payload stands in place of the step, and the payload is a copy."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     for offset in range(0, values.size, per_frame):
         piece = values[offset : offset + per_frame]
-        payload = codecs.as_bytes(piece) if codec == "float32" else codecs.encode(piece, codec)
+        if codec == "float32":
+            payload: Buffer = bytes(codecs.as_bytes(piece)) if has_checksum else codecs.as_bytes(piece)
+        else:
+            payload = codecs.encode(piece, codec)
+        if has_checksum:
+            step = zlib.crc32(payload)
         yield header(shard, offset, len(payload), codec, part, step=step, version=version, sequence=sequence)
         yield payload
 
@@ -171,7 +186,7 @@ class WarmRoom:
 
 
 async def read_encoded(
-    reader: FrameReader, shard: int, part: Part, size: int, room: Room = fresh_room
+    reader: FrameReader, shard: int, part: Part, size: int, room: Room = fresh_room, *, has_checksum: bool = False
 ) -> tuple[memoryview, CodecName]:
     """The next `size` values as they are on the wire, which must be the named part of the named shard, and their codec.
 
@@ -199,7 +214,10 @@ async def read_encoded(
             raise BadFrame(f"shard {shard} has {size} values, a frame brings {count} more after {filled}")
         if not filled:
             encoded = room(codecs.size_bytes(codec, size))
-        await reader.fill(encoded[at_byte : at_byte + head.payload_bytes])
+        payload = encoded[at_byte : at_byte + head.payload_bytes]
+        await reader.fill(payload)
+        if has_checksum and zlib.crc32(payload) != head.step:
+            raise BadFrame(f"shard {shard} was damaged on its way, after value {filled}")
         at_byte += head.payload_bytes
         filled += count
     return encoded, codec

@@ -129,13 +129,14 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True):
-    """Values wanted by a node that has passed the barrier of `step`."""
+    """Values wanted by a node that has passed the barrier of `step`; the frames of a joiner's carry checksums."""
 
     genesis: Genesis
     step: Number
     codec: Literal["float32", "bfloat16"]
     shards: Annotated[list[Wanted], Meta(max_length=MOST_SHARDS)]
     fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
+    has_checksums: bool = False
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):

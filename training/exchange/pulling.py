@@ -1,7 +1,8 @@
 """The puller's side: bring the replica up to date, from several owners at once, changed shards only.
 
-Values land in the replica as they arrive. What could not be had within the deadline is reported, never hidden: the
-step goes on with the older copy of those shards and says so.
+Values land in the replica as they arrive, the shards that were last had longest ago first: on a line too slow for the
+whole vector every shard has its turn. A pull goes on where the last one was cut off. What could not be had within the
+deadline is reported, never hidden: the step goes on with the older copy of those shards and says so.
 """
 
 from __future__ import annotations
@@ -28,32 +29,43 @@ class PullReport:
     missing: list[int]
 
 
+@dataclass(slots=True)
+class Job:
+    """One pull: the shards it waits for, and how many have changed so far."""
+
+    step: int
+    waiting: dict[int, None]
+    has_checksums: bool
+    changed: int = 0
+
+
 class Pulling:
     """Keeps this node's replica of the vector."""
 
     def __init__(self, core: Core, finding: Finding) -> None:
         self._core = core
         self._finding = finding
+        #: When each shard was last settled, in turns.
+        self._settled: dict[int, int] = {}
+        self._turn = 0
 
     async def pull(self, step: int, *, deadline_s: float | None) -> PullReport:
         """Fetch every shard that changed, as of a node that has passed the barrier of `step`.
 
-        With `deadline_s` None it waits until all are there: a joiner cannot begin with half a vector.
+        With `deadline_s` None it waits until all are there: a joiner cannot begin with half a vector. Its pieces carry
+        checksums, for all that it trains rests on them.
         """
         self._core.passed_step = max(self._core.passed_step, step)
         waiting = dict.fromkeys(range(len(self._core.store)))
-        changed = 0
+        job = Job(step, waiting, has_checksums=deadline_s is None)
         pause_s = RETRY_FIRST_S
         try:
             async with asyncio.timeout(deadline_s):
                 while waiting:
                     before = len(waiting)
-                    groups, _ = self._finding.by_owner(list(waiting))
-                    jobs = [self._fetch(owner, shards, step) for owner, shards in groups]
-                    for fresh, settled in await asyncio.gather(*jobs):
-                        changed += fresh
-                        for shard in settled:
-                            waiting.pop(shard, None)
+                    longest_ago_first = sorted(waiting, key=lambda shard: self._settled.get(shard, 0))
+                    groups, _ = self._finding.by_owner(longest_ago_first)
+                    await asyncio.gather(*(self._fetch(owner, shards, job) for owner, shards in groups))
                     if not waiting:
                         break
                     if len(waiting) < before:
@@ -64,18 +76,27 @@ class Pulling:
         except TimeoutError:
             self._core.log.warning("pull_unfinished", step=step, shards=len(waiting))
         missing = list(waiting)
-        return PullReport(changed, len(self._core.store) - changed - len(missing), missing)
+        return PullReport(job.changed, len(self._core.store) - job.changed - len(missing), missing)
 
-    async def _fetch(self, owner: Contact, shards: list[int], step: int) -> tuple[int, list[int]]:
-        """Returns how many shards changed, and which are settled."""
+    def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
+        """A shard is up to date: it counts, even if the pull is cut off after it."""
+        job.waiting.pop(shard, None)
+        job.changed += changed
+        self._turn += 1
+        self._settled[shard] = self._turn
+
+    async def _fetch(self, owner: Contact, shards: list[int], job: Job) -> None:
         if owner.node_id == self._core.overlay.node_id:
-            return self._copy_own(shards, step)
+            changed, settled = self._copy_own(shards, job.step)
+            job.changed += changed
+            for shard in settled:
+                self._settle(shard, job, changed=False)
+            return
         marks = self._core.marks
         wanted = [Wanted(shard, *marks[shard][0], marks[shard][1]) for shard in shards]
         fences = self._core.store.doubts(shards)
-        message = Pull(self._core.genesis, step, self._core.settings.pull_codec, wanted, fences)
-        settled: list[int] = []
-        changed = 0
+        wanted_as = self._core.settings.pull_codec
+        message = Pull(self._core.genesis, job.step, wanted_as, wanted, fences, job.has_checksums)
         try:
             async with self._core.request("pull", owner, message) as answer:
                 results = self._core.decoded(owner, answer.head, PullAnswer).results
@@ -87,11 +108,13 @@ class Pulling:
                         raise BadFrame(f"shard {result.shard} was not asked for")
                     self._finding.answered(owner, [result])
                     if result.status == "same":
-                        settled.append(result.shard)
+                        self._settle(result.shard, job, changed=False)
                     if result.status != "value":
                         continue
                     size = self._core.store.size(result.shard)
-                    encoded, codec = await read_encoded(reader, result.shard, Part.VALUE, size, room)
+                    encoded, codec = await read_encoded(
+                        reader, result.shard, Part.VALUE, size, room, has_checksum=job.has_checksums
+                    )
                     self._core.counters.bytes_received += len(encoded)
                     term = Term(result.term_number, result.term_node)
                     if term < self._core.store.fence(result.shard):
@@ -100,13 +123,11 @@ class Pulling:
                     codecs.decode(encoded, codec, self._core.replica[start:stop])
                     marks[result.shard] = (term, result.version)
                     self._core.store.note_owner(result.shard, term, owner)
-                    settled.append(result.shard)
-                    changed += 1
+                    self._settle(result.shard, job, changed=True)
         except TransportError as error:
             self._finding.failed(owner, error)
         except BadFrame as error:
             self._core.log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
-        return changed, settled
 
     def _copy_own(self, shards: list[int], step: int) -> tuple[int, list[int]]:
         changed = 0

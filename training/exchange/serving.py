@@ -420,7 +420,14 @@ class Serving:
 
         def stream() -> Iterator[Buffer]:
             for shard, state in sending:
-                for buffer in frames(shard, state.value, pull.codec, Part.VALUE, version=state.version):
+                for buffer in frames(
+                    shard,
+                    state.value,
+                    pull.codec,
+                    Part.VALUE,
+                    version=state.version,
+                    has_checksum=pull.has_checksums,
+                ):
                     self._core.counters.bytes_sent += len(buffer)
                     yield buffer
 
