@@ -142,7 +142,7 @@ def test_a_stream_may_be_cut_anywhere(
             assert found == codec
             assert bytes(encoded) == codecs.encode(array, codec)
             assert np.array_equal(read_back, rounded(array, codec))
-        assert await reader.next() is None
+        assert await reader.header() is None
 
     asyncio.run(scenario())
 
