@@ -503,16 +503,17 @@ class Node:
         keep = self.config.training.keep_checkpoints
         try:
             await self._save_trainer(state.step, trainer_save_s)
-            await self._write_states(state.step, clean=False)
+            await self._write_states(state.step)
             await self.doors.workers.run(checkpoint.write, self.doors.disk, state, layout, self.trainer.vector, keep)
         except OSError as error:
             self.log.error("checkpoint_not_written", step=state.step, reason=str(error))
             return
         self.log.info("checkpoint_written", step=state.step)
 
-    async def _write_states(self, step: int, *, clean: bool) -> None:
+    async def _write_states(self, step: int) -> None:
         """Write what this node owns and backs up, a few shards at a time: what is copied waits for the disk."""
         assert self.exchange is not None
+        clean = self.exchange.is_clean()
         folder, disk = checkpoint.folder_of(step), self.doors.disk
         held = {shard: (shard, term, state) for shard, term, state in self.exchange.held()}
         if not self.config.exchange.enabled:
@@ -597,7 +598,7 @@ class Node:
     async def _write_last_states(self) -> None:
         """What nobody took: where all leave together, it is all there is for the next start."""
         try:
-            await self._write_states(self.progress.step, clean=True)
+            await self._write_states(self.progress.step)
         except OSError as error:
             self.log.error("states_not_written", step=self.progress.step, reason=str(error))
 

@@ -146,6 +146,27 @@ def test_killed_all_at_once_no_step_is_counted_twice(seed: int) -> None:
     assert record.fields["nodes"] == 4
 
 
+def test_a_founder_that_leaves_before_it_has_resumed_forgets_nothing() -> None:
+    """Started alone and stopped while it waits for the others: the next start has the whole model all the same."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=60, what="steps everywhere")
+        before = await switch_off(swarm)
+        swarm.start("n0")
+        await asyncio.sleep(9.0)
+        assert swarm.hosts["n0"].living.exchange is not None
+        assert not swarm.of("swarm_resumed")
+        await switch_off(swarm)
+        swarm.start_many(3)
+        await settle(swarm)
+
+        np.testing.assert_array_equal(swarm.value(), whole(before))
+
+    swarm = simulate(scenario, seed=79, training__checkpoint_s=60.0)
+    assert [record.fields["clean"] for record in swarm.of("swarm_resumed")] == [True]
+
+
 def test_who_comes_late_with_a_higher_state_is_heard() -> None:
     """The founder goes on alone from old states, because nobody else is back in time; nodes with newer ones take their
     shards back when they come, and what was trained meanwhile is added to them."""

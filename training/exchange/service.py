@@ -237,7 +237,14 @@ class Exchange:
         for shard in range(len(self.store)):
             if shard not in found and (copy := self.store.copy_of(shard)) is not None:
                 found[shard] = (shard, *copy)
+        for shard, stored in self.store.stored.items():
+            # Whoever leaves before it knows the owners must not forget what it came with.
+            found.setdefault(shard, (shard, stored.term, stored.state))
         return list(found.values())
+
+    def is_clean(self) -> bool:
+        """Whether nothing can have been acknowledged beyond `held`, now that this node is closed."""
+        return self.core.sealed and all(stored.clean for stored in self.store.stored.values())
 
     async def stop(self) -> None:
         """End all tasks; idempotent."""
