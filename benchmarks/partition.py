@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.record import NotMeasured, Outcome, Series
 from overlay.doors import FolderDisk
 from tests.process.lan_world import Lan, LanNode, NotPermitted, lan
-from tests.process.swarm_world import LOOK_S, START_S
+from tests.process.swarm_world import LOOK_S, START_S, kill_all
 from training import checkpoint
 from training.exchange.stored import Stored
 from training.layout import shard_bounds
@@ -168,8 +168,7 @@ def play(net: Lan, folder: Path, cut_s: float) -> Result:
                 raise NotMeasured(f"{node.name} did not leave:\n{node.output()[-3000:]}")
         count(nodes, result)
     finally:
-        for node in nodes:
-            node.kill()
+        kill_all(nodes)
     return result
 
 

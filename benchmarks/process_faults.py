@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from tests.process.swarm_world import START_S, ProcessNode
+from tests.process.swarm_world import START_S, ProcessNode, kill_all
 
 NODES, ROUNDS, ROUND_S = 6, 20, 15.0
 #: Fewer than this many are never left running: a swarm of two has no third copy of anything.
@@ -239,9 +239,7 @@ class Story:
 
     def end(self) -> None:
         """Kill what is left."""
-        for one in self.nodes:
-            if one is not None:
-                one.node.kill()
+        kill_all(one.node for one in self.nodes if one is not None)
 
 
 def say(text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.record import NotMeasured, Outcome, Series
 from tests.process.lan_world import LanNode, NotPermitted, lan
-from tests.process.swarm_world import START_S
+from tests.process.swarm_world import START_S, kill_all
 
 NODES = 3
 RATE_MBIT = 20.0
@@ -76,8 +76,7 @@ def measure(_arguments: argparse.Namespace) -> Outcome:
                 try:
                     before, while_loading, loading_s = _measure(Path(name), net.machines, net.ports[NODES], nodes)
                 finally:
-                    for node in nodes:
-                        node.kill()
+                    kill_all(nodes)
         except NotPermitted as error:
             raise NotMeasured(f"network namespaces cannot be made here: {error}") from error
     conditions = (

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.start import resident_bytes
-from tests.process.swarm_world import START_S, ProcessNode
+from tests.process.swarm_world import START_S, ProcessNode, kill_all
 
 NODES = 4
 MINUTES = 30.0
@@ -74,8 +74,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         try:
             samples = _run(Path(folder), nodes, 60.0 * minutes)
         finally:
-            for node in nodes:
-                node.kill()
+            kill_all(nodes)
     conditions = (
         f"{NODES} daemons on loopback train digits for {minutes:g} minutes, steps of 0.2 s, checkpoints every 30 s; "
         f"sampled every {SAMPLE_S:g} s after the start, the slope without the first fifth"

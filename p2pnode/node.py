@@ -353,7 +353,8 @@ class Node:
         self.exchange.hold_back(HOLD_BACK_S)
         await self.exchange.start()
         agreement.serve(self.overlay, self.manifest)
-        self.overlay.set_willing(not config.node.client_only)
+        if peer is None:
+            self.overlay.set_willing(not config.node.client_only)
         if peer is None and self.resumes:
             await self.exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
         elif peer is None:
@@ -361,6 +362,8 @@ class Node:
         elif config.exchange.enabled:
             await self._fetch_vector(peer)
             self.progress.step = max(self.progress.step, self.exchange.core.median_step())
+        # Not before: who is taught shards while it loads has every delta of the others on its line as well.
+        self.overlay.set_willing(not config.node.client_only)
         await self._mind_own_past()
 
     async def _offer(self, found: CheckpointState) -> None:

@@ -5,6 +5,7 @@ Ports are free ones, and a state directory may be started on again. Nothing here
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -124,15 +125,26 @@ class ProcessNode:
 
     def kill(self) -> None:
         """SIGKILL to the daemon and its trainer, at once; idempotent."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        self.end_without_waiting()
         self.process.wait()
+
+    def end_without_waiting(self) -> None:
+        """The first half of `kill`: where many are to end, an interrupt between them leaves none."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+
+def kill_all(nodes: Iterable[ProcessNode]) -> None:
+    """End them all, also where this is interrupted."""
+    nodes = list(nodes)
+    for node in nodes:
+        node.end_without_waiting()
+    for node in nodes:
+        node.process.wait()
 
 
 def _toml(value: Any) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlay.peers import Contact
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
 from tests.world.loop import VirtualLoop
 from tests.world.swarm import Swarm
 from tests.world.trainer import StubTrainer, delta_of, exponential, initial_vector
+from training.exchange.service import Exchange
 
 
 def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:
@@ -227,3 +229,29 @@ def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(without_c
             assert set(again.trainer.trained) <= mine
 
     simulate(scenario, seed=91, training__checkpoint_s=2.0)
+
+
+def test_a_joiner_is_taught_nothing_before_it_has_the_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it loads, its line is its own: it is not eligible, and so nobody sends it states or live deltas."""
+    join = Exchange.join
+
+    async def slowly(exchange: Exchange, source: Contact) -> Any:
+        await asyncio.sleep(20.0)
+        return await join(exchange, source)
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
+        monkeypatch.setattr(Exchange, "join", slowly)
+        joiner = swarm.start("n3", bootstrap="n0")
+        await swarm.until(lambda: joiner.living.exchange is not None, within_s=10, what="its exchange stands")
+        began = swarm.clock.monotonic()
+        while swarm.clock.monotonic() - began < 19.0:
+            await asyncio.sleep(0.25)
+            store = joiner.living.exchange.store
+            assert not store.owned
+            assert not store.backed
+            assert not joiner.living.overlay.beat.eligible
+        await swarm.until(lambda: bool(joiner.living.exchange.store.owned), within_s=60, what="it owns some then")
+
+    simulate(scenario, seed=83)
