@@ -30,6 +30,7 @@ from p2pnode.config_rules import is_loopback
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.events import EventLog, EventRing
 from p2pnode.loop_delay import LoopDelay
+from p2pnode.memory import keep_memory
 from p2pnode.node import Doors, Node
 from p2pnode.report import Report
 from p2pnode.sealing import SealedDoors, seal
@@ -49,6 +50,7 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
 
     Raises `UserError` for everything the user can mend.
     """
+    keep_memory()
     folder = config.state_folder
     if config.node.nat == "auto" and not sockets_gateway.is_installed():
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
