@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import record
+from benchmarks import performance_page, record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
 STANDING = ("start", "loop_delay", "steps", "overlay_sockets", "sealing")
@@ -104,12 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name} could not be measured: {error}", file=sys.stderr)
             return 1
         figures = record.figures_of(outcome, command_of(name, arguments))
-        for figure, series in zip(figures, outcome.series, strict=True):
-            print(record.json_line(figure, series), flush=True)
+        lines = [record.json_line(figure, series) for figure, series in zip(figures, outcome.series, strict=True)]
+        for figure, line_of_figure in zip(figures, lines, strict=True):
+            print(line_of_figure, flush=True)
             if figure.met is False:
                 print(f"{figure.name}: {figure.median:g} {figure.unit}, aim {figure.aim}: missed", file=sys.stderr)
         if not arguments.dry_run:
             record.write(record.merged(record.load(), figures))
+            performance_page.keep(lines)
     return 0
 
 

@@ -25,6 +25,9 @@ README = ROOT / "README.md"
 #: Packages whose version changes the figures.
 PACKAGES = ("torch", "numpy", "uvloop", "aiohttp", "kademlia")
 
+#: So many figures that the README shows those with an aim alone; docs/performance.md has them all.
+ON_THEIR_PAGE = ("exchange", "peers", "step", "barriers")
+
 _AIM = re.compile(r"(≤|≥) (-?[\d.]+)")
 _MARKED = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)
 
@@ -163,6 +166,8 @@ def table(figures: Sequence[Figure]) -> str:
         return ""
     lines = ["| figure | median | lowest to highest | aim | command |", "|---|---|---|---|---|"]
     for figure in figures:
+        if figure.benchmark in ON_THEIR_PAGE and not figure.aim:
+            continue
         low, high = (_number(value) for value in figure.spread)
         median = f"{_number(figure.median)} {figure.unit}".strip()
         aim = figure.aim + (" **missed**" if figure.met is False else "")
