@@ -564,15 +564,17 @@ class Node:
         try:
             async with asyncio.timeout(self.config.training.linger_s):
                 while True:
-                    if not self._others_train():
+                    if not self._others_need_us():
                         return
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             self.log.info("linger_over", seconds=self.config.training.linger_s)
 
-    def _others_train(self) -> bool:
+    def _others_need_us(self) -> bool:
+        """Somebody trains, or is on its way to the vector that this node may be the last to have."""
         now = self.doors.clock.monotonic()
-        return any(peer.is_worker(now) for peer in self.overlay.members())
+        on_the_way = (Activity.JOINING, Activity.READY)
+        return any(peer.is_worker(now) or peer.activity in on_the_way for peer in self.overlay.members())
 
     async def _export(self, path: str) -> None:
         try:

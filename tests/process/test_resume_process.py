@@ -113,7 +113,9 @@ def test_a_swarm_that_was_switched_off_goes_on(start: Callable[..., list[Process
     assert all(stored.clean for stored in states.values())
     np.testing.assert_array_equal(had, ledger(counted))
 
-    nodes = start(training__max_steps=1, training__export="{part}")  # which they have: they end without training
+    nodes = start(
+        training__max_steps=1, training__linger_s=60.0, training__export="{part}"
+    )  # which they have: they end without training
     for node in nodes:
         assert node.process.wait(timeout=START_S) == 0, node.output()[-2000:]
     for part, node in enumerate(nodes):

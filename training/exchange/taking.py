@@ -244,7 +244,10 @@ class Taking:
             return None  # the next look asks anew
 
     def _has_waited(self, shard: int) -> bool:
-        """A replica is the last resort: nobody knows which deltas it has. First wait for a backup to come forward."""
+        """A replica is the last resort: nobody knows which deltas it has. First wait for a backup to come forward; and
+        who leaves takes none, for it would go with it, under a higher term than the whole state on another's disk."""
+        if self._core.leaving:
+            return False
         if self._resuming:
             return True
         now = self._core.clock.monotonic()
