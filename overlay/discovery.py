@@ -34,8 +34,11 @@ from overlay.sampling import (
 
 #: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
 MOST_BALLS = 64
-#: Seconds between sampling lookups while the pool is still being filled.
+#: Seconds between sampling lookups until there are enough balls to draw from; then the pool grows at the pace that keeps
+#: it full. Many nodes that start at one moment would otherwise answer each other's lookups more than anything else.
 FILL_S = 1.0
+#: Balls to begin with; more where two samples would take more entries than these have.
+FIRST_BALLS = 4
 #: A pause is at least so many times as long as the lookup before it: where the network or our loop is overloaded, and
 #: lookups take seconds, sampling must not be what keeps it so.
 MOST_BUSY = 4.0
@@ -70,6 +73,7 @@ class Discovery:
     ) -> None:
         self.pool = Pool()
         self._balls_wanted = POOL_BALLS
+        self._balls_first = FIRST_BALLS
         self._spent: deque[tuple[float, int]] = deque()  # (when, peers kept) of each sampling lookup
         self._drawn = 0
         self._started = clock.monotonic()
@@ -148,6 +152,7 @@ class Discovery:
         else:
             # A sample takes each peer from another ball: a pool has as many as the largest sample, and some more.
             self._balls_wanted = min(MOST_BALLS, max(self._balls_wanted, count + 2))
+            self._balls_first = max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2)
             drawn = self.pool.draw(count, allowed, self._rng)
             self._drawn += len(drawn)
             if len(drawn) < count:  # just joined: the pool is still being filled
@@ -208,7 +213,7 @@ class Discovery:
                 took_s = self._clock.monotonic() - began
                 if len(self._membership.peers) < FULL_VIEW:
                     await self._compare_contacts(random_id(self._rng))
-                pause_s = FILL_S if self.pool.balls < self._balls_wanted else self._steady_s()
+                pause_s = FILL_S if self.pool.balls < min(self._balls_first, self._balls_wanted) else self._steady_s()
                 pause_s = max(pause_s, MOST_BUSY * took_s)
             await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
 
