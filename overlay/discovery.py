@@ -34,8 +34,8 @@ from overlay.sampling import (
 
 #: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
 MOST_BALLS = 64
-#: Seconds between sampling lookups until there are enough balls to draw from; then the pool grows at the pace that keeps
-#: it full. Many nodes that start at one moment would otherwise answer each other's lookups more than anything else.
+#: Seconds between sampling lookups until there are enough balls to draw from; then the pool grows at the pace that
+#: keeps it full. Many nodes that start at one moment would otherwise answer each other's lookups above all else.
 FILL_S = 1.0
 #: Balls to begin with; more where two samples would take more entries than these have.
 FIRST_BALLS = 4
