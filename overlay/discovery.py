@@ -152,7 +152,7 @@ class Discovery:
         else:
             # A sample takes each peer from another ball: a pool has as many as the largest sample, and some more.
             self._balls_wanted = min(MOST_BALLS, max(self._balls_wanted, count + 2))
-            self._balls_first = max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2)
+            self._balls_first = min(self._balls_wanted, max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2))
             drawn = self.pool.draw(count, allowed, self._rng)
             self._drawn += len(drawn)
             if len(drawn) < count:  # just joined: the pool is still being filled
@@ -213,7 +213,7 @@ class Discovery:
                 took_s = self._clock.monotonic() - began
                 if len(self._membership.peers) < FULL_VIEW:
                     await self._compare_contacts(random_id(self._rng))
-                pause_s = FILL_S if self.pool.balls < min(self._balls_first, self._balls_wanted) else self._steady_s()
+                pause_s = FILL_S if self.pool.balls < self._balls_first else self._steady_s()
                 pause_s = max(pause_s, MOST_BUSY * took_s)
             await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
 
