@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
+from overlay.transport import TransportError
 from tests.world.exchange_world import GENESIS, Links, Member, World
 from tests.world.loop import VirtualLoop
 from training.exchange.judging import Item
+from training.exchange.keeping import Keeping
 from training.exchange.messages import Mended, Push, Term
 from training.exchange.service import FENCES_FILE, Exchange
 from training.exchange.store import Belief
@@ -314,6 +316,52 @@ def test_a_backup_wrongly_held_for_dead_ranks_below_what_comes_after() -> None:
         assert exchange_of(owning).store.owned[0].term > before
 
     simulate(scenario)
+
+
+def stale(world: World) -> list[tuple[str, int]]:
+    """Copies that their nodes hold for a backup's, and nobody adds to."""
+    owners = {shard: owner(world, shard) for shard in range(world.manifest.shards)}
+    return [
+        (member.name, shard)
+        for member in world.running()
+        for shard in exchange_of(member).store.backed
+        if member.contact not in exchange_of(owners[shard]).store.owned[shard].targets()
+    ]
+
+
+def test_a_former_backup_that_was_not_told_asks_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner goes on with a nearer one, and the word to the former one is lost: it asks, and lets its copy go."""
+
+    async def lost(_keeping: Keeping, former: Contact, _where: object) -> None:
+        raise TransportError("timeout", former.address, "the word is lost")
+
+    monkeypatch.setattr(Keeping, "_release", lost)
+
+    async def scenario(world: World) -> None:
+        for number in range(3, 9):
+            await join(world, f"n{number}")
+        await until(world, lambda: bool(stale(world)), within_s=BOUND_S, what="a copy that nobody adds to")
+        await until(world, lambda: not stale(world), within_s=BOUND_S, what="no such copy")
+        await until(world, lambda: mended(world), within_s=BOUND_S, what="everything in its place")
+
+    simulate(scenario, nodes=3, shards=8)
+
+
+def test_the_pair_of_a_side_that_lost_keeps_no_copy_that_looks_like_a_backups() -> None:
+    """Owner and backup together on the side whose claim loses: both copies are offered to the winner, then they go."""
+
+    async def scenario(world: World) -> None:
+        names = [owner(world).name, backup(world).name]
+        others = [member.name for member in world.running() if member.name not in names]
+        world.part(dict.fromkeys(names, 0) | dict.fromkeys(others, 1))
+        await asyncio.sleep(BOUND_S + 2.0)
+        await asyncio.gather(push(world.members[names[0]], 3), push(world.members[others[0]], 20))
+        world.heal()
+        await until(world, lambda: mended(world) and not stale(world), within_s=2 * BOUND_S, what="no stale copy")
+
+        assert value(world) == [23.0, 23.0]
+
+    simulate(scenario, nodes=6)
 
 
 def test_links_that_lose_and_double_requests_lose_and_double_no_delta() -> None:

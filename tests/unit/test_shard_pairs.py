@@ -312,3 +312,28 @@ def test_the_size_counts_both_roles() -> None:
     assert store.size_bytes == 16
     store.take_state(1, term(2, "a"), contact("a"), zeros(store, 1))
     assert store.size_bytes == 32
+
+
+def test_a_take_over_is_worth_its_copy_until_the_first_delta() -> None:
+    """Raised above a later pair's term it must not outrank that pair's copy on another disk: it has nothing new yet."""
+    store = store_of("b")
+    owned = store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, tenured=False)
+    owned.begun = term(4, "a"), owned.state.known_count
+    assert owned.worth == term(4, "a")
+
+    store.add(0, delta(1))
+
+    assert owned.worth == term(9, "b")
+
+
+def test_of_two_said_to_own_under_one_term_the_corrected_one_is_believed() -> None:
+    """Who was believed in denies it, and the other says so itself; a claim under another term corrects nothing."""
+    store = store_of("c")
+    store.note_owner(0, term(3, "a"), contact("b"))
+    store.note_owner(0, term(3, "a"), contact("a"))
+    assert store.beliefs[0].owner == contact("b")
+
+    store.correct_owner(0, term(2, "a"), contact("a"))
+    assert store.beliefs[0].owner == contact("b")
+    store.correct_owner(0, term(3, "a"), contact("a"))
+    assert store.beliefs[0].owner == contact("a")

@@ -155,6 +155,9 @@ class Finding:
             return
         self._core.store.note(answer.known)
         for where in answer.known:
+            if where.owner == contact.node_id and self._is_denied(where.shard):
+                # Its own word, under the very term under which another was believed in who says that it is not so.
+                self._core.store.correct_owner(where.shard, where.term, contact)
             if where.shard < len(self._core.store) and where.term < self._core.store.fence(where.shard):
                 self._below[where.shard] = where
 

@@ -14,6 +14,7 @@ from functools import partial
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange import transfer
+from training.exchange.confirming import Confirming
 from training.exchange.core import Core
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.mending import Mending
@@ -55,6 +56,7 @@ class Keeping:
         self._serving = serving
         self._mending = mending
         self._taking = Taking(core, finding)
+        self._confirming = Confirming(core)
         self._awake = asyncio.Event()
         self._jobs: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         core.wake = self._awake.set
@@ -86,12 +88,15 @@ class Keeping:
         self._finding.orphans.clear()
         if self._core.clock.monotonic() < self._core.settled_at:
             orphans = []
+        if silent := self._confirming.due():
+            self._start("confirm", b"", partial(self._confirming.ask, silent))
         bereft = [
             shard
             for shard, backed in self._store.backed.items()
             if backed.state is not None and (backed.bereft or self._core.gone(backed.owner.node_id))
         ]
-        if orphans or bereft:
+        # Who leaves takes a shard only to hand it on: its copy is on its disk under the term that it is worth.
+        if (orphans or bereft) and not (self._core.leaving and not self._core.other_eligible()):
             self._start("take_over", b"", partial(self._taking.take_over, sorted({*orphans, *bereft})))
         if self._core.challenges:
             self._start("challenge", b"", self._taking.answer_challenges)

@@ -258,8 +258,16 @@ class Release(msgspec.Struct, frozen=True, array_like=True):
     shards: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
 
 
+class Backing(msgspec.Struct, frozen=True, array_like=True):
+    """The sender has copies of these shards as the receiver's backup: does the receiver count on them?"""
+
+    genesis: Genesis
+    shards: Shards
+
+
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to `Learn`, `State` and `HandOver`: the shards taken, and what the receiver knows of the others."""
+    """Answer to `Learn`, `State`, `HandOver`, `Release` and `Backing`: the shards taken (or counted on), and what the
+    receiver knows of the others."""
 
     taken: Shards
     others: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]

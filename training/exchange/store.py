@@ -45,11 +45,21 @@ class Owned:
     promised: int = 0
     #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
     tenured: bool = False
+    #: Of a take-over: the term of the copy it began with, and how many deltas that copy had.
+    begun: tuple[Term, int] | None = None
     #: Windows of the trimmed mean made visible here that a backup or learner may not have heard of, oldest first; how
     #: many there were before those; and how many each of them has.
     closings: list[Closing] = field(default_factory=list)
     forgotten: int = 0
     told: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def worth(self) -> Term:
+        """The term by which the state ranks among copies of the shard. A take-over adds nothing to the copy it began
+        with until the first delta: another's copy of a later pair is worth more, under however low a term."""
+        if self.begun is not None and self.begun[1] == self.state.known_count:
+            return self.begun[0]
+        return self.term
 
     @property
     def has_targets(self) -> bool:
@@ -232,6 +242,12 @@ class ShardStore:
             # Our owner went on with a later learner: what we have may lack what that one has, and never takes office.
             del self.backed[shard]
         return True
+
+    def correct_owner(self, shard: int, term: Term, owner: Contact) -> None:
+        """Believe in this owner instead of another under the same term: a term has one owner, and that was not it."""
+        known = self.beliefs.get(shard)
+        if known is not None and known.term == term and shard not in self.owned:
+            self.beliefs[shard] = Belief(term, owner)
 
     def depose(self, shard: int) -> None:
         """Own it no more; what only this copy has is offered to whoever does."""

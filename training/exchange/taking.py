@@ -103,15 +103,17 @@ class Taking:
         for shard in shards:
             if not self._is_ownerless(shard, standings[shard]):
                 continue
-            state = await self._best_state(shard, standings[shard])
+            best = await self._best_copy(shard, standings[shard])
             # Meanwhile somebody else may have taken it, or taught this node: the survey is of no worth then.
-            if state is None or shard in self._store.owned or self._store.fence(shard) != before[shard]:
+            if best is None or shard in self._store.owned or self._store.fence(shard) != before[shard]:
                 continue
+            copied, state = best
             from_replica += state.era_step > 0
             seen = [item for _, found in standings[shard] for item in (found.term, found.fence)]
             term = self._store.next_term(shard, *seen)
             now = self._core.clock.monotonic()
-            self._store.own(shard, state, term, self._core.me(), now, tenured=False)
+            owned = self._store.own(shard, state, term, self._core.me(), now, tenured=False)
+            owned.begun = copied, state.known_count
             if self._core.synchronous:
                 self._store.fold(shard, self._core.passed_step)
             elif state.pending:
@@ -205,8 +207,8 @@ class Taking:
         await asyncio.gather(*(ask(contact, theirs) for contact, theirs in asked.values() if theirs))
         return found
 
-    async def _best_state(self, shard: int, others: Found) -> ShardState | None:
-        """The state to go on from, or None when the shard has an owner or is another's to take."""
+    async def _best_copy(self, shard: int, others: Found) -> tuple[Term, ShardState] | None:
+        """The state to go on from and the term it had, or None when the shard has an owner or is another's to take."""
         mine = self._store.standing(shard, self._core.mark(shard), self._core.step)
         for contact, standing in others:
             if standing.role != "owner":
@@ -231,7 +233,7 @@ class Taking:
             found = self._store.copy_of(shard)
             if found is None and self._has_waited(shard):
                 found = replica_copy(self._core, shard)
-            return None if found is None else found[1]
+            return found
         best, holder = ranked[-1]
         if best[1] >= ROLE_RANK["learner"]:
             await self._appeal_to(holder, shard)
@@ -280,13 +282,13 @@ class Taking:
         except TransportError:
             return
 
-    async def _fetch(self, shard: int, holder: Contact) -> ShardState | None:
+    async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch(self._core.genesis, [shard])
         async with self._core.request("fetch", holder, message) as answer:
             heads = self._core.decoded(holder, answer.head, State).states
             if len(heads) != 1 or heads[0].shard != shard:
                 return None
-            return await transfer.read_state(FrameReader(answer.body), heads[0], self._store)
+            return heads[0].term, await transfer.read_state(FrameReader(answer.body), heads[0], self._store)
 
     async def _tell(self, to: Contact, wheres: list[Where]) -> None:
         try:
