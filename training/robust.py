@@ -77,7 +77,7 @@ class Norms:
         if known is not None and (incarnation, step) < known[:2]:
             return
         if known is None and len(self._rows) >= MOST_NORMS:
-            del self._rows[min(self._rows, key=lambda one: (self._rows[one][1], one))]
+            del self._rows[min((step, other) for other, (_, step, _) in self._rows.items())[1]]
         self._rows[node] = (incarnation, step, norm)
         self._fresh -= 1
 

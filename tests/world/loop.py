@@ -34,7 +34,7 @@ RESOLUTION_S = 1e-9
 SPIN_TURNS = 2_000_000
 #: Loop turns between two collections of garbage. Fixed, because finalisers schedule callbacks: collections at the
 #: interpreter's own moments would make the history depend on how many objects happen to be allocated.
-COLLECT_TURNS = 100_000
+COLLECT_TURNS = 400_000
 
 
 class Deadlock(Exception):
