@@ -51,9 +51,13 @@ messages = st.builds(
     ),
 )
 datagrams = st.binary(max_size=1500) | messages
+#: A million other examples are `make bench ARGS=fuzz`.
+FIXED = settings(
+    derandomize=True, database=None, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@FIXED
 @given(st.lists(datagrams, max_size=40))
 def test_any_bytes_leave_table_and_node_unharmed(received: list[bytes]) -> None:
     """Arbitrary bytes and arbitrary well-framed messages, straight into the datagram handler of a fragile node."""
@@ -78,7 +82,7 @@ def test_any_bytes_leave_table_and_node_unharmed(received: list[bytes]) -> None:
     VirtualLoop().run(story())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@FIXED
 @given(bodies, values)
 def test_any_answer_leaves_the_asker_unharmed(body: Any, news: Any) -> None:
     """A node that answers everything with nonsense: lookups end, nothing raises, and it enters no table."""

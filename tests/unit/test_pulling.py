@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -14,8 +16,10 @@ import pytest
 from overlay.peers import Contact
 from overlay.transport import Address, Buffer
 from tests.unit.test_checkpoint import Lines
+from tests.world.doors import VirtualClock
+from tests.world.loop import VirtualLoop
 from training.exchange.messages import ZERO_TERM, Pull, PullAnswer, PullResult, Term, decode, encode
-from training.exchange.pulling import Pulling
+from training.exchange.pulling import SLOW_S, Pulling
 from training.frames import BadFrame, FrameReader, Part, frames, read_encoded
 
 SHARDS, SIZE = 6, 4
@@ -87,6 +91,7 @@ def pulling_over(line: Line) -> tuple[Pulling, Any, Lines]:
         replica=replica,
         counters=SimpleNamespace(bytes_received=0),
         log=log,
+        clock=SimpleNamespace(monotonic=time.monotonic),
         jitter=lambda: 0.01,
         request=line.request,
         decoded=lambda _source, head, kind: decode(head, kind),
@@ -173,3 +178,78 @@ def test_a_checksum_tells_a_changed_payload(codec: Any) -> None:
     for flip in (0, 77, 1999):
         with pytest.raises(BadFrame, match="damaged"):
             asyncio.run(read(flip))
+
+
+class Swarm:
+    """An owner of half the shards that is quick, one of the other half whose line stands after one, and a bystander."""
+
+    QUICK, SLOW, OTHER = (Contact(name * 20, Address("10.0.0.1", 1)) for name in (b"q", b"s", b"b"))
+
+    def __init__(self) -> None:
+        self.lines = {self.QUICK.node_id: Line(SHARDS), self.SLOW.node_id: Line(1), self.OTHER.node_id: Line(SHARDS)}
+        self.asked: list[tuple[bytes, bool, list[int]]] = []
+
+    @asynccontextmanager
+    async def request(self, kind: str, to: Contact, pull: Pull) -> AsyncIterator[Any]:
+        self.asked.append((to.node_id[:1], pull.takes_copies, [one.shard for one in pull.shards]))
+        async with self.lines[to.node_id].request(kind, to, pull) as answer:
+            if pull.takes_copies:
+                results = [
+                    PullResult(result.shard, "copy", *TERM, 7) for result in decode(answer.head, PullAnswer).results
+                ]
+                answer.head = encode(PullAnswer(results))
+            yield answer
+
+    def pulling(self) -> tuple[Pulling, Any, Lines]:
+        pulling, core, log = pulling_over(self)  # type: ignore[arg-type]
+        half = SHARDS // 2
+        pulling._finding.by_owner = lambda shards: (  # type: ignore[method-assign]
+            [
+                (self.QUICK, [one for one in shards if one < half]),
+                (self.SLOW, [one for one in shards if one >= half]),
+            ],
+            [],
+        )
+        core.clock, core.random = VirtualClock(), random.Random(1)
+        contacts = (self.QUICK, self.SLOW, self.OTHER)
+        core.overlay.members = lambda: [
+            SimpleNamespace(node_id=one.node_id, contact=one, is_worker=lambda now, one=one: one is not self.QUICK)
+            for one in contacts
+        ]
+        core.overlay.is_suspect = lambda node_id: False
+        return pulling, core, log
+
+
+def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
+    """An owner's line stands still after one of three shards, the other owner is done: after 2 s a third node is asked
+    for its copies of the two that are left, from the far end; they count as old, so that the owner is asked again."""
+    swarm = Swarm()
+
+    async def story() -> tuple[Any, Any, Lines, float]:
+        pulling, core, log = swarm.pulling()
+        began = core.clock.monotonic()
+        report = await pulling.pull(1, deadline_s=None)
+        return report, core, log, core.clock.monotonic() - began
+
+    report, core, log, took_s = VirtualLoop().run(story())
+
+    assert (report.changed, report.missing) == (6, [])
+    assert swarm.asked == [(b"q", False, [0, 1, 2]), (b"s", False, [3, 4, 5]), (b"b", True, [5, 4])]
+    assert core.replica[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
+    assert core.marks == [(TERM, 1)] * 4 + [(TERM, 0)] * 2
+    assert SLOW_S <= took_s < SLOW_S + 0.1
+    assert [fields["shards"] for event, fields in log.lines if event == "donor_changed"] == [2]
+
+
+def test_a_pull_between_steps_asks_nobody_for_copies() -> None:
+    """Only a joiner takes what may lack the latest deltas: a step goes on with its own older copy."""
+    swarm = Swarm()
+
+    async def story() -> Any:
+        pulling, _, _ = swarm.pulling()
+        return await pulling.pull(1, deadline_s=10.0)
+
+    report = VirtualLoop().run(story())
+
+    assert report.missing == [4, 5]
+    assert not any(copies for _, copies, _ in swarm.asked)

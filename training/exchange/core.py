@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=msgspec.Struct)
 
 #: Answers that need a look at every peer are good for this long.
-GLANCE_S = 0.5
+GLANCE_S = 0.2
 #: A stranger that failed to answer counts as gone this long; one we know is liveness's to judge.
 STRANGER_FAILED_S = 5.0
 

@@ -129,7 +129,8 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True):
-    """Values wanted by a node that has passed the barrier of `step`; the frames of a joiner's carry checksums."""
+    """Values wanted by a node that has passed the barrier of `step`; the frames of a joiner's carry checksums. With
+    `takes_copies` a receiver that does not own a shard sends what it has of it."""
 
     genesis: Genesis
     step: Number
@@ -137,13 +138,14 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     shards: Annotated[list[Wanted], Meta(max_length=MOST_SHARDS)]
     fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
     has_checksums: bool = False
+    takes_copies: bool = False
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
-    """`value`: the shard follows in the body; `same`: the puller has it already."""
+    """`value`: the shard follows in the body, or a `copy` from one who does not own it; `same`: the puller has it."""
 
     shard: ShardIndex
-    status: Literal["value", "same", "redirect", "retry"]
+    status: Literal["value", "copy", "same", "redirect", "retry"]
     term_number: Number = 0
     term_node: TermNode = b""
     version: Number = 0

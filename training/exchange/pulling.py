@@ -3,11 +3,16 @@
 Values land in the replica as they arrive, the shards that were last had longest ago first: on a line too slow for the
 whole vector every shard has its turn. A pull goes on where the last one was cut off. What could not be had within the
 deadline is reported, never hidden: the step goes on with the older copy of those shards and says so.
+
+A joiner, which waits for the whole vector, changes donors: once half of the owners are done and the rest takes as
+long again, other nodes are asked for their copies of what is left, from its far end. A copy may lack the latest deltas;
+it is good enough to begin with, and fetched anew from the owner after the first step.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from dataclasses import dataclass
 
 from overlay.peers import Contact
@@ -29,13 +34,17 @@ class PullReport:
     missing: list[int]
 
 
+#: A donor is slow when it has taken so many times as long as the slowest of the others, and at least so long.
+SLOW_FACTOR, SLOW_S = 2.0, 2.0
+
+
 @dataclass(slots=True)
 class Job:
-    """One pull: the shards it waits for, and how many have changed so far."""
+    """One pull: the shards it waits for, and how many have changed so far. A joiner's ends with the whole vector."""
 
     step: int
     waiting: dict[int, None]
-    has_checksums: bool
+    is_joiners: bool
     changed: int = 0
 
 
@@ -57,7 +66,7 @@ class Pulling:
         """
         self._core.passed_step = max(self._core.passed_step, step)
         waiting = dict.fromkeys(range(len(self._core.store)))
-        job = Job(step, waiting, has_checksums=deadline_s is None)
+        job = Job(step, waiting, is_joiners=deadline_s is None)
         pause_s = RETRY_FIRST_S
         try:
             async with asyncio.timeout(deadline_s):
@@ -65,7 +74,10 @@ class Pulling:
                     before = len(waiting)
                     longest_ago_first = sorted(waiting, key=lambda shard: self._settled.get(shard, 0))
                     groups, _ = self._finding.by_owner(longest_ago_first)
-                    await asyncio.gather(*(self._fetch(owner, shards, job) for owner, shards in groups))
+                    if job.is_joiners:
+                        await self._fetch_with_relief(groups, job)
+                    else:
+                        await asyncio.gather(*(self._fetch(owner, shards, job) for owner, shards in groups))
                     if not waiting:
                         break
                     if len(waiting) < before:
@@ -80,12 +92,68 @@ class Pulling:
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
         """A shard is up to date: it counts, even if the pull is cut off after it."""
-        job.waiting.pop(shard, None)
-        job.changed += changed
+        if shard in job.waiting:
+            del job.waiting[shard]
+            job.changed += changed
         self._turn += 1
         self._settled[shard] = self._turn
 
-    async def _fetch(self, owner: Contact, shards: list[int], job: Job) -> None:
+    async def _fetch_with_relief(self, groups: list[tuple[Contact, list[int]]], job: Job) -> None:
+        """Fetch from all owners; what slow ones have still to send comes from others too, whoever is first."""
+        fetches = [asyncio.create_task(self._fetch(owner, shards, job)) for owner, shards in groups]
+        relief = asyncio.create_task(self._relieve(groups, fetches, job))
+        try:
+            left = set(fetches)
+            while left and job.waiting:
+                done, _ = await asyncio.wait({*left, relief}, return_when=asyncio.FIRST_COMPLETED)
+                left -= done
+                if relief in done:
+                    await relief
+                    await asyncio.gather(*(left if job.waiting else ()))
+                    break
+        finally:
+            for task in (*fetches, relief):
+                task.cancel()
+            ended = await asyncio.gather(*fetches, relief, return_exceptions=True)
+        for result in ended:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _relieve(
+        self, groups: list[tuple[Contact, list[int]]], fetches: list[asyncio.Task[None]], job: Job
+    ) -> None:
+        """Once half of the owners are done, and the rest takes as long again: ask others, one after another."""
+        began_s = self._core.clock.monotonic()
+        while sum(fetch.done() for fetch in fetches) < max(1, len(fetches) // 2):
+            await asyncio.wait([fetch for fetch in fetches if not fetch.done()], return_when=asyncio.FIRST_COMPLETED)
+        took_s = self._core.clock.monotonic() - began_s
+        left = [fetch for fetch in fetches if not fetch.done()]
+        if left:
+            await asyncio.wait(left, timeout=max(SLOW_S, (SLOW_FACTOR - 1.0) * took_s))
+        slow = [group for group, fetch in zip(groups, fetches, strict=True) if not fetch.done()]
+        tried = dict.fromkeys(owner.node_id for owner, _ in slow)
+        while slow:
+            missing = [shard for _, shards in slow for shard in reversed(shards) if shard in job.waiting]
+            donor = self._donor(tried)
+            if not missing or donor is None:
+                return
+            tried[donor.node_id] = None
+            names = [owner.node_id.hex()[:8] for owner, _ in slow]
+            self._core.log.info("donor_changed", slow=names, donor=donor.node_id.hex()[:8], shards=len(missing))
+            await self._fetch(donor, missing, job, takes_copies=True)
+
+    def _donor(self, tried: Container[bytes]) -> Contact | None:
+        """Somebody who trains, and so has a whole vector."""
+        now = self._core.clock.monotonic()
+        overlay = self._core.overlay
+        found = {
+            peer.node_id: peer.contact
+            for peer in overlay.members()
+            if peer.is_worker(now) and peer.node_id not in tried and not overlay.is_suspect(peer.node_id)
+        }
+        return found[self._core.random.choice(sorted(found))] if found else None
+
+    async def _fetch(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool = False) -> None:
         if owner.node_id == self._core.overlay.node_id:
             changed, settled = self._copy_own(shards, job.step)
             job.changed += changed
@@ -96,7 +164,7 @@ class Pulling:
         wanted = [Wanted(shard, *marks[shard][0], marks[shard][1]) for shard in shards]
         fences = self._core.store.doubts(shards)
         wanted_as = self._core.settings.pull_codec
-        message = Pull(self._core.genesis, job.step, wanted_as, wanted, fences, job.has_checksums)
+        message = Pull(self._core.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies)
         try:
             async with self._core.request("pull", owner, message) as answer:
                 results = self._core.decoded(owner, answer.head, PullAnswer).results
@@ -109,20 +177,25 @@ class Pulling:
                     self._finding.answered(owner, [result])
                     if result.status == "same":
                         self._settle(result.shard, job, changed=False)
-                    if result.status != "value":
+                    if result.status not in ("value", "copy"):
                         continue
                     size = self._core.store.size(result.shard)
                     encoded, codec = await read_encoded(
-                        reader, result.shard, Part.VALUE, size, room, has_checksum=job.has_checksums
+                        reader, result.shard, Part.VALUE, size, room, has_checksum=job.is_joiners
                     )
                     self._core.counters.bytes_received += len(encoded)
                     term = Term(result.term_number, result.term_node)
                     if term < self._core.store.fence(result.shard):
                         continue  # an owner that does not know yet that it is none: ask where the higher term lives
+                    is_copy = result.status == "copy"
+                    if is_copy and result.shard not in job.waiting:
+                        continue  # the owner was first after all
                     start, stop = self._core.store.bounds[result.shard]
                     codecs.decode(encoded, codec, self._core.replica[start:stop])
-                    marks[result.shard] = (term, result.version)
-                    self._core.store.note_owner(result.shard, term, owner)
+                    # A copy's version says nothing of which deltas are in it: the owner's is fetched in the next pull.
+                    marks[result.shard] = (term, 0 if is_copy else result.version)
+                    if not is_copy:
+                        self._core.store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
         except TransportError as error:
             self._finding.failed(owner, error)

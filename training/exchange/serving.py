@@ -397,9 +397,15 @@ class Serving:
     async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Reply:
         self._core.challenge(pull.fences)
         results = []
-        sending: list[tuple[int, ShardState]] = []
+        sending: list[tuple[int, Vector, int]] = []
         for wanted in pull.shards:
             owned = self._store.owned.get(wanted.shard)
+            copied = self._copy(wanted.shard) if owned is None and pull.takes_copies else None
+            if copied is not None:
+                term, version, value = copied
+                results.append(PullResult(wanted.shard, "copy", *term, version))
+                sending.append((wanted.shard, value, version))
+                continue
             if owned is None:
                 other = self._elsewhere(wanted.shard)
                 status = "redirect" if other.where is not None else "retry"
@@ -416,23 +422,28 @@ class Serving:
                 results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
                 continue
             results.append(PullResult(wanted.shard, "value", *owned.term, state.version))
-            sending.append((wanted.shard, state))
+            sending.append((wanted.shard, state.value, state.version))
 
         def stream() -> Iterator[Buffer]:
-            for shard, state in sending:
+            for shard, value, version in sending:
                 for buffer in frames(
-                    shard,
-                    state.value,
-                    pull.codec,
-                    Part.VALUE,
-                    version=state.version,
-                    has_checksum=pull.has_checksums,
+                    shard, value, pull.codec, Part.VALUE, version=version, has_checksum=pull.has_checksums
                 ):
                     self._core.counters.bytes_sent += len(buffer)
                     yield buffer
 
-        size = sum(framed_bytes(pull.codec, state.value.size) for _, state in sending)
+        size = sum(framed_bytes(pull.codec, value.size) for _, value, _ in sending)
         return Reply(encode(PullAnswer(results)), sized(stream(), size))
+
+    def _copy(self, shard: int) -> tuple[Term, int, Vector] | None:
+        """What a node that does not own a shard has for a joiner: a backup's state, or its own replica."""
+        if shard >= len(self._store):
+            return None
+        backed, mark = self._store.backed.get(shard), self._core.mark(shard)
+        if backed is not None and backed.state is not None:
+            return backed.term, backed.state.version, backed.state.value
+        start, stop = self._store.bounds[shard]
+        return None if mark is None else (*mark, self._core.replica[start:stop])
 
     # -- moving states ------------------------------------------------------------------------------------------
 
