@@ -14,8 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-
-from p2pnode.config import Config
+from typing import Any
 
 #: As in reference building-blocks section 4, whose figures these can be laid beside.
 PERIOD_S = 0.002
@@ -45,10 +44,10 @@ def main() -> int:
     out = Path(sys.argv[1])
     lives = daemon._main
 
-    async def watched(config: Config, folder: Path, command: list[str] | None) -> int:
+    async def watched(*arguments: Any) -> int:
         watch = asyncio.create_task(probe(wakes), name="loop-probe")
         try:
-            return await lives(config, folder, command)
+            return await lives(*arguments)
         finally:
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -30,7 +30,7 @@ from p2pnode.config_rules import is_loopback
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.events import EventLog, EventRing
 from p2pnode.loop_delay import LoopDelay
-from p2pnode.memory import keep_memory
+from p2pnode.memory import give_back, keep_memory
 from p2pnode.node import Doors, Node
 from p2pnode.report import Report
 from p2pnode.sealing import SealedDoors, seal
@@ -128,6 +128,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     address = await server.start()
     try:
         _write_status_file(doors.disk, folder, address, node, token_path)
+        give_back()
         log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
         await node.run()
     except PortInUse as error:

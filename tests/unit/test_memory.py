@@ -53,3 +53,34 @@ def test_the_environment_has_the_last_word() -> None:
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
 
     assert found.stdout.strip() == "False"
+
+
+GIVEN_BACK = """
+from pathlib import Path
+from p2pnode.memory import give_back, keep_memory
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+keep_memory()
+held = [bytes(1000) for _ in range(30_000)]
+last = bytes(1000)
+full = resident()
+del held
+kept = resident()
+give_back()
+print(full, kept, resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed pages")
+def test_what_the_start_has_freed_goes_back_once() -> None:
+    """30 MB freed below what is in use stay with the process until they are given back."""
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONMALLOC": "malloc"}
+    command = [sys.executable, "-c", GIVEN_BACK]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    full, kept, given = (4 * int(pages) / 1024 for pages in found.stdout.split())
+
+    print(f"{full:.0f} MB, {kept:.0f} MB freed, {given:.0f} MB given back")
+    assert kept > full - 5
+    assert given < full - 20
