@@ -26,6 +26,7 @@ ACTIONS = {
     "crash": 1,
     "notice_death": 2,
     "gossip": 2,
+    "ask_owner": 3,
     "fold": 1,
 }
 
@@ -66,7 +67,7 @@ def test_random_histories_lose_and_double_nothing(block: int) -> None:
 
 def test_the_histories_are_not_empty() -> None:
     """Acknowledgements, switches of backup, hand-overs, take-overs and fenced owners all happen, and not rarely."""
-    worlds = [play(seed, 250) for seed in range(20)]
+    worlds = [play(seed, 250) for seed in range(200)]
     counts = {what: sum(world.counts[what] for world in worlds) for what in worlds[0].counts}
     print(counts)
 
@@ -141,6 +142,10 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(source=NODES, to=NODES)
     def gossip(self, source: str, to: str) -> None:
         self.world.gossip(source, to)
+
+    @rule(name=NODES)
+    def ask_owner(self, name: str) -> None:
+        self.world.ask_owner(name)
 
     @rule(name=NODES, step=st.integers(0, 13))
     def fold(self, name: str, step: int) -> None:

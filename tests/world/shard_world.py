@@ -96,7 +96,7 @@ class World:
         self.last_add = ZERO_TERM
         self.adders: dict[Term, str] = {}
         self.seen: dict[str, Term] = dict.fromkeys(NAMES, ZERO_TERM)
-        self.counts = dict.fromkeys(("acknowledged", "switched", "handed", "taken", "fenced"), 0)
+        self.counts = dict.fromkeys(("acknowledged", "switched", "handed", "taken", "fenced", "dismissed"), 0)
         first = self.nodes["a"].store
         state = first.fresh_state(0, np.zeros(DELTAS, dtype=np.float32))
         first.own(0, state, first.next_term(0), CONTACTS["a"], 0.0, tenured=False)
@@ -279,6 +279,25 @@ class World:
         where = self.nodes[source].store.where(0)
         if where is not None and self.nodes[source].alive and source != to:
             self.call(to, lambda: self.nodes[to].store.note([where]), lambda _: None)
+
+    def ask_owner(self, name: str) -> None:
+        """A backup asks whether its owner counts on it (confirming); here at any time, not only after a silence."""
+        node = self.nodes[name]
+        backed = node.store.backed.get(0)
+        if not node.alive or backed is None or backed.state is None or backed.bereft:
+            return
+        owner = self.nodes[BY_ID[backed.owner.node_id]]
+
+        def answer() -> Where | None:
+            return None if owner.store.counts_on(0, IDS[name]) else owner.store.where(0)
+
+        def answered(where: Where | None) -> None:
+            if where is not None:
+                self.counts["dismissed"] += node.store.backed.get(0) is not None
+                node.store.not_counted_on(where, CONTACTS[owner.name])
+                self.counts["dismissed"] -= node.store.backed.get(0) is not None
+
+        self.call(owner.name, answer, answered)
 
     # -- hand-over (keeping) ------------------------------------------------------------------------------------
 

@@ -64,23 +64,13 @@ class Confirming:
                 self._core.log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue
             for where in answer.others:
-                self._believe(where, owner)
-
-    def _believe(self, where: Where, owner: Contact) -> None:
-        backed = self._store.backed.get(where.shard)
-        if backed is None or backed.owner.node_id != owner.node_id:
-            return
-        if where.owner == owner.node_id:
-            self._store.release(where.shard, where.term, owner)
-        else:
-            self._store.note([where])
+                self._store.not_counted_on(where, owner)
 
     async def _on_backing(self, sender: Contact, message: Backing, _stream: AsyncIterator[Buffer]) -> Reply:
         taken: list[int] = []
         others: list[Where] = []
         for shard in message.shards:
-            owned = self._store.owned.get(shard)
-            if owned is not None and any(contact.node_id == sender.node_id for contact in owned.targets()):
+            if self._store.counts_on(shard, sender.node_id):
                 taken.append(shard)
             elif shard < len(self._store) and (known := self._store.where(shard)) is not None:
                 others.append(known)

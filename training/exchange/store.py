@@ -405,6 +405,22 @@ class ShardStore:
         del self.backed[shard]
         return self.note_owner(shard, term, owner)
 
+    def counts_on(self, shard: int, node_id: bytes) -> bool:
+        """Whether a node is the backup or the learner of a shard owned here."""
+        owned = self.owned.get(shard)
+        return owned is not None and any(contact.node_id == node_id for contact in owned.targets())
+
+    def not_counted_on(self, where: Where, owner: Contact) -> None:
+        """The owner that this node backs does not count on its copy, and says who owns the shard: itself, with another
+        backup, or somebody else, to whom the copy is to be offered."""
+        backed = self.backed.get(where.shard)
+        if backed is None or backed.owner.node_id != owner.node_id:
+            return
+        if where.owner == owner.node_id:
+            self.release(where.shard, where.term, owner)
+        else:
+            self.note([where])
+
     def accept_forward(
         self,
         shard: int,
