@@ -289,7 +289,7 @@ class World:
         owner = self.nodes[BY_ID[backed.owner.node_id]]
 
         def answer() -> Where | None:
-            return None if owner.store.counts_on(0, IDS[name]) else owner.store.where(0)
+            return None if owner.store.counts_on(0, IDS[name]) else owner.store.elsewhere(0)
 
         def answered(where: Where | None) -> None:
             if where is not None:

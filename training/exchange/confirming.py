@@ -72,7 +72,7 @@ class Confirming:
         for shard in message.shards:
             if self._store.counts_on(shard, sender.node_id):
                 taken.append(shard)
-            elif shard < len(self._store) and (known := self._store.where(shard)) is not None:
+            elif (known := self._store.elsewhere(shard)) is not None:
                 others.append(known)
         return Reply(encode(Verdict(taken, others)))
 

@@ -302,6 +302,13 @@ class ShardStore:
         belief = self.beliefs.get(shard)
         return None if belief is None else Where.of(shard, belief.term, belief.owner)
 
+    def elsewhere(self, shard: int) -> Where | None:
+        """Who owns a shard, for somebody whose copy nobody here counts on; None where this node is not sure."""
+        belief = self.beliefs.get(shard)
+        if belief is None or (belief.owner.node_id == self.node_id and shard not in self.owned):
+            return None
+        return self.where(shard)
+
     # -- owning -------------------------------------------------------------------------------------------------
 
     def own(self, shard: int, state: ShardState, term: Term, me: Contact, now: float, *, tenured: bool) -> Owned:
