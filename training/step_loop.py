@@ -234,6 +234,12 @@ class StepLoop:
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
         else:
             self._trainer.vector += self._trainer.delta
+        if self._has_slept(base_step):
+            # Whoever waits for this node would wait for as many steps as it has missed.
+            self._log.info("caught_up", was=step, step=base_step)
+            step = base_step
+            self._advance(step)
+            self._overlay.announce(step=step)
         self._base_step = base_step
         merged = self._exchange.take_merged()
         progress.merged_last_step = len(merged)
@@ -245,6 +251,12 @@ class StepLoop:
         self._log.debug("step", **row)
         if self._training.eval_steps and step % self._training.eval_steps == 0:
             await self._evaluate(step)
+
+    def _has_slept(self, base_step: int) -> bool:
+        """While it made one step the others have made so many that its delta counts as late: it was stopped, or cut
+        off, for it went on from the step before like everybody. The vector is there now: it goes on where they are."""
+        limit = self._exchange.core.stale_limit
+        return limit is not None and base_step - self._base_step > limit and base_step > self.progress.step
 
     async def _publish(self, step: int, report: StepReport, began: float) -> dict[str, Any]:
         """Push the delta and count the step; returns what is known of it by then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
-from tests.world.loop import VirtualLoop
+from tests.world.loop import OWNER, VirtualLoop
 from tests.world.swarm import Host, Swarm
 from tests.world.trainer import StubTrainer, delta_of, exponential, initial_vector
 from training.shards import DeltaId
@@ -375,6 +376,45 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
             np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
     simulate(scenario, seed=24, barrier__method=method, training__min_nodes=6)
+
+
+@pytest.mark.parametrize(("method", "seed"), [("pssp", 1), ("pssp", 3), ("bsp", 2)])
+def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) -> None:
+    """Its process stopped for eight seconds, dozens of steps of the other: it is not waited for as long again, but goes
+    on at the other's step; all that was not refused as late is in the model."""
+    stands: list[float] = []
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        sleeper = copy_context()
+        sleeper.run(OWNER.set, "n1")
+        host = sleeper.run(lambda: swarm.start("n1", bootstrap="n0"))
+        await swarm.until(lambda: len(steps(swarm)) == 2 and min(steps(swarm)) >= 10, within_s=60, what="both train")
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        swarm.network.pause(host.living.overlay.address)
+        loop.stall("n1", 8.0)
+        await asyncio.sleep(8.0)
+        swarm.network.resume(host.living.overlay.address)
+        before = host.living.progress.step
+        moved = {one.name: (one.living.progress.step, swarm.clock.monotonic()) for one in swarm.running()}
+        woken = swarm.clock.monotonic()
+        while swarm.clock.monotonic() < woken + 10.0:
+            await asyncio.sleep(0.05)
+            for one in swarm.running():
+                step, since = moved[one.name]
+                stands.append(swarm.clock.monotonic() - since)
+                if one.living.progress.step != step:
+                    moved[one.name] = one.living.progress.step, swarm.clock.monotonic()
+        assert host.living.progress.step > before + 20
+        await settle(swarm)
+        value, missing = sum_of_the_applied(swarm)
+        np.testing.assert_array_equal(swarm.value(), value)
+        assert missing == sum(one.living.exchange.counters.refused for one in swarm.running())
+
+    swarm = simulate(scenario, seed=seed, step_s=0.1, barrier__method=method, training__min_nodes=1)
+    assert max(stands) < 2.0
+    assert [record.node for record in swarm.of("caught_up")] == ["n1"]
 
 
 def test_another_model_is_refused_with_both_values() -> None:
