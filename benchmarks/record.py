@@ -171,8 +171,9 @@ def table(figures: Sequence[Figure]) -> str:
         low, high = (_number(value) for value in figure.spread)
         median = f"{_number(figure.median)} {figure.unit}".strip()
         aim = figure.aim + (" **missed**" if figure.met is False else "")
+        name = figure.name.replace("|", "\\|")  # a bar would end the cell
         lines.append(
-            f"| {figure.name} | {median} | {low} to {high}, {figure.repetitions} times | {aim} | `{figure.command}` |"
+            f"| {name} | {median} | {low} to {high}, {figure.repetitions} times | {aim} | `{figure.command}` |"
         )
     conditions = dict.fromkeys(f"* `{figure.benchmark}`: {figure.conditions}" for figure in figures)
     machines = dict.fromkeys(figure.machine for figure in figures)

@@ -101,6 +101,13 @@ def test_the_table_stands_between_its_markers() -> None:
     assert record.with_table(once, [figure(median=7.0)]) == once
 
 
+def test_a_bar_in_a_name_does_not_end_the_cell() -> None:
+    """Each row has the five cells of the head."""
+    rows = record.table([figure("start", "3 | 3")]).splitlines()
+
+    assert "| 3 \\| 3 |" in rows[2]
+
+
 def test_a_readme_without_markers_is_refused() -> None:
     """The table is never put where nobody asked for it."""
     with pytest.raises(ValueError, match="figures: begin"):
