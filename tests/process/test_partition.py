@@ -10,7 +10,7 @@ from benchmarks.partition import BOUND_S, RATE_MBIT, SIDES, play
 from tests.process.lan_world import NotPermitted, lan
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_halves_go_on_and_become_one_model(tmp_path: Path) -> None:
     """The line between three and three is cut for 12 s: both sides go on within the detection bound, then there is one

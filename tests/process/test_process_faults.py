@@ -11,7 +11,7 @@ from benchmarks.process_faults import BOUND_S, Story
 SEED = 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_survivor_stands_still_and_all_learn_together(tmp_path: Path) -> None:
     """Four faults at random moments: nobody goes longer than the detection bound without a step, nobody hangs, and at

@@ -25,7 +25,7 @@ def history(hash_seed: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_same_seed_gives_the_same_history() -> None:
     """The survivors of 200 nodes finish 100 steps, and the event log is the same under another PYTHONHASHSEED."""
