@@ -18,9 +18,10 @@ from tests.world.shard_stores import (
     value_of,
     zeros,
 )
-from training.exchange.messages import ZERO_TERM
+from training.exchange.messages import ZERO_TERM, Standing
 from training.exchange.repair import Remnant, RepairLog, compare
 from training.exchange.store import ShardStore
+from training.exchange.taking import worth
 from training.shards import Applied, DeltaId, Rule
 
 
@@ -277,3 +278,13 @@ def test_a_learner_without_a_state_forgets_a_restarted_owner() -> None:
     store.restarted(IDS["a"], contact("b"))
 
     assert not store.backed
+
+
+def test_of_two_sides_of_a_split_the_history_is_worth_more_than_a_replica() -> None:
+    """Under one number a replica cannot come after the state, whosever id is higher; under a later number it may."""
+    whole = Standing(0, "backup", *term(7, "a"), 41, *ZERO_TERM, 9)
+    beside = Standing(0, "replica", *term(7, "c"), 41, *ZERO_TERM, 9)
+    after = Standing(0, "replica", *term(8, "b"), 41, *ZERO_TERM, 9)
+
+    assert worth(beside) < worth(whole) < worth(after)
+    assert not worth(after).has_history

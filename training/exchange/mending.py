@@ -163,7 +163,8 @@ class Mending:
 
     def _takes_back(self, remnant: Remnant, holding: Holding) -> bool:
         newer_era = holding.era_step > remnant.state.era_step
-        if not newer_era or self._core.leaving or tuple(remnant.term) < tuple(holding.era_term):
+        # A term of the same number is another side's: what is of it cannot have begun from this copy's successor.
+        if not newer_era or self._core.leaving or remnant.term.number < holding.era_term[0]:
             return False
         # An era out of a state from disk knows its deltas, and may have all of ours.
         return bool(remnant.known().without(Applied.of_rows(holding.known)).rows())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
+from typing import NamedTuple
 
 from overlay.peers import Contact
 from overlay.transport import Reply, TransportError
@@ -53,16 +54,30 @@ RESUME_ROUNDS = 3
 Found = list[tuple[Contact, Standing]]
 
 
-def worth(standing: Standing, spoken: Container[Term] = ()) -> tuple[Term, int, Term, int]:
+class Worth(NamedTuple):
     """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version.
 
-    A learner is the backup, though it has not heard so, if its owner is known to have `spoken` under its promise.
+    Of terms with one number neither comes after the other, for whoever goes on raises it: they are two sides of a
+    split. There the state with its history is worth more than a replica, whosever node id is higher.
     """
-    if standing.role != "learner":
-        return standing.term, ROLE_RANK[standing.role], ZERO_TERM, standing.version
-    if standing.fence in spoken:
-        return standing.fence, ROLE_RANK["backup"], ZERO_TERM, standing.version
-    return standing.term, ROLE_RANK["learner"], standing.fence, standing.version
+
+    number: int
+    has_history: bool
+    node: bytes
+    role: int
+    promise: Term
+    version: int
+
+
+def worth(standing: Standing, spoken: Container[Term] = ()) -> Worth:
+    """A learner is the backup, though it has not heard so, if its owner is known to have `spoken` under its promise."""
+    role, term, promise = ROLE_RANK[standing.role], standing.term, ZERO_TERM
+    if standing.role == "learner":
+        if standing.fence in spoken:
+            role, term = ROLE_RANK["backup"], standing.fence
+        else:
+            promise = standing.fence
+    return Worth(term.number, role >= ROLE_RANK["learner"], term.node, role, promise, standing.version)
 
 
 class Taking:
@@ -235,7 +250,7 @@ class Taking:
                 found = replica_copy(self._core, shard)
             return found
         best, holder = ranked[-1]
-        if best[1] >= ROLE_RANK["learner"]:
+        if best.has_history:
             await self._appeal_to(holder, shard)
             return None
         if not self._has_waited(shard):
@@ -316,7 +331,8 @@ class Taking:
             if owned is None or owned.moving or fence <= owned.term:
                 continue
             mine = worth(self._store.standing(shard, None, self._core.step))
-            better = [(worth(one), contact) for contact, one in found if worth(one) > mine and worth(one)[1] >= 2]
+            ranked = [(worth(one), contact) for contact, one in found]
+            better = [(rank, contact) for rank, contact in ranked if rank > mine and rank.has_history]
             if better:
                 self._store.depose(shard)
                 await self._appeal_to(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
