@@ -301,7 +301,9 @@ while not swarm.done:
     loss.backward()
     optimizer.step()
     swarm.step(samples=32, loss=loss)
-print("rank", rank, swarm.step_number, swarm.samples_seen, model[0].bias.tolist(), flush=True)
+# In one write: print makes two of line and end where nothing is buffered, and the other rank writes between them.
+line = f"rank {rank} {swarm.step_number} {swarm.samples_seen} {model[0].bias.tolist()}\\n"
+os.write(1, line.encode())
 dist.destroy_process_group()
 """
 )
