@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import msgspec
+import pytest
 
 from benchmarks import overlay_churn, overlay_liveness, overlay_population, overlay_sampling, overlay_scale
 from overlay.peers import Contact
@@ -21,6 +22,7 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
     return VirtualLoop().run(story)
 
 
+@pytest.mark.long
 def test_a_swarm_joins_at_once_and_survives_the_death_of_a_fifth() -> None:
     """100 nodes through 3 bootstraps: every pair finds each other in 4 rounds at most at the median; a fifth dead: all
     lookups succeed with a 99th percentile below 3 time-outs of a call, and a minute later the tables hold none."""
@@ -39,6 +41,7 @@ def test_a_swarm_joins_at_once_and_survives_the_death_of_a_fifth() -> None:
     assert survived.dead_peers < 0.02
 
 
+@pytest.mark.long
 def test_nobody_is_lost_under_churn() -> None:
     """40 nodes with a median life of two minutes, for four minutes: lookups right, nobody isolated, no island."""
     print("seed 52")
@@ -51,6 +54,7 @@ def test_nobody_is_lost_under_churn() -> None:
     assert found.right / found.lookups >= 0.99
 
 
+@pytest.mark.long
 def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_bound() -> None:
     """30 nodes, 5 % loss, loops that stall 200 ms: nobody alive is declared dead; nobody killed is in any list of
     peers, table, pool or kept candidates after the documented bound."""
@@ -78,6 +82,7 @@ def test_lost_refutations_kill_nobody() -> None:
     assert max(found.gone_s) <= overlay_liveness.BOUND_S
 
 
+@pytest.mark.long
 def test_the_estimate_follows_when_half_the_swarm_dies() -> None:
     """60 nodes, 30 left: after two minutes half the nodes' estimates are within 15 %, and none is of the old swarm."""
     print("seed 54")
@@ -88,6 +93,7 @@ def test_the_estimate_follows_when_half_the_swarm_dies() -> None:
     assert max(errors) < 0.5
 
 
+@pytest.mark.long
 def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_uniform() -> None:
     """60 nodes, every datagram simulated: each ball is the true one, draws pass chi-square, the cost is reported."""
     print("seed 55")

@@ -413,6 +413,7 @@ def test_stalled_and_paused_peers_are_not_drawn() -> None:
     play(story())
 
 
+@pytest.mark.long
 def test_the_estimate_follows_a_large_swarm() -> None:
     """In a swarm of 100 the interval holds the truth at most nodes, and draws reach nearly everybody."""
 
