@@ -319,11 +319,11 @@ def test_a_take_over_is_worth_its_copy_until_the_first_delta() -> None:
     store = store_of("b")
     owned = store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, tenured=False)
     owned.begun = term(4, "a"), owned.state.known_count
-    assert owned.worth == term(4, "a")
+    assert owned.copy_term == term(4, "a")
 
     store.add(0, delta(1))
 
-    assert owned.worth == term(9, "b")
+    assert owned.copy_term == term(9, "b")
 
 
 def test_of_two_said_to_own_under_one_term_the_corrected_one_is_believed() -> None:

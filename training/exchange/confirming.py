@@ -1,8 +1,8 @@
 """Backups that hear nothing ask their owner whether it still counts on them.
 
-An owner that lost its shard, or that goes on with another backup, says so to the former one; but such a word may be
-lost, and an owner cut off from its backup cannot say anything. A copy that nobody adds to any more would then lie there
-for ever, and on the day its owner dies look like that of the backup. So a backup asks about every copy that nothing has
+An owner that goes on with another backup says so to the former one, but the word may be lost; an owner that lost its
+shard to another side of a split says nothing. A copy that nobody adds to any more would then lie there for ever, and on
+the day its owner dies look like that of the backup. So a backup asks about every copy that nothing has
 been added to for `SILENT_S`: of a shard that its owner lost, the copy becomes one to be offered to the new owner
 (`mending`); of one that its owner has and backs up elsewhere, it goes.
 """

@@ -24,6 +24,9 @@ from training.exchange.messages import Pull, PullAnswer, Term, Wanted
 from training.exchange.pushing import RETRY_FIRST_S, RETRY_MOST_S
 from training.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
 
+#: Once half of a joiner's owners are done, the rest has as long again, and at least so long.
+SLOW_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
@@ -32,10 +35,6 @@ class PullReport:
     changed: int
     unchanged: int
     missing: list[int]
-
-
-#: A donor is slow when it has taken so many times as long as the slowest of the others, and at least so long.
-SLOW_FACTOR, SLOW_S = 2.0, 2.0
 
 
 @dataclass(slots=True)
@@ -108,8 +107,8 @@ class Pulling:
                 done, _ = await asyncio.wait({*left, relief}, return_when=asyncio.FIRST_COMPLETED)
                 left -= done
                 if relief in done:
-                    await relief
-                    await asyncio.gather(*(left if job.waiting else ()))
+                    if job.waiting:  # nobody else could help
+                        await asyncio.gather(*left)
                     break
         finally:
             for task in (*fetches, relief):
@@ -124,12 +123,12 @@ class Pulling:
     ) -> None:
         """Once half of the owners are done, and the rest takes as long again: ask others, one after another."""
         began_s = self._core.clock.monotonic()
-        while sum(fetch.done() for fetch in fetches) < max(1, len(fetches) // 2):
+        while 2 * sum(fetch.done() for fetch in fetches) < len(fetches):
             await asyncio.wait([fetch for fetch in fetches if not fetch.done()], return_when=asyncio.FIRST_COMPLETED)
         took_s = self._core.clock.monotonic() - began_s
         left = [fetch for fetch in fetches if not fetch.done()]
         if left:
-            await asyncio.wait(left, timeout=max(SLOW_S, (SLOW_FACTOR - 1.0) * took_s))
+            await asyncio.wait(left, timeout=max(SLOW_S, took_s))
         slow = [group for group, fetch in zip(groups, fetches, strict=True) if not fetch.done()]
         tried = dict.fromkeys(owner.node_id for owner, _ in slow)
         while slow:

@@ -233,7 +233,7 @@ class Exchange:
 
     def held(self) -> list[tuple[int, Term, ShardState]]:
         """Every state that this node could be asked for after a restart, with the term it is worth: not copies."""
-        found = {shard: (shard, owned.worth, owned.state) for shard, owned in self.store.owned.items()}
+        found = {shard: (shard, owned.copy_term, owned.state) for shard, owned in self.store.owned.items()}
         for shard in range(len(self.store)):
             if shard not in found and (copy := self.store.copy_of(shard)) is not None:
                 found[shard] = (shard, *copy)

@@ -236,8 +236,8 @@ class Serving:
         return not owned.targets() and bool(self._core.settings.replicas) and self._core.other_eligible()
 
     def _elsewhere(self, shard: int) -> PushResult:
-        where = self._store.where(shard)
-        if where is None or where.owner == self._core.overlay.node_id:
+        where = self._store.elsewhere(shard)
+        if where is None:
             return PushResult(shard, "retry", reason="owner_unknown")
         return PushResult(shard, "redirect", where=where)
 
@@ -439,9 +439,10 @@ class Serving:
         """What a node that does not own a shard has for a joiner: a backup's state, or its own replica."""
         if shard >= len(self._store):
             return None
-        backed, mark = self._store.backed.get(shard), self._core.mark(shard)
-        if backed is not None and backed.state is not None:
-            return backed.term, backed.state.version, backed.state.value
+        if (found := self._store.copy_of(shard)) is not None:
+            term, state = found
+            return term, state.version, state.value
+        mark = self._core.mark(shard)
         start, stop = self._store.bounds[shard]
         return None if mark is None else (*mark, self._core.replica[start:stop])
 

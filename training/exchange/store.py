@@ -54,7 +54,7 @@ class Owned:
     told: dict[bytes, int] = field(default_factory=dict)
 
     @property
-    def worth(self) -> Term:
+    def copy_term(self) -> Term:
         """The term by which the state ranks among copies of the shard. A take-over adds nothing to the copy it began
         with until the first delta: another's copy of a later pair is worth more, under however low a term."""
         if self.begun is not None and self.begun[1] == self.state.known_count:
@@ -303,7 +303,8 @@ class ShardStore:
         return None if belief is None else Where.of(shard, belief.term, belief.owner)
 
     def elsewhere(self, shard: int) -> Where | None:
-        """Who owns a shard, for somebody whose copy nobody here counts on; None where this node is not sure."""
+        """Where to send somebody who takes this node for the owner; None where it does not know, or believes in itself
+        without owning."""
         belief = self.beliefs.get(shard)
         if belief is None or (belief.owner.node_id == self.node_id and shard not in self.owned):
             return None
