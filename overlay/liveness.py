@@ -16,7 +16,7 @@ The detection bound for watched members with default settings (seconds): 0.5 sti
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -203,7 +203,7 @@ class Detector:
             return self._clear(node_id, member, now, "it spoke to us")
         return []
 
-    def silent(self, node_id: bytes, now: float, *, others: Sequence[bytes]) -> list[Action]:
+    def silent(self, node_id: bytes, now: float, *, others: Iterable[bytes]) -> list[Action]:
         """A direct probe with its retry found nothing. `others` may be asked to try."""
         member = self._members.get(node_id)
         if member is None:

@@ -186,8 +186,7 @@ class Membership:
         self.negative.silent(contact, now)
         known = self.peers.get(contact.node_id)
         if known is not None and known.address == contact.address:
-            others = [peer.node_id for peer in self.peers if peer.node_id != contact.node_id]
-            self._perform(self.detector.silent(contact.node_id, now, others=others))
+            self._perform(self.detector.silent(contact.node_id, now, others=self.peers.ids()))
 
     # -- one identity, two processes -----------------------------------------------------------------------------
 

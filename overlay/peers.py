@@ -8,7 +8,7 @@ Who counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barr
 from __future__ import annotations
 
 from collections import Counter as Counters
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Literal
@@ -148,6 +148,10 @@ class PeerTable:
 
     def get(self, node_id: bytes) -> Peer | None:
         return self._peers.get(node_id)
+
+    def ids(self) -> KeysView[bytes]:
+        """Who is known, as of now and later: a view."""
+        return self._peers.keys()
 
     def at(self, address: Address) -> bytes | None:
         """The id known at an address."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -43,6 +44,15 @@ class Rule(msgspec.Struct, frozen=True):
     outer_lr: float
     outer_momentum: float
     robust: Robust = ""
+
+
+@lru_cache(maxsize=4)
+def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
+    """outer_lr, outer_momentum and their product as arrays without dimensions: on the small shards of a small model
+    NumPy takes longer to look at a number than to multiply by it."""
+    numbers = (rule.outer_lr, rule.outer_momentum, rule.outer_lr * rule.outer_momentum)
+    lr, mu, lr_mu = (np.array(number, dtype=np.float32) for number in numbers)
+    return lr, mu, lr_mu
 
 
 class Applied:
@@ -191,33 +201,33 @@ class ShardState:
         # `accumulated` is all zeros whenever nothing was accumulated: then it need not be touched.
         none_yet = self.sum_weight == 0.0
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
-        w, lr, mu = np.float32(weight), np.float32(rule.outer_lr), np.float32(rule.outer_momentum)
-        lr_mu = np.float32(rule.outer_lr * rule.outer_momentum)
-        scratch = np.empty((2, min(BLOCK_VALUES, delta.size)), dtype=np.float32)
+        w = np.float32(weight)
+        lr, mu, lr_mu = _factors(rule)
+        step = np.empty(min(BLOCK_VALUES, delta.size), dtype=np.float32)
+        room = step if weight == 1.0 else np.empty_like(step)
         for start in range(0, delta.size, BLOCK_VALUES):
             block = slice(start, min(start + BLOCK_VALUES, delta.size))
-            scaled, step = scratch[:, : block.stop - start]
-            value = self.value[block]
-            np.multiply(delta[block], w, out=scaled)
+            value, scaled = self.value[block], delta[block]
+            step = step[: scaled.size]
+            if weight != 1.0:
+                scaled = np.multiply(scaled, w, room[: scaled.size])
             if has_momentum:
                 assert self.momentum is not None
                 assert self.accumulated is not None
                 accumulated = self.accumulated[block]
                 if not is_whole:
-                    accumulated += scaled
+                    np.add(accumulated, scaled, accumulated)
                 else:
                     momentum = self.momentum[block]
-                    momentum *= mu
+                    np.multiply(momentum, mu, momentum)
                     if none_yet:
-                        momentum += scaled
+                        np.add(momentum, scaled, momentum)
                     else:
-                        accumulated += scaled
-                        momentum += accumulated
+                        np.add(accumulated, scaled, accumulated)
+                        np.add(momentum, accumulated, momentum)
                         accumulated[:] = 0.0
-                    np.multiply(momentum, lr_mu, out=step)
-                    value += step
-            scaled *= lr
-            value += scaled
+                    np.add(value, np.multiply(momentum, lr_mu, step), value)
+            np.add(value, np.multiply(scaled, lr, step), value)
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 

@@ -27,6 +27,8 @@ A = TypeVar("A", bound=msgspec.Struct)
 
 #: Answers that need a look at every peer are good for this long.
 GLANCE_S = 0.2
+#: Among so few peers every change counts at once.
+FEW = 50
 #: A stranger that failed to answer counts as gone this long; one we know is liveness's to judge.
 STRANGER_FAILED_S = 5.0
 
@@ -148,7 +150,10 @@ class Core:
         return answer
 
     def look_again(self) -> None:
-        """Membership changed: forget what a glance at the peers gave."""
+        """Membership changed, or our own step: forget what a glance at the peers gave. One among many changes little:
+        there the glance holds, or a thousand nodes that join at one moment would each count a thousand as often."""
+        if len(self.overlay.peers) > FEW:
+            return
         self._others_eligible = (-1.0, False)
         self._median = (-1.0, 0)
         self._worker_count = (-1.0, 1.0)
