@@ -22,19 +22,21 @@ PATIENCE_S = 3.0
 MOST_WAITING = 512
 #: Connections taken per wake-up before other callbacks get their turn.
 ACCEPTED_PER_TURN = 64
-#: A ClientHello that came in part is looked at again after this: the rest makes no new event while nothing is taken.
+#: A ClientHello that came in part is looked at again after this, and then each time after twice as long: the rest makes
+#: no new event while nothing is taken.
 LOOK_AGAIN_S = 0.03
 
 
 class _Visitor:
     """One connection that has not been admitted."""
 
-    __slots__ = ("host", "stream", "timer")
+    __slots__ = ("host", "pause_s", "stream", "timer")
 
     def __init__(self, stream: socket.socket, host: str, timer: asyncio.TimerHandle) -> None:
         self.stream = stream
         self.host = host
         self.timer = timer
+        self.pause_s = LOOK_AGAIN_S
 
 
 class Threshold:
@@ -108,11 +110,17 @@ class Threshold:
             self._let_go(number, str(reason))
             return
         if judgement is Judgement.INCOMPLETE:
-            self._loop.call_later(LOOK_AGAIN_S, self._look, number)
+            self._loop.call_later(visitor.pause_s, self._look_again, visitor)
+            visitor.pause_s *= 2
             return
         self._forget(visitor)
         self._counters["streams_admitted"] += 1
         self._admit(visitor.stream)
+
+    def _look_again(self, visitor: _Visitor) -> None:
+        # Its number may be another's by now.
+        if self._waiting.get(visitor.stream.fileno()) is visitor:
+            self._look(visitor.stream.fileno())
 
     def _let_go(self, number: int, reason: str) -> None:
         visitor = self._waiting.get(number)

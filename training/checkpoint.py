@@ -12,8 +12,6 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-import safetensors
-import safetensors.numpy
 from msgspec import Meta
 
 from overlay.doors import Disk, Log
@@ -48,6 +46,8 @@ def folder_of(step: int) -> str:
 
 def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, keep: int) -> None:
     """Write a checkpoint and remove all but the newest `keep`. Raises `OSError`; the earlier ones stay as they are."""
+    import safetensors.numpy  # here: it takes 0.8 MB, which a daemon that has nothing to write yet need not
+
     folder = folder_of(state.step)
     tensors = {
         entry.name: vector[entry.offset : entry.offset + entry.size].reshape(entry.shape) for entry in layout.entries
@@ -114,6 +114,8 @@ def newest(disk: Disk, log: Log) -> CheckpointState | None:
 
 def read_vector(disk: Disk, state: CheckpointState, layout: Layout, into: Vector) -> None:
     """Load the checkpoint's vector. Raises `ValueError` when it does not fit the layout or is damaged."""
+    import safetensors.numpy
+
     raw = disk.read(f"{folder_of(state.step)}/vector.safetensors")
     if raw is None:
         raise ValueError("vector.safetensors is missing")

@@ -101,6 +101,7 @@ def ledger(counts: list[int]) -> Vector:
     return np.repeat(np.array(counts, np.float32) / -1024, 64)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_swarm_that_was_switched_off_goes_on(start: Callable[..., list[ProcessNode]], tmp_path: Path) -> None:
     """SIGTERM to all: every step counted is on the disks once; started again the swarm has that vector bit by bit, at

@@ -79,6 +79,7 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         print(f"--- {daemon.log.name}, its end:\n{daemon.log.read_text()[-1500:]}")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     """One makes a key and founds; others come by an invitation on the command line, on standard input, and by a key in

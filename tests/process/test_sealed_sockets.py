@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from overlay.admission import Admission
+from overlay.admission import Admission, Judgement
 from overlay.certificate_order import Order
 from overlay.certificates import deliver
 from overlay.credentials import Credentials
@@ -26,6 +26,7 @@ from overlay.doors import SystemClock, SystemEntropy
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealed_transport import SealedTransport
 from overlay.sockets import SocketTransport
+from overlay.sockets_admission import Threshold
 from overlay.sockets_sealed import StreamSeal
 from overlay.swarm_key import KeyRing, SwarmKey
 from overlay.transport import MAX_DATAGRAM_BYTES, Address, Incoming, NodeAddress, Reply, TransportError, id_behind
@@ -437,6 +438,41 @@ def test_half_open_connections_do_not_keep_members_out(run: Run) -> None:
             assert (await ask(one, two.home))[2] == two.identity.node_id
             for stalled in sockets:
                 stalled.close()
+
+    run(main())
+
+
+def test_half_a_greeting_is_looked_at_a_few_times_and_its_rest_is_taken(run: Run) -> None:
+    """Who sends half a ClientHello is looked at again at growing intervals, not every 30 ms until it is let go; once
+    the rest has come it is admitted."""
+    whole = b"\x16\x03\x01\x02\x00"
+
+    async def main() -> None:
+        looks: list[bytes] = []
+        admitted: list[socket.socket] = []
+        counters: Counter[str] = Counter()
+
+        def judge(beginning: bytes) -> Judgement:
+            looks.append(beginning)
+            return Judgement.ADMITTED if beginning == whole else Judgement.INCOMPLETE
+
+        listening = socket.create_server((LOCAL, 0))
+        listening.setblocking(False)
+        threshold = Threshold(listening, judge, admitted.append, counters)
+        try:
+            with socket.create_connection(listening.getsockname()) as half:
+                half.send(whole[:3])
+                await until(lambda: counters["streams_dropped_silent"] == 1, "its patience ends")
+                assert 3 <= len(looks) <= 10
+            with socket.create_connection(listening.getsockname()) as late:
+                late.send(whole[:3])
+                before = len(looks)
+                await until(lambda: len(looks) > before + 1, "it is looked at again")
+                late.send(whole[3:])
+                await until(lambda: bool(admitted), "it is admitted")
+                admitted[0].close()
+        finally:
+            threshold.close()
 
     run(main())
 

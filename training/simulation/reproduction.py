@@ -36,7 +36,7 @@ SEQUENCES = ("asp", "ssp(4)", "pbsp(5)", "pbsp(10)", "pssp(4,5)", "pssp(4,10)")
 
 HOLDS = "holds"
 #: Student's t for a two-sided 95 % interval, by the number of values.
-T_95 = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365}
+T_95 = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 12: 2.201}
 
 _LABELS = {
     "sample_size": "sample size β",
