@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -136,11 +136,11 @@ def _plan(options: dict[str, Any]) -> Plan:
     import msgspec
 
     from training.barriers import resample_after
-    from training.settings import BarrierSettings
+    from training.settings import BarrierMethod, BarrierSettings
     from training.simulation.plan import DISCIPLINES, SAMPLERS, Churn, Plan
     from training.simulation.steptimes import parse_step_times, parse_stragglers
 
-    for option, known in (("discipline", DISCIPLINES), ("sampler", SAMPLERS)):
+    for option, known in (("barrier", get_args(BarrierMethod)), ("discipline", DISCIPLINES), ("sampler", SAMPLERS)):
         if options[option] not in known:
             raise ValueError(f'--{option} "{options[option]}" is none of {", ".join(known)}')
     raw = {
@@ -245,7 +245,7 @@ def reproduce(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need_matplotlib()
     from training.simulation.problems import BadData
-    from training.simulation.reproduction import FIGURES, Order
+    from training.simulation.reproduction import FIGURES, NEED_IMAGES, Order
     from training.simulation.reproduction import reproduce as make
     from training.simulation.run import has_numba
 
@@ -256,6 +256,9 @@ def reproduce(
     if unknown := [name for name in names if name not in FIGURES]:
         hint = f"there are {', '.join(FIGURES)}, and all"
         raise UserError(f"there is no figure {', '.join(unknown)}", hint, ExitCode.USAGE)
+    if data_dir is None and not set(names) - set(NEED_IMAGES):
+        hint = "--data-dir names the folder with the four files"
+        raise UserError(f"{' and '.join(names)} cannot be made without the images of MNIST", hint, ExitCode.USAGE)
     if not has_numba():
         hint = 'these runs need the compiled engine: pip install "p2pnode[simulate]"'
         raise UserError("numba is not installed", hint, ExitCode.USAGE)

@@ -30,6 +30,8 @@ POINT_FIGURES = (
     "straggler_share_1000", "scale", "doubling", "stored",
 )  # fmt: skip
 STUDY_FIGURES = ("accuracy", "stored_accuracy", "factorisation", "learning")
+#: Left out without the files of MNIST.
+NEED_IMAGES = ("accuracy", "stored_accuracy")
 FIGURES = (*POINT_FIGURES, "inconsistency", "bounds", *STUDY_FIGURES)
 #: Runs of Ninox whose sequences are drawn.
 SEQUENCES = ("asp", "ssp(4)", "pbsp(5)", "pbsp(10)", "pssp(4,5)", "pssp(4,10)")
