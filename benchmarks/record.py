@@ -25,8 +25,20 @@ README = ROOT / "README.md"
 #: Packages whose version changes the figures.
 PACKAGES = ("torch", "numpy", "uvloop", "aiohttp", "kademlia")
 
-#: So many figures that the README shows those with an aim alone; docs/performance.md has them all.
-ON_THEIR_PAGE = ("exchange", "peers", "step", "barriers")
+#: So many figures that the README shows those with an aim alone. `figures.json` has them all, and docs/performance.md
+#: those of the exchange.
+AIMS_ALONE = (
+    "exchange",
+    "peers",
+    "step",
+    "barriers",
+    "simulator",
+    "overlay_scale",
+    "overlay_churn",
+    "overlay_liveness",
+    "overlay_population",
+    "overlay_sampling",
+)
 
 _AIM = re.compile(r"(≤|≥) (-?[\d.]+)")
 _MARKED = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)
@@ -110,9 +122,12 @@ def versions() -> dict[str, str]:
 
 
 def figures_of(outcome: Outcome, command: str) -> list[Figure]:
-    """The entries of one benchmark. Raises `ValueError` for an aim nobody can judge."""
+    """The entries of one benchmark. Raises `ValueError` for an aim nobody can judge, and for one name twice."""
     here = machine()
     packages = ", ".join(f"{name} {number}" for name, number in versions().items() if name != "p2pnode")
+    names = [series.name for series in outcome.series]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"{outcome.benchmark} has two figures named {', '.join(twice)}")
     for series in outcome.series:
         if series.aim and not _AIM.fullmatch(series.aim):
             raise ValueError(f'the aim "{series.aim}" of {series.name} is not of the form "≤ 1" or "≥ 1"')
@@ -166,7 +181,7 @@ def table(figures: Sequence[Figure]) -> str:
         return ""
     lines = ["| figure | median | lowest to highest | aim | command |", "|---|---|---|---|---|"]
     for figure in figures:
-        if figure.benchmark in ON_THEIR_PAGE and not figure.aim:
+        if figure.benchmark in AIMS_ALONE and not figure.aim:
             continue
         low, high = (_number(value) for value in figure.spread)
         median = f"{_number(figure.median)} {figure.unit}".strip()

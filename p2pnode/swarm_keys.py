@@ -75,11 +75,20 @@ def _parsed(content: bytes, where: str) -> KeyRing:
 
 def write_key_file(path: Path, keys: KeyRing) -> None:
     """Replace the file, whole or not at all, readable by its owner alone. Raises `UserError`."""
+    _write_secret(path, keys.text, "the swarm key file")
+
+
+def write_invitation(path: Path, line: str) -> None:
+    """The same for a file with an invitation, which has the key in it."""
+    _write_secret(path, f"{line}\n", "the invitation to")
+
+
+def _write_secret(path: Path, text: str, what: str) -> None:
     try:
-        FolderDisk(path.parent).write(path.name, keys.text.encode("ascii"), private=True)
+        FolderDisk(path.parent).write(path.name, text.encode("utf-8"), private=True)
     except OSError as error:
         raise UserError(
-            f"cannot write the swarm key file {path}: {error.strerror or error}",
+            f"cannot write {what} {path}: {error.strerror or error}",
             "check the folder, its permissions and free space",
             ExitCode.STATE_DIRECTORY,
         ) from None

@@ -90,15 +90,19 @@ def invite(
         list[str] | None,
         typer.Option("--address", metavar="HOST:PORT", help="Where a node listens; default: what the node here knows."),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write it there, readable by you alone, instead.")
+    ] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     settings: SetOption = None,
 ) -> int:
     """Print one line with addresses, run and key: whoever has the line is a member.
 
-    Example: p2pnode key invite | ssh other p2pnode start --invite -
+    Example: p2pnode key invite --out invitation.txt, or: p2pnode key invite | ssh other p2pnode start --invite -
     """
     from overlay.invitation import Invitation
+    from p2pnode.swarm_keys import write_invitation
 
     found = _settings(config, state_dir, settings)
     keys = _keys(found)
@@ -112,7 +116,12 @@ def invite(
             f"warning: {', '.join(addresses)} can be dialled from this machine only\n"
             "hint: give the address that others reach with --address HOST:PORT\n"
         )
-    say(Invitation.of(run, addresses, keys).line)
+    line = Invitation.of(run, addresses, keys).line
+    if out is None:
+        say(line)
+    else:
+        write_invitation(out, line)
+        say(f"wrote {out}: whoever reads it is a member")
     return 0
 
 

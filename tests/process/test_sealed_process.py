@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from overlay.invitation import Invitation
 from overlay.swarm_key import KeyRing
 from p2pnode.client import NodeClient, find
+from p2pnode.errors import ExitCode
 from tests.process.test_swarm_process import ROOT, START_S, until
 from tests.process.test_swarm_process import Daemon as OpenDaemon
 
@@ -202,3 +204,25 @@ def test_invitations_that_cannot_be_used(tmp_path: Path, spoil: str) -> None:
     assert says in joined.stderr
     assert line[20:60] not in joined.stderr
     assert not (tmp_path / "b").exists()
+
+
+def test_an_invitation_in_a_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """`key invite --out` writes what it would have printed, mode 0600 even over an open file, and does not print it; a
+    file that cannot be written is an error."""
+    p2pnode(tmp_path, "key", "new", "--state-dir", "a")
+    command = ["key", "invite", "--state-dir", "a", "--address", "10.0.0.5:8468"]
+    line = p2pnode(tmp_path, *command).stdout
+    file = tmp_path / "invitation.txt"
+    file.touch(mode=0o644)
+    written = p2pnode(tmp_path, *command, "--out", "invitation.txt")
+
+    assert written.returncode == 0
+    assert file.read_text() == line
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert line.strip() not in written.stdout + written.stderr
+    assert p2pnode(tmp_path, "key", "join", "invitation.txt", "--state-dir", "b").returncode == 0
+
+    (tmp_path / "folder").mkdir()
+    failed = p2pnode(tmp_path, *command, "--out", "folder")
+    assert failed.returncode == ExitCode.STATE_DIRECTORY
+    assert failed.stderr.startswith("error: cannot write the invitation to folder")

@@ -90,6 +90,12 @@ def test_a_run_renews_its_own_figures_only() -> None:
     assert [entry.name for entry in record.merged(known, fresh)] == ["d", "c", "e"]
 
 
+def test_two_figures_of_one_name_are_refused() -> None:
+    """Nobody could tell which is which in a table."""
+    with pytest.raises(ValueError, match="two figures named joined"):
+        record.figures_of(Outcome("start", "", 2 * [Series("joined", "s", [1.0])]), "make bench")
+
+
 def test_the_table_stands_between_its_markers() -> None:
     """Only what is between the markers changes, and writing twice changes nothing more."""
     once = record.with_table(README, [figure(median=7.0)])
