@@ -83,10 +83,13 @@ def _window(nodes: list[Daemon]) -> float:
 
 def _flooded_window(nodes: list[Daemon], targets: list[str]) -> float:
     """Steps per second of all nodes together while a flood comes down on `targets`."""
-    flood = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", *targets])
-    rate = _window(nodes)
-    if flood.wait(timeout=60):
-        raise NotMeasured("the flood failed")
+    with subprocess.Popen([sys.executable, "-m", "benchmarks.flood", *targets]) as flood:
+        try:
+            rate = _window(nodes)
+            if flood.wait(timeout=60):
+                raise NotMeasured("the flood failed")
+        finally:
+            flood.kill()  # does nothing to one that has ended
     return rate
 
 
@@ -160,7 +163,7 @@ def _flood(addresses: list[str]) -> None:
 def _stall(selector: selectors.BaseSelector, target: tuple[str, int], *, half: bool) -> None:
     stream = socket.socket()
     stream.setblocking(False)  # where nobody accepts, a connection may never come about
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(OSError):
         stream.connect(target)
     if half:
         with contextlib.suppress(OSError):
