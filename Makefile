@@ -12,8 +12,8 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3)
 
-# Pure tests use every core, four at most. Tests of real processes are to share one worker (tests/conftest.py says why
-# they do not at present): they measure seconds, and two of them at once would measure each other.
+# Tests use every core, four at most. Those of whole swarms share one worker (tests/conftest.py): they measure seconds,
+# and two of them at once would measure each other.
 PARALLEL ?= -n logical --maxprocesses 4 --dist loadgroup
 
 # Finds $$python, or says why it cannot. A name on the path is not enough: version shims answer for Pythons that are

@@ -1,7 +1,7 @@
-"""How the suite is spread over workers (`make test`): tests of real processes share one, the others go anywhere.
+"""How the suite is spread over workers (`make test`): tests of whole swarms share one, the others go anywhere.
 
-Process tests measure seconds; two of them at once on two cores would measure each other. Not so at present: xdist 3.8
-marks a group by writing `item._nodeid`, which pytest 9.2 does not read, so that they go anywhere too. All pass so.
+A test with several daemons says how long they take; two of them at once on two cores would measure each other. Grouping
+takes pytest before 9.2: xdist 3.8 marks a group by writing `item._nodeid`, which later ones do not read.
 """
 
 from __future__ import annotations
@@ -11,10 +11,25 @@ from pathlib import Path
 import pytest
 
 PROCESS_TESTS = Path(__file__).parent / "process"
+SWARMS = frozenset(
+    {
+        "test_advise_process",
+        "test_demo",
+        "test_hostile_process",
+        "test_member_limits",
+        "test_nat_namespaces",
+        "test_partition",
+        "test_process_faults",
+        "test_resume_process",
+        "test_sealed_process",
+        "test_swarm_process",
+        "test_twin_process",
+    }
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(PROCESS_TESTS):
-            item.add_marker(pytest.mark.xdist_group("process"))
+        if item.path.parent == PROCESS_TESTS and item.path.stem in SWARMS:
+            item.add_marker(pytest.mark.xdist_group("swarms"))

@@ -215,7 +215,7 @@ def test_four_daemons_learn_what_none_could_alone(tmp_path: Path) -> None:
     assert "together 0.9" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_daemons_that_exchange_nothing_fail(tmp_path: Path) -> None:
     """The same demo with the exchange switched off trains as well, and does not come near the goal."""
     code, figures, printed = demo_of_daemons("--nodes", "4", "--time-limit", "30", "--no-exchange")
