@@ -347,6 +347,24 @@ def test_a_former_backup_that_was_not_told_asks_and_forgets(monkeypatch: pytest.
     simulate(scenario, nodes=3, shards=8)
 
 
+def test_a_lesson_that_its_owner_gave_up_is_forgotten() -> None:
+    """A node has begun to learn, and its owner, whose term has risen since, goes on with another: it asks, and waits no
+    longer for a state that will never come."""
+
+    async def scenario(world: World) -> None:
+        owning = owner(world)
+        store, me = exchange_of(owning).store, owning.contact
+        learner = next(m for m in world.running() if m not in (owning, backup(world)))
+        attempt = store.promise(0).number
+        assert exchange_of(learner).store.learn(0, store.owned[0].term, me, attempt)
+        store.drop_backup(0, me)
+        await until(world, lambda: store.owned[0].backup is not None, within_s=BOUND_S, what="a backup")
+        assert stale(world) == [(learner.name, 0)]
+        await until(world, lambda: not stale(world), within_s=BOUND_S, what="no lesson that nobody gives")
+
+    simulate(scenario)
+
+
 def test_the_pair_of_a_side_that_lost_keeps_no_copy_that_looks_like_a_backups() -> None:
     """Owner and backup together on the side whose claim loses: both copies are offered to the winner, then they go."""
 

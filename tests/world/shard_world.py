@@ -284,7 +284,7 @@ class World:
         """A backup asks whether its owner counts on it (confirming); here at any time, not only after a silence."""
         node = self.nodes[name]
         backed = node.store.backed.get(0)
-        if not node.alive or backed is None or backed.state is None or backed.bereft:
+        if not node.alive or backed is None or backed.bereft:
             return
         owner = self.nodes[BY_ID[backed.owner.node_id]]
 

@@ -2,9 +2,10 @@
 
 An owner that goes on with another backup says so to the former one, but the word may be lost; an owner that lost its
 shard to another side of a split says nothing. A copy that nobody adds to any more would then lie there for ever, and on
-the day its owner dies look like that of the backup. So a backup asks about every copy that nothing has
-been added to for `SILENT_S`: of a shard that its owner lost, the copy becomes one to be offered to the new owner
-(`mending`); of one that its owner has and backs up elsewhere, it goes.
+the day its owner dies look like that of the backup. So a backup asks about every copy that nothing has been added to
+for `SILENT_S`: of a shard that its owner lost, the copy becomes one to be offered to the new owner (`mending`); of one
+that its owner has and backs up elsewhere, it goes. So does a lesson: who promised to learn, too late for an owner whose
+term had risen meanwhile, would wait for the state for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from training.exchange.store import Backed
 #: Within a step or a few, where steps are long: the question is small, and one is asked for all shards of an owner.
 SILENT_S = 5.0
 
-#: What changes when the owner speaks: its term, and how many deltas the copy has.
+#: What changes when the owner speaks: its term, and how many deltas the copy has; of a lesson, how many wait for it.
 Mark = tuple[bytes, Term, int]
 
 
@@ -41,8 +42,6 @@ class Confirming:
         silent: dict[bytes, tuple[Contact, list[int]]] = {}
         seen: dict[int, tuple[Mark, float]] = {}
         for shard, backed in self._store.backed.items():
-            if backed.state is None:
-                continue  # a lesson under way
             mark = _mark(backed)
             former, since = self._seen.get(shard, (None, now))
             if former != mark:
@@ -78,5 +77,5 @@ class Confirming:
 
 
 def _mark(backed: Backed) -> Mark:
-    assert backed.state is not None
-    return backed.owner.node_id, backed.term, backed.state.known_count
+    count = len(backed.waiting) if backed.state is None else backed.state.known_count
+    return backed.owner.node_id, backed.term, count
