@@ -47,6 +47,7 @@ def _serve(connection: Connection, start: link.Start) -> None:
     try:
         import torch
 
+        from training.trainer.dynamo_later import import_later
         from training.trainer.loading import build_task, resolve_device
         from training.trainer.runner import TaskRunner
     except ImportError as error:
@@ -55,6 +56,7 @@ def _serve(connection: Connection, start: link.Start) -> None:
             'install PyTorch: pip install "p2pnode[torch]"',
             fatal=True,
         ) from error
+    import_later()
     if start.threads:
         torch.set_num_threads(start.threads)
     device = resolve_device(start.device)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
+from training.trainer.dynamo_later import import_later
 from training.trainer.loading import build_task, resolve_device
 from training.trainer.runner import TaskRunner
 from training.trainer_door import StepOrder, TrainerFailed
@@ -75,6 +76,7 @@ def main() -> int:
         options = msgspec.json.decode(arguments.options, type=dict[str, Any])
     except msgspec.DecodeError as error:
         parser.error(f"--options is not a JSON object: {error}")
+    import_later()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
