@@ -136,7 +136,7 @@ def _encode_piece(values: Vector, codec: CodecName, into: bytearray, at_byte: in
 
 def _quantised(blocks: Vector) -> tuple[Vector, Vector]:
     """Scales, `float32[n, 1]`, and levels −127…127 as float32, `[n, m]`; one value not finite spoils its block."""
-    largest = np.maximum(blocks.max(axis=1, keepdims=True), -blocks.min(axis=1, keepdims=True))
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
     usable = ~(largest < _SMALLEST)  # true for a NaN
     scales = np.where(usable, largest / np.float32(_LEVELS), np.float32(0.0))
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -139,7 +139,7 @@ class Serving:
             while (flight := self._in_flight.get((item.shard, identity))) is not None:
                 # Shielded: a waiter that is cancelled or times out must not cancel the one it waits for.
                 await asyncio.shield(flight)
-            verdict = self._classify(push, identity, item.shard, item.delta, repair=item.repair)
+            verdict = self._classify(push, identity, item.shard, repair=item.repair)
             verdict = verdict or self._judging.judge(push, identity, item)
             if verdict is not None:
                 results[item.shard] = verdict
@@ -190,7 +190,9 @@ class Serving:
             if owned is None or owned.has_targets or (shard, identity) in self._in_flight:
                 continue
             if is_late or not is_finite or owned.moving or push.base_step < owned.state.era_step:
-                verdict = self._classify(push, identity, shard, part)
+                verdict = self._classify(push, identity, shard)
+                if verdict is None and not is_finite and not codecs.all_finite(part):
+                    verdict = self._judging.refuse(shard, "not_finite")
                 if verdict is not None:
                     if verdict.status != "retry":
                         results[shard] = verdict
@@ -201,9 +203,8 @@ class Serving:
             self.merged[identity.node] = identity.step
         return results
 
-    def _classify(
-        self, push: Push, identity: DeltaId, shard: int, delta: Vector, *, repair: bool = False
-    ) -> PushResult | None:
+    def _classify(self, push: Push, identity: DeltaId, shard: int, *, repair: bool = False) -> PushResult | None:
+        """What can be said of a delta without a look at its values."""
         owned = self._store.owned.get(shard)
         if owned is None:
             return self._elsewhere(shard)
@@ -221,8 +222,6 @@ class Serving:
             return self._judging.refuse(shard, "late")
         if push.base_step < owned.state.era_step:
             return self._judging.refuse(shard, "before_era")
-        if not codecs.all_finite(delta):
-            return self._judging.refuse(shard, "not_finite")
         return None
 
     def close_windows(self) -> None:
