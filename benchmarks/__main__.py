@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in STANDING + BY_NAME]
     if unknown:
         line.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(STANDING + BY_NAME)}")
+    # As on a user's machine, where a module is compiled at its first import and not at every start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in names:
         print(f"{name} …", file=sys.stderr, flush=True)
         try:

@@ -74,10 +74,18 @@ class Ours:
             key.write_text(SwarmKey(os.urandom(32)).text + "\n")
             key.chmod(0o600)
             key_file = str(key)
+        try:
+            self._start(peers, key_file, free_steps)
+            self.shares = self._settle()
+        except BaseException:
+            self.stop()  # nobody else knows these daemons
+            raise
+
+    def _start(self, peers: int, key_file: str, free_steps: int) -> None:
         for number in range(peers):
             options = {
-                "gate": str(folder / "gate"),
-                "parameters": parameters,
+                "gate": str(self._gate.path),
+                "parameters": self.parameters,
                 "seed": number,
                 "free_steps": free_steps,
                 "wakes": str(self.wakes[number]),
@@ -87,8 +95,8 @@ class Ours:
                 bootstrap=self.nodes[0].listens_at if self.nodes else "",
                 key_file=key_file,
                 command=("benchmarks.gated_daemon",),
-                barrier=BarrierSettings(method=way.barrier),
-                exchange=exchange_settings(way),
+                barrier=BarrierSettings(method=self.way.barrier),
+                exchange=exchange_settings(self.way),
             )
             self.nodes.append(node)
             if number == 0:
@@ -96,7 +104,6 @@ class Ours:
                 wait_until(node, lambda found: found["state"] != "joining", what="founded")
         self._gate.admit(peers, START_S)
         self._gate.wait_ready(START_S)
-        self.shares = self._settle()
 
     def _settle(self) -> list[int]:
         """Wait until every shard has one owner, a backup where there should be one, and stays; returns the shares."""

@@ -22,6 +22,10 @@ FIGURES = ROOT / "docs" / "figures"
 #: What the page shows, in this order. In the README's table only those of their figures stand that have an aim.
 SHOWN = ("peers", "exchange", "step", "barriers")
 
+#: Colours of what is compared.
+OURS, OTHERS = "#4878a8", "#a8a8a8"
+
+_GROUP = re.compile(r"([\d.]+) M among (\d+)")
 _MARKED = re.compile(r"(<!-- lines: begin[^\n]*-->\n).*?(<!-- lines: end -->)", re.DOTALL)
 
 Line = dict[str, Any]
@@ -89,11 +93,14 @@ def draw(lines: Sequence[Line], folder: Path = FIGURES) -> list[str]:
     drawn = []
     for benchmark in ("peers", "exchange"):
         speeds = [line for line in lines if line["benchmark"] == benchmark and line["unit"] == "MB/s per peer"]
+        speeds.sort(key=lambda line: _group_of(line["name"]))
         if speeds:
             figure, axes = pyplot.subplots(figsize=(8, 0.4 + 0.28 * len(speeds)))
             medians = [line["median"] for line in speeds]
             low_high = [[abs(line["spread"][end] - line["median"]) for line in speeds] for end in (0, 1)]
-            axes.barh([line["name"] for line in speeds], medians, xerr=low_high, color="#4878a8")
+            ours = benchmark == "exchange"
+            colours = [OURS if ours or line["name"].startswith("p2pnode") else OTHERS for line in speeds]
+            axes.barh([line["name"] for line in speeds], medians, xerr=low_high, color=colours)
             axes.invert_yaxis()
             axes.set_xscale("log")
             axes.set_xlabel("MB of float32 parameters per second and peer (median, lowest and highest)")
@@ -114,6 +121,12 @@ def draw(lines: Sequence[Line], folder: Path = FIGURES) -> list[str]:
         axes.legend()
         drawn.append(_save(figure, folder / "performance_barriers.png"))
     return drawn
+
+
+def _group_of(name: str) -> tuple[float, int]:
+    """Parameters in millions, and peers, of a figure's name: what is compared stands together."""
+    found = _GROUP.search(name)
+    return (float(found[1]), int(found[2])) if found is not None else (0.0, 0)
 
 
 def _save(figure: Any, path: Path) -> str:
