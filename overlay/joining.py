@@ -13,7 +13,7 @@ from overlay.hello import Greeted
 from overlay.lookups import Lookups
 from overlay.membership import Membership
 from overlay.peers import Contact
-from overlay.remembered import WRITE_S, Remembered
+from overlay.remembered import Remembered
 from overlay.transport import Address
 
 #: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
@@ -148,7 +148,7 @@ class Joining:
         self._remembered.write()
 
     async def keep_remembering(self) -> None:
-        """Now and then, when they changed."""
+        """Soon after they changed."""
         while True:
-            await asyncio.sleep(WRITE_S)
+            await asyncio.sleep(self._remembered.write_s)
             self.remember()

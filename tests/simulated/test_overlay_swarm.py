@@ -186,7 +186,7 @@ def test_a_restarted_node_replaces_its_former_self() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=27)
         nodes = await world.raise_swarm(6)
-        await asyncio.sleep(35)  # remembered peers are on disk
+        await asyncio.sleep(3)  # remembered peers are on disk
         nodes[2].announce(step=9)
         await nodes[0].query_steps([nodes[2].node_id])
         await world.crash(2, refused=True)

@@ -7,6 +7,7 @@ time. Everything follows from one seed.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +113,7 @@ class Swarm:
         host = self.hosts[name]
         self.network.crash(host.living.overlay.address, refused=refused)
         assert host.task is not None
+        host.disk = copy.deepcopy(host.disk)  # what the cancelled task still writes at its end is not on it
         host.task.cancel()
         await asyncio.gather(host.task, return_exceptions=True)
         host.node, host.task = None, None

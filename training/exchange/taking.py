@@ -48,7 +48,8 @@ TOLD = 20
 LOOK_AGAIN_S = 0.4
 #: While a swarm that was switched off comes together, how often the others are asked whether they are ready.
 RESUME_LOOK_S = 0.25
-#: A holder that dies while its state is fetched leaves the shard to the next best.
+#: A holder that dies while its state is fetched leaves the shard to the next best; one that does not answer is asked
+#: again.
 RESUME_ROUNDS = 3
 
 Found = list[tuple[Contact, Standing]]
@@ -206,11 +207,14 @@ class Taking:
                     theirs.append(shard)
         found: dict[int, Found] = {shard: [] for shard in shards}
 
-        async def ask(contact: Contact, theirs: list[int]) -> None:
+        async def ask(contact: Contact, theirs: list[int], tries: int) -> None:
             try:
                 survey = Survey(self._core.genesis, theirs)
                 answer = await self._core.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
+                if tries > 1:
+                    await ask(contact, theirs, tries - 1)
+                    return
                 self._core.failures[contact.node_id] = self._core.clock.monotonic()
                 return
             # Somebody may know an owner that this node has not met: it is asked before anything is taken from it.
@@ -219,7 +223,9 @@ class Taking:
                 if standing.shard in found:
                     found[standing.shard].append((contact, standing))
 
-        await asyncio.gather(*(ask(contact, theirs) for contact, theirs in asked.values() if theirs))
+        # After a whole swarm was switched off anybody's state may be the highest, and the machines are busy starting.
+        tries = RESUME_ROUNDS if self._resuming else 1
+        await asyncio.gather(*(ask(contact, theirs, tries) for contact, theirs in asked.values() if theirs))
         return found
 
     async def _best_copy(self, shard: int, others: Found) -> tuple[Term, ShardState] | None:
