@@ -155,6 +155,33 @@ def test_killed_all_at_once_no_step_is_counted_twice(seed: int, late_s: float) -
     assert record.fields["nodes"] == 4
 
 
+@pytest.mark.parametrize("seed", range(101, 107))
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_started_and_stopped_without_a_step_nothing_is_forgotten(seed: int, nodes: int) -> None:
+    """Whoever takes a shard over and adds nothing has nothing better than others, nor has who pulled it from there: the
+    next start goes on from the states with their identities, not from values that look newer."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(nodes)
+        await swarm.until(lambda: min(steps(swarm)) >= 8, within_s=60, what="steps everywhere")
+        before = await switch_off(swarm)
+        for _ in range(2):
+            hosts = swarm.start_many(nodes, training__min_nodes=1, training__max_steps=1, training__linger_s=60.0)
+            await swarm.until(lambda: not swarm.running(), within_s=90, what="all have what was asked for, and end")
+            assert all(host.task.exception() is None for host in hosts)
+        swarm.start_many(nodes, training__min_nodes=1)  # a paused node is not ready
+        await settle(swarm)
+
+        np.testing.assert_array_equal(swarm.value(), whole(before))
+        for shard in range(8):
+            found = sorted((name, step) for name, _, step in applied(swarm, shard))
+            assert found == [(name, step) for name in sorted(before) for step in range(1, before[name] + 1)], shard
+
+    swarm = simulate(scenario, seed=seed, training__min_nodes=nodes, training__checkpoint_s=60.0)
+    assert [record.fields["deltas_lost"] for record in swarm.of("swarm_resumed")] == [0, 0, 0]
+    assert not swarm.of("deltas_lost_in_split")
+
+
 def test_a_founder_that_leaves_before_it_has_resumed_forgets_nothing() -> None:
     """Started alone and stopped while it waits for the others: the next start has the whole model all the same."""
 

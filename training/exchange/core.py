@@ -51,7 +51,7 @@ class Counters:
 @dataclass(slots=True)
 class Core:
     """Shared by serving, pushing, pulling and keeping. `replica` is the vector as last pulled (the trainer's own
-    shared memory); `marks[i]` is the (term, version) of its shard *i*."""
+    shared memory); `marks[i]` is the (term, version) of its shard *i*, the term by which it ranks."""
 
     overlay: Overlay
     store: ShardStore

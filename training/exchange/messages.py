@@ -142,7 +142,11 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
-    """`value`: the shard follows in the body, or a `copy` from one who does not own it; `same`: the puller has it."""
+    """`value`: the shard follows in the body, or a `copy` from one who does not own it; `same`: the puller has it.
+
+    `worth` is the term by which the value ranks among copies of the shard, where that is not the owner's own: a
+    take-over that has added nothing has nothing better than the copy it began with.
+    """
 
     shard: ShardIndex
     status: Literal["value", "copy", "same", "redirect", "retry"]
@@ -150,6 +154,16 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     term_node: TermNode = b""
     version: Number = 0
     where: Where | None = None
+    worth_number: Number = 0
+    worth_node: TermNode = b""
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+    @property
+    def worth(self) -> Term:
+        return Term(self.worth_number, self.worth_node) if self.worth_number else self.term
 
 
 class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -302,9 +316,9 @@ ROLE_RANK: dict[Role, int] = {"owner": 4, "backup": 3, "learner": 2, "replica": 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
     """What a node has of a shard: `owner`, `backup` in office, `learner` (the state, but not in office yet), `replica`
-    (a pulled value), or `none`.
+    (a pulled value, or a state from disk), or `none`.
 
-    `fence` is the highest term it has seen for the shard, whoever holds it.
+    `fence` is the highest term it has seen for the shard, whoever holds it; `is_stored`: the state from disk.
     """
 
     shard: ShardIndex
@@ -315,6 +329,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     fence_number: Number
     fence_node: TermNode
     step: Number
+    is_stored: bool = False
 
     @property
     def term(self) -> Term:

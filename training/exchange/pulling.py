@@ -20,7 +20,7 @@ from overlay.transport import TransportError
 from training import codecs
 from training.exchange.core import Core
 from training.exchange.finding import Finding
-from training.exchange.messages import Pull, PullAnswer, Term, Wanted
+from training.exchange.messages import Pull, PullAnswer, Wanted
 from training.exchange.pushing import RETRY_FIRST_S, RETRY_MOST_S
 from training.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
 
@@ -183,7 +183,7 @@ class Pulling:
                         reader, result.shard, Part.VALUE, size, room, has_checksum=job.is_joiners
                     )
                     self._core.counters.bytes_received += len(encoded)
-                    term = Term(result.term_number, result.term_node)
+                    term = result.term
                     if term < self._core.store.fence(result.shard):
                         continue  # an owner that does not know yet that it is none: ask where the higher term lives
                     is_copy = result.status == "copy"
@@ -192,7 +192,7 @@ class Pulling:
                     start, stop = self._core.store.bounds[result.shard]
                     codecs.decode(encoded, codec, self._core.replica[start:stop])
                     # A copy's version says nothing of which deltas are in it: the owner's is fetched in the next pull.
-                    marks[result.shard] = (term, 0 if is_copy else result.version)
+                    marks[result.shard] = (result.worth, 0 if is_copy else result.version)
                     if not is_copy:
                         self._core.store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
@@ -212,7 +212,7 @@ class Pulling:
                 self._core.store.fold(shard, step)
             elif owned.state.pending:
                 self._core.store.close_complete(shard, self._core.worker_count())
-            mark = (owned.term, owned.state.version)
+            mark = (owned.copy_term, owned.state.version)
             if self._core.marks[shard] != mark:
                 start, stop = self._core.store.bounds[shard]
                 self._core.replica[start:stop] = owned.state.value

@@ -417,10 +417,12 @@ class Serving:
             elif state.pending:
                 self._store.close_complete(wanted.shard, self._core.worker_count())
             known = (Term(wanted.term_number, wanted.term_node), wanted.version)
-            if known == (owned.term, state.version):
+            worth = owned.copy_term
+            if known == (worth, state.version):
                 results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
                 continue
-            results.append(PullResult(wanted.shard, "value", *owned.term, state.version))
+            rank = () if worth == owned.term else (None, *worth)
+            results.append(PullResult(wanted.shard, "value", *owned.term, state.version, *rank))
             sending.append((wanted.shard, state.value, state.version))
 
         def stream() -> Iterator[Buffer]:

@@ -556,7 +556,7 @@ class ShardStore:
         if stored is not None:
             replica = stored.term, stored.state.version
         if replica is not None:
-            return Standing(shard, "replica", *replica[0], replica[1], *fence, step)
+            return Standing(shard, "replica", *replica[0], replica[1], *fence, step, stored is not None)
         return Standing(shard, "none", *ZERO_TERM, 0, *fence, step)
 
     def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> Stored | None:

@@ -56,7 +56,8 @@ Found = list[tuple[Contact, Standing]]
 
 
 class Worth(NamedTuple):
-    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version.
+    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version; of equal
+    ones a state from disk, for it knows its deltas, before a bare value.
 
     Of terms with one number neither comes after the other, for whoever goes on raises it: they are two sides of a
     split. There the state with its history is worth more than a replica, whosever node id is higher.
@@ -68,6 +69,7 @@ class Worth(NamedTuple):
     role: int
     promise: Term
     version: int
+    is_stored: bool
 
 
 def worth(standing: Standing, spoken: Container[Term] = ()) -> Worth:
@@ -78,7 +80,8 @@ def worth(standing: Standing, spoken: Container[Term] = ()) -> Worth:
             role, term = ROLE_RANK["backup"], standing.fence
         else:
             promise = standing.fence
-    return Worth(term.number, role >= ROLE_RANK["learner"], term.node, role, promise, standing.version)
+    has_history = role >= ROLE_RANK["learner"]
+    return Worth(term.number, has_history, term.node, role, promise, standing.version, standing.is_stored)
 
 
 class Taking:
