@@ -28,7 +28,7 @@ from overlay.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, 
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing import Sealer
 from overlay.sockets import SocketTransport
-from overlay.sockets_sealed import StreamSeal
+from overlay.sockets_pool import StreamSeal
 from overlay.swarm_key import KeyRing, SwarmKey
 from overlay.transport import Address, Incoming, NodeAddress, Reply, SizedBody
 

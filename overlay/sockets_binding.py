@@ -13,6 +13,7 @@ import errno
 import ipaddress
 import socket
 from collections import Counter
+from collections.abc import Callable
 
 from overlay.doors import Log
 from overlay.transport import MAX_DATAGRAM_BYTES, Address, DatagramHandler, PortInUse
@@ -21,6 +22,8 @@ from overlay.transport import MAX_DATAGRAM_BYTES, Address, DatagramHandler, Port
 RECEIVE_BUFFER_BYTES = 4 << 20
 #: Datagrams taken per wake-up before other callbacks get their turn.
 DATAGRAMS_PER_TURN = 64
+#: Connections taken per wake-up before other callbacks get their turn.
+ACCEPTED_PER_TURN = 64
 #: Connections the kernel keeps for us while the loop is busy.
 BACKLOG = 512
 #: A free port must be free for UDP and TCP: tried this often.
@@ -56,6 +59,30 @@ def bind_pair(host: str, port: int) -> tuple[socket.socket, socket.socket, Addre
         else:
             return datagrams, stream, Address(host, bound)
     raise AssertionError("unreachable")
+
+
+class Listener:
+    """Takes connections off a listening socket. The loop's own server loses what it has accepted when it is closed."""
+
+    def __init__(self, listening: socket.socket, admit: Callable[[socket.socket], None]) -> None:
+        self._listening = listening
+        self._admit = admit
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(listening.fileno(), self._accept)
+
+    def close(self) -> None:
+        if self._listening.fileno() >= 0:
+            self._loop.remove_reader(self._listening.fileno())
+            self._listening.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                stream, _ = self._listening.accept()
+            except OSError:  # nobody more; or no descriptors left: the kernel keeps them, and we look again
+                return
+            stream.setblocking(False)
+            self._admit(stream)
 
 
 def _prepare(stream: socket.socket, datagrams: socket.socket, family: int) -> None:

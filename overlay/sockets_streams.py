@@ -1,17 +1,17 @@
 """How a body travels on an HTTP stream: its framing, its slices, and when a sender's buffer may be reused.
 
-Either way a message is `u32 length (big endian) + head`, then the raw body. Free of aiohttp: it sees a reader with
-`readchunk` and a writer with `write` and `drain`. The rules come from measurements (100 MB bodies): no joining reads,
-write slices of 1 MiB, and yield after each, because a write to a peer that keeps up does not.
+Either way a message is `u32 length (big endian) + head`, then the raw body. The rules come from measurements (100 MB
+bodies): write slices of 1 MiB, and yield after each, because a write to a peer that keeps up does not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Protocol
 
+from overlay.sockets_connection import Connection
+from overlay.sockets_http import HttpBody
 from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
 
 LENGTH_BYTES = 4
@@ -21,20 +21,8 @@ SLICE_BYTES = 1 << 20
 COPY_BYTES = 1 << 16
 #: A message up to this long is sent in one write.
 WHOLE_BYTES = 1 << 16
-
-
-class Reader(Protocol):
-    """The reading end of an HTTP body."""
-
-    async def readchunk(self) -> tuple[bytes, bool]: ...
-
-
-class Writer(Protocol):
-    """The writing end of an HTTP body."""
-
-    async def write(self, chunk: Any) -> None: ...
-
-    async def drain(self) -> None: ...
+#: Memory for an announced head is taken so much at a time.
+HEAD_PIECE_BYTES = 1 << 16
 
 
 class BadFraming(Exception):
@@ -42,93 +30,72 @@ class BadFraming(Exception):
 
 
 class Inflow:
-    """An incoming message: `head()` first, then an asynchronous iterator of the body's buffers.
+    """An incoming message: `head()` first, then an asynchronous iterator of the body's buffers, or `fill`.
 
-    `silence_s` bounds every wait (None: the reader has its own bound); `translate` turns whatever the stream raises
-    into the error for the one who reads.
+    `translate` turns whatever the stream raises into the error for the one who reads.
     """
 
-    def __init__(
-        self, reader: Reader, translate: Callable[[Exception], Exception], silence_s: float | None = None
-    ) -> None:
-        self._reader = reader
+    def __init__(self, body: HttpBody, translate: Callable[[Exception], Exception]) -> None:
+        self._body = body
         self._translate = translate
-        self._silence_s = silence_s
         #: How many bytes of head are read without asking, and whom to ask for more; set by the serving end.
         self.small_head_bytes = MAX_HEAD_BYTES
         self.large_head: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-        self._rest: memoryview | None = None
         self.broken = False
-        self.ended = False
 
     async def head(self) -> bytes:
         """The head. Raises `BadFraming` when it is cut short or longer than `MAX_HEAD_BYTES`."""
-        data = bytearray()
-        while len(data) < LENGTH_BYTES:
-            data += await self._more("before its head")
-        length = int.from_bytes(data[:LENGTH_BYTES], "big")
+        length_bytes = bytearray(LENGTH_BYTES)
+        if await self.fill(memoryview(length_bytes)) < LENGTH_BYTES:
+            raise BadFraming("ended before its head")
+        length = int.from_bytes(length_bytes, "big")
         if length > MAX_HEAD_BYTES:
             raise BadFraming(f"announced a head of {length} bytes; at most {MAX_HEAD_BYTES} are read")
-        stop = LENGTH_BYTES + length
         if length <= self.small_head_bytes:
-            return await self._read_head(data, stop)
+            return await self._read_head(length)
         async with self.large_head():
-            return await self._read_head(data, stop)
+            return await self._read_head(length)
 
-    async def _read_head(self, data: bytearray, stop: int) -> bytes:
+    async def _read_head(self, length: int) -> bytes:
         # Grows with what arrives, never with what was announced.
-        while len(data) < stop:
-            data += await self._more("within its head")
-        if len(data) > stop:
-            self._rest = memoryview(bytes(data[stop:]))
-        return bytes(data[LENGTH_BYTES:stop])
-
-    async def _more(self, where: str) -> bytes:
-        data = await self._read()
-        if not data:
-            raise BadFraming(f"ended {where}")
-        return data
+        data = bytearray()
+        while len(data) < length:
+            piece = bytearray(min(length - len(data), HEAD_PIECE_BYTES))
+            if await self.fill(memoryview(piece)) < len(piece):
+                raise BadFraming("ended within its head")
+            data += piece
+        return bytes(data)
 
     def __aiter__(self) -> Inflow:
         return self
 
     async def __anext__(self) -> Buffer:
-        if self._rest is not None:
-            rest, self._rest = self._rest, None
-            return rest
-        data = await self._read()
-        if not data:
-            raise StopAsyncIteration
-        return data
-
-    async def _read(self) -> bytes:
-        if self.ended:
-            return b""
         try:
-            if self._silence_s is None:
-                data = await self._next()
-            else:
-                async with asyncio.timeout(self._silence_s):
-                    data = await self._next()
+            data = await self._body.read()
         except Exception as error:
             self.broken = True
             raise self._translate(error) from error
         if not data:
-            self.ended = True
+            raise StopAsyncIteration
         return data
 
-    async def _next(self) -> bytes:
-        # Not `readany`: it joins what has arrived into fresh memory, which doubles the receiver's work when the body
-        # is chunked (0.58 against 0.26 CPU seconds per GB).
-        data, more = await self._reader.readchunk()
-        while more and not data:  # the boundary of an HTTP chunk
-            data, more = await self._reader.readchunk()
-        return data
+    async def fill(self, target: memoryview) -> int:
+        """See `overlay.transport.FillingBody`."""
+        try:
+            return await self._body.fill(target)
+        except Exception as error:
+            self.broken = True
+            raise self._translate(error) from error
 
 
 def framed(head: bytes) -> bytes:
     """The head with its length before it."""
     return len(head).to_bytes(LENGTH_BYTES, "big") + head
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a body that comes in chunks."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def known_size(body: Body) -> int | None:
@@ -160,6 +127,8 @@ class Outflow:
 
     def __init__(self, body: Body) -> None:
         self._async = body.__aiter__() if isinstance(body, AsyncIterable) else None
+        #: Whether to ask for the next chunk may take time.
+        self.waits = self._async is not None
         self._sync = iter(body) if isinstance(body, Iterable) and self._async is None else None
 
     async def next(self) -> Buffer | None:
@@ -185,57 +154,63 @@ class Outflow:
 
 
 async def pour(
-    writer: Writer,
-    transport: asyncio.WriteTransport | None,
-    head: bytes,
+    connection: Connection,
+    beginning: bytes,
     body: Outflow,
     *,
+    in_chunks: bool,
     silence_s: float | None = None,
     on_asking: Callable[[], None] | None = None,
     on_progress: Callable[[], None] | None = None,
 ) -> None:
-    """Write a message, slice by slice. Raises `BodyFailed`, and whatever the writer raises.
+    """Write `beginning` as it is, then a body slice by slice, `in_chunks` as HTTP has them. Raises `BodyFailed`, and
+    what `Connection.drain` raises.
 
     `silence_s` bounds each write (`TimeoutError`). `on_asking` is called before the body is asked for its next chunk,
     `on_progress` whenever there is something to write again.
     """
-    if transport is not None:
-        # Paused until the kernel has all of it: a buffer may be reused after `drain`, and nothing piles up here. Over
-        # TLS a limit of 0 would pause a writer that has nothing to wait for, and nothing would wake it again (both
-        # loops compare with >=); what is written there is a copy, the ciphertext.
-        transport.set_write_buffer_limits(high=0 if transport.get_extra_info("sslcontext") is None else 1)
     asking, progress = on_asking or _nothing, on_progress or _nothing
-    try:
-        await _bounded(writer.write(framed(head)), silence_s)
-        while True:
-            asking()
-            chunk = await body.next()
-            progress()
-            if chunk is None:
-                return
-            may_change = not isinstance(chunk, bytes)
-            view = memoryview(chunk).cast("B")
-            if may_change and len(view) <= COPY_BYTES:
-                view, may_change = memoryview(bytes(view)), False
-            for start in range(0, len(view), SLICE_BYTES):
-                await _bounded(writer.write(view[start : start + SLICE_BYTES]), silence_s)
-                if may_change:
-                    await _bounded(writer.drain(), silence_s)
-                progress()
-                # A write does not yield while the peer keeps up: the loop would lag by whole deltas.
-                await asyncio.sleep(0)
-    finally:
-        if transport is not None and not transport.is_closing():
-            transport.set_write_buffer_limits()
+    #: Small pieces wait for the next large one, so that each system call has something to do.
+    pieces: list[Buffer] = []
+    size = 0
+
+    async def flush() -> None:
+        nonlocal size
+        connection.write(pieces)
+        pieces.clear()
+        size = 0
+        await connection.drain(silence_s)
+        progress()
+        # A write does not yield while the peer keeps up: the loop would lag by whole deltas.
+        await asyncio.sleep(0)
+
+    pieces.append(beginning)
+    while True:
+        if body.waits and pieces:
+            await flush()
+        asking()
+        given = await body.next()
+        progress()
+        if given is None:
+            break
+        view = memoryview(given).cast("B")
+        if not isinstance(given, bytes) and len(view) <= COPY_BYTES:
+            view = memoryview(bytes(view))
+        if in_chunks:
+            pieces.append(b"%x\r\n" % len(view))
+        for start in range(0, len(view), SLICE_BYTES):
+            piece = view[start : start + SLICE_BYTES]
+            pieces.append(piece)
+            size += len(piece)
+            if size >= COPY_BYTES or len(view) > COPY_BYTES:
+                await flush()
+        if in_chunks:
+            pieces.append(b"\r\n")
+    if in_chunks:
+        pieces.append(b"0\r\n\r\n")
+    if pieces:
+        await flush()
 
 
 def _nothing() -> None:
     pass
-
-
-async def _bounded(awaitable: Awaitable[None], silence_s: float | None) -> None:
-    if silence_s is None:
-        await awaitable
-    else:
-        async with asyncio.timeout(silence_s):
-            await awaitable

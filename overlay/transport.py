@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -115,6 +115,16 @@ class SizedBody:
 
     def __iter__(self) -> Iterator[Buffer]:
         return self._buffers
+
+
+@runtime_checkable
+class FillingBody(Protocol):
+    """An arriving body that can put what comes next straight where it is wanted."""
+
+    async def fill(self, target: memoryview) -> int:
+        """Fill the target, bytes; returns how many there were, fewer only where the body has ended. Raises as the
+        iterator does."""
+        ...
 
 
 class Rejection(Exception):

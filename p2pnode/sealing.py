@@ -17,7 +17,7 @@ from overlay.identity import Identity
 from overlay.sealed_transport import SealedTransport
 from overlay.sealing import CLOCK_BOUND_S
 from overlay.sockets import SocketTransport
-from overlay.sockets_sealed import StreamSeal
+from overlay.sockets_pool import StreamSeal
 from overlay.swarm_key import KeyRing
 from p2pnode.config import Config
 from p2pnode.errors import ExitCode, UserError

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlay.transport import Buffer, SizedBody
+from overlay.transport import Buffer, FillingBody, SizedBody
 from training import codecs
 from training.codecs import CodecName, Vector
 
@@ -128,11 +128,13 @@ def sized(buffers: Iterator[Buffer], size_bytes: int) -> SizedBody | list[Buffer
 class FrameReader:
     """Takes frames off a body whose buffers are cut anywhere.
 
-    One copy: what the stream has goes straight to where it is wanted, whose size was checked before.
+    What the stream has goes straight to where it is wanted, whose size was checked before: by itself where the body can
+    do so, otherwise with one copy.
     """
 
     def __init__(self, body: AsyncIterator[Buffer]) -> None:
         self._body = body
+        self._filling = body if isinstance(body, FillingBody) else None
         self._left: memoryview = memoryview(b"")
         self._raw = memoryview(bytearray(HEADER_BYTES))
 
@@ -148,6 +150,11 @@ class FrameReader:
     async def fill(self, target: memoryview, *, at_end_ok: bool = False) -> bool:
         """Fill the target, bytes, with what comes next; False at a clean end that is allowed. Raises `BadFrame`."""
         filled, size = 0, len(target)
+        if self._filling is not None:
+            filled = await self._filling.fill(target)
+            if filled < size and (filled or not at_end_ok):
+                raise BadFrame("the body ended inside a frame")
+            return filled == size
         while filled < size:
             if not len(self._left):
                 try:

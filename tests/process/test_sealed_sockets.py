@@ -27,7 +27,7 @@ from overlay.identity import Identity, identity_from_seed
 from overlay.sealed_transport import SealedTransport
 from overlay.sockets import SocketTransport
 from overlay.sockets_admission import Threshold
-from overlay.sockets_sealed import StreamSeal
+from overlay.sockets_pool import StreamSeal
 from overlay.swarm_key import KeyRing, SwarmKey
 from overlay.transport import MAX_DATAGRAM_BYTES, Address, Incoming, NodeAddress, Reply, TransportError, id_behind
 from tests.process.test_sockets import LOCAL, MB, Recorder, Run, failure, pattern, run
@@ -427,7 +427,7 @@ def test_half_open_connections_do_not_keep_members_out(run: Run) -> None:
                 sockets.append(stalled)
                 if number % 100 == 99:
                     assert (await ask(one, two.home))[2] == two.identity.node_id
-                    one.sockets._session.connector._conns.clear()  # type: ignore[union-attr]
+                    one.sockets._pool._idle.clear()  # type: ignore[union-attr]
             for stalled in sockets[::2]:
                 with contextlib.suppress(OSError):
                     stalled.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
