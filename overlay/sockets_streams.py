@@ -30,7 +30,7 @@ class BadFraming(Exception):
 
 
 class Inflow:
-    """An incoming message: `head()` first, then an asynchronous iterator of the body's buffers, or `fill`.
+    """An incoming message: `head()` first, then an asynchronous iterator of the body's buffers, or `read_into`.
 
     `translate` turns whatever the stream raises into the error for the one who reads.
     """
@@ -46,7 +46,7 @@ class Inflow:
     async def head(self) -> bytes:
         """The head. Raises `BadFraming` when it is cut short or longer than `MAX_HEAD_BYTES`."""
         length_bytes = bytearray(LENGTH_BYTES)
-        if await self.fill(memoryview(length_bytes)) < LENGTH_BYTES:
+        if await self.read_into(memoryview(length_bytes)) < LENGTH_BYTES:
             raise BadFraming("ended before its head")
         length = int.from_bytes(length_bytes, "big")
         if length > MAX_HEAD_BYTES:
@@ -61,7 +61,7 @@ class Inflow:
         data = bytearray()
         while len(data) < length:
             piece = bytearray(min(length - len(data), HEAD_PIECE_BYTES))
-            if await self.fill(memoryview(piece)) < len(piece):
+            if await self.read_into(memoryview(piece)) < len(piece):
                 raise BadFraming("ended within its head")
             data += piece
         return bytes(data)
@@ -79,8 +79,8 @@ class Inflow:
             raise StopAsyncIteration
         return data
 
-    async def fill(self, target: memoryview) -> int:
-        """See `overlay.transport.FillingBody`."""
+    async def read_into(self, target: memoryview) -> int:
+        """See `overlay.transport.DirectBody`."""
         try:
             return await self._body.fill(target)
         except Exception as error:

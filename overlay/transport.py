@@ -118,10 +118,10 @@ class SizedBody:
 
 
 @runtime_checkable
-class FillingBody(Protocol):
+class DirectBody(Protocol):
     """An arriving body that can put what comes next straight where it is wanted."""
 
-    async def fill(self, target: memoryview) -> int:
+    async def read_into(self, target: memoryview) -> int:
         """Fill the target, bytes; returns how many there were, fewer only where the body has ended. Raises as the
         iterator does."""
         ...

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlay.transport import Buffer, FillingBody, SizedBody
+from overlay.transport import Buffer, DirectBody, SizedBody
 from training import codecs
 from training.codecs import CodecName, Vector
 
@@ -134,7 +134,7 @@ class FrameReader:
 
     def __init__(self, body: AsyncIterator[Buffer]) -> None:
         self._body = body
-        self._filling = body if isinstance(body, FillingBody) else None
+        self._direct = body if isinstance(body, DirectBody) else None
         self._left: memoryview = memoryview(b"")
         self._raw = memoryview(bytearray(HEADER_BYTES))
 
@@ -150,8 +150,8 @@ class FrameReader:
     async def fill(self, target: memoryview, *, at_end_ok: bool = False) -> bool:
         """Fill the target, bytes, with what comes next; False at a clean end that is allowed. Raises `BadFrame`."""
         filled, size = 0, len(target)
-        if self._filling is not None:
-            filled = await self._filling.fill(target)
+        if self._direct is not None:
+            filled = await self._direct.read_into(target)
             if filled < size and (filled or not at_end_ok):
                 raise BadFrame("the body ended inside a frame")
             return filled == size
