@@ -14,8 +14,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from overlay.mapping import GatewayFailed, Mapped
 from overlay.transport import Address
 
@@ -255,6 +253,7 @@ async def _connection(location: str) -> UpnpService:
 
 def _requester(host: str) -> Any:
     """HTTP for the package: only to this host, bounded in bytes and in number."""
+    import aiohttp  # a tenth of a second, before anybody has joined anything
     from async_upnp_client.client import UpnpRequester
     from async_upnp_client.const import HttpRequest, HttpResponse
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import importlib
 import ipaddress
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from overlay import sockets_gateway, sockets_lan
 from overlay.doors import Disk, Entropy, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
@@ -34,11 +35,13 @@ from p2pnode.memory import give_back, keep_memory
 from p2pnode.node import Doors, Node
 from p2pnode.report import Report
 from p2pnode.sealing import SealedDoors, seal
-from p2pnode.status_server import StatusServer
 from p2pnode.swarm_keys import find_keys, own_input
 from training.shared_memory import available_memory_bytes
 from training.supervisor import ProcessTrainer
 from training.trainer_door import Trainer
+
+if TYPE_CHECKING:
+    from p2pnode.status_server import StatusServer
 
 LOCK_FILE = "lock"
 #: Where ours is taken, another one of these is asked for: neither well known nor handed out to clients by most systems.
@@ -124,13 +127,19 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     token_path = token_file.token_path(folder, config.status.token_file)
     token = token_file.load_or_make(token_path, doors.entropy.token(token_file.TOKEN_BYTES))
     report = Report(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
-    server = StatusServer(report, config.status, token, clock)
-    address = await server.start()
+    # It joins and starts its trainer, which takes seconds to load, while this process loads its own HTTP server.
+    running = asyncio.create_task(node.run(), name="node")
+    server: StatusServer | None = None
     try:
+        await workers.run(importlib.import_module, "p2pnode.status_server")
+        from p2pnode.status_server import StatusServer
+
+        server = StatusServer(report, config.status, token, clock)
+        address = await server.start()
         _write_status_file(doors.disk, folder, address, node, token_path)
         give_back()
         log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
-        await node.run()
+        await running
     except PortInUse as error:
         raise UserError(
             str(error),
@@ -138,10 +147,13 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
             exit_code=ExitCode.CANNOT_BIND,
         ) from error
     finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         for service in services:
             service.cancel()
         (folder / STATUS_FILE).unlink(missing_ok=True)
-        await server.stop()
+        if server is not None:
+            await server.stop()
         workers.close()
     return ExitCode.OK
 
