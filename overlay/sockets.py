@@ -87,7 +87,7 @@ class SocketTransport:
         self._pool = Pool(self._seal, self._clock)
         try:
             if self._seal is None:
-                self._listener = Listener(stream, self._admit)
+                self._listener = Listener(stream, lambda stream, _host: self._admit(stream))
             else:
                 seal = self._seal
                 self._threshold = Threshold(

@@ -15,13 +15,12 @@ from collections.abc import Callable
 
 from overlay.admission import MOST_HELLO_BYTES, Judgement
 from overlay.pair import Refused
+from overlay.sockets_binding import Listener
 
 #: A member's first bytes come one round trip after it connected.
 PATIENCE_S = 3.0
 #: Connections that may wait; when there are more, the host with most of them loses its oldest.
 MOST_WAITING = 512
-#: Connections taken per wake-up before other callbacks get their turn.
-ACCEPTED_PER_TURN = 64
 #: A ClientHello that came in part is looked at again after this, and then each time after twice as long: the rest makes
 #: no new event while nothing is taken.
 LOOK_AGAIN_S = 0.03
@@ -50,39 +49,30 @@ class Threshold:
         admit: Callable[[socket.socket], None],
         counters: Counter[str],
     ) -> None:
-        self._listening = listening
         self._judge = judge
         self._admit = admit
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _Visitor] = {}
         self._by_host: Counter[str] = Counter()
-        self._loop.add_reader(listening.fileno(), self._accept)
+        self._listener = Listener(listening, self._arrived)
 
     def close(self) -> None:
         """Stop listening, and let go of those who wait."""
-        if self._listening.fileno() >= 0:
-            self._loop.remove_reader(self._listening.fileno())
-            self._listening.close()
+        self._listener.close()
         for visitor in list(self._waiting.values()):
             self._forget(visitor)
             visitor.stream.close()
 
-    def _accept(self) -> None:
-        for _ in range(ACCEPTED_PER_TURN):
-            try:
-                stream, address = self._listening.accept()
-            except OSError:  # nobody more; or no descriptors left: the kernel keeps them, and we look again
-                return
-            stream.setblocking(False)
-            self._counters["streams_accepted"] += 1
-            timer = self._loop.call_later(PATIENCE_S, self._let_go, stream.fileno(), "silent")
-            visitor = _Visitor(stream, str(address[0]), timer)
-            self._waiting[stream.fileno()] = visitor
-            self._by_host[visitor.host] += 1
-            self._look(stream.fileno())
-            if len(self._waiting) > MOST_WAITING:
-                self._make_room()
+    def _arrived(self, stream: socket.socket, host: str) -> None:
+        self._counters["streams_accepted"] += 1
+        timer = self._loop.call_later(PATIENCE_S, self._let_go, stream.fileno(), "silent")
+        visitor = _Visitor(stream, host, timer)
+        self._waiting[stream.fileno()] = visitor
+        self._by_host[visitor.host] += 1
+        self._look(stream.fileno())
+        if len(self._waiting) > MOST_WAITING:
+            self._make_room()
 
     def _make_room(self) -> None:
         crowded = self._by_host.most_common(1)[0][0]

@@ -64,7 +64,8 @@ def bind_pair(host: str, port: int) -> tuple[socket.socket, socket.socket, Addre
 class Listener:
     """Takes connections off a listening socket. The loop's own server loses what it has accepted when it is closed."""
 
-    def __init__(self, listening: socket.socket, admit: Callable[[socket.socket], None]) -> None:
+    def __init__(self, listening: socket.socket, admit: Callable[[socket.socket, str], None]) -> None:
+        """`admit` gets each connection, and the host at its other end."""
         self._listening = listening
         self._admit = admit
         self._loop = asyncio.get_running_loop()
@@ -78,11 +79,11 @@ class Listener:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_PER_TURN):
             try:
-                stream, _ = self._listening.accept()
+                stream, address = self._listening.accept()
             except OSError:  # nobody more; or no descriptors left: the kernel keeps them, and we look again
                 return
             stream.setblocking(False)
-            self._admit(stream)
+            self._admit(stream, str(address[0]))
 
 
 def _prepare(stream: socket.socket, datagrams: socket.socket, family: int) -> None:

@@ -68,10 +68,9 @@ def _length(size_bytes: int | None) -> str:
     return "Transfer-Encoding: chunked\r\n" if size_bytes is None else f"Content-Length: {size_bytes}\r\n"
 
 
-async def read_request_head(connection: Connection, silence_s: float) -> RequestHead | None:
-    """The next request on a connection; None where the other side has ended it. Raises `NotOurs`, `TimeoutError`,
-    `Broken`."""
-    found = await _read_head(connection, silence_s)
+async def read_request_head(connection: Connection) -> RequestHead | None:
+    """The next request on a connection; None where the other side has ended it. Raises `NotOurs`, `Broken`."""
+    found = await _read_head(connection)
     if found is None:
         return None
     start, fields = found
@@ -84,10 +83,10 @@ async def read_request_head(connection: Connection, silence_s: float) -> Request
     return RequestHead(path[len(PATH) :] if is_ours else "", _size(fields, default=0), _is_last(version, fields))
 
 
-async def read_answer_head(connection: Connection, silence_s: float | None = None) -> AnswerHead:
-    """The head of the answer. Raises `NotOurs`, `TimeoutError`, `Broken`."""
+async def read_answer_head(connection: Connection) -> AnswerHead:
+    """The head of the answer. Raises `NotOurs`, `Broken`."""
     try:
-        found = await _read_head(connection, silence_s)
+        found = await _read_head(connection)
     except Broken as error:
         beginning = connection.take(len(_VERSION))
         if beginning != _VERSION[: len(beginning)]:
@@ -105,9 +104,9 @@ async def read_answer_head(connection: Connection, silence_s: float | None = Non
     return AnswerHead(int(words[1]), is_ours, size_bytes, _is_last(words[0], fields))
 
 
-async def _read_head(connection: Connection, silence_s: float | None) -> tuple[bytes, dict[bytes, bytes]] | None:
+async def _read_head(connection: Connection) -> tuple[bytes, dict[bytes, bytes]] | None:
     try:
-        head = await connection.read_line(MOST_HEAD_BYTES, b"\r\n\r\n", silence_s)
+        head = await connection.read_line(MOST_HEAD_BYTES, b"\r\n\r\n")
     except ValueError as error:
         raise NotOurs(f"a head with {error}") from error
     if not head:

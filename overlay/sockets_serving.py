@@ -165,7 +165,8 @@ class _Conversation:
     async def _once(self) -> bool:
         """One request and its answer; False when it was the last."""
         connection = self._connection
-        head = await http.read_request_head(connection, KEEP_ALIVE_S)
+        async with asyncio.timeout(KEEP_ALIVE_S):  # all of it: who sends a head drop by drop waits here no longer
+            head = await http.read_request_head(connection)
         if head is None:
             return False
         self.is_busy = True

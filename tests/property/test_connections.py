@@ -97,7 +97,7 @@ def test_what_is_sent_is_read(
     async def main() -> None:
         wire = Wire(sent, cuts)
         for body in pieces:
-            head = await http.read_request_head(wire.connection, 5.0)
+            head = await http.read_request_head(wire.connection)
             assert head is not None
             assert (head.name, head.is_last) == ("a b/c?", False)
             arriving = HttpBody(wire.connection, head.size_bytes, 5.0)
@@ -111,7 +111,7 @@ def test_what_is_sent_is_read(
                     got += await arriving.read()
                 turn += 1
             assert got == b"".join(body)
-        assert await http.read_request_head(wire.connection, 5.0) is None
+        assert await http.read_request_head(wire.connection) is None
         await wire.stop()
 
     run(main())
@@ -126,7 +126,7 @@ def test_junk_is_not_ours_or_cut_off(junk: bytes) -> None:
         for read in (http.read_request_head, http.read_answer_head):
             wire = Wire(junk, [7])
             try:
-                assert await read(wire.connection, 5.0) is None or b"\r\n\r\n" in junk
+                assert await read(wire.connection) is None or b"\r\n\r\n" in junk
             except (NotOurs, Broken):
                 pass
             await wire.stop()
@@ -160,7 +160,7 @@ def test_a_head_that_two_could_read_in_two_ways_is_refused(head: bytes) -> None:
     async def main() -> None:
         wire = Wire(head, [])
         with pytest.raises(NotOurs):
-            await http.read_request_head(wire.connection, 5.0)
+            await http.read_request_head(wire.connection)
         await wire.stop()
 
     run(main())
