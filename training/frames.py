@@ -69,17 +69,19 @@ def frames(
     version: int = 0,
     sequence: int = 0,
     has_checksum: bool = False,
+    encode: Callable[[int, Vector], Buffer] | None = None,
 ) -> Iterator[Buffer]:
-    """A shard's array as header and payload buffers; each payload is encoded when it is asked for. As float32 it is the
-    array's own memory: what is added to it while it is on its way may or may not be in what arrives. With a checksum,
-    the CRC-32 of each payload stands in place of the step, and the payload is a copy."""
+    """A shard's array as header and payload buffers; each payload is encoded when it is asked for, by `encode(offset,
+    values)` where that is given. As float32 it is the array's own memory: what is added to it while it is on its way
+    may or may not be in what arrives. With a checksum, the CRC-32 of each payload stands in place of the step, and the
+    payload is a copy."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     for offset in range(0, values.size, per_frame):
         piece = values[offset : offset + per_frame]
         if codec == "float32":
             payload: Buffer = bytes(codecs.as_bytes(piece)) if has_checksum else codecs.as_bytes(piece)
         else:
-            payload = codecs.encode(piece, codec)
+            payload = codecs.encode(piece, codec) if encode is None else encode(offset, piece)
         if has_checksum:
             step = zlib.crc32(payload)
         yield header(shard, offset, len(payload), codec, part, step=step, version=version, sequence=sequence)

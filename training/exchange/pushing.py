@@ -129,15 +129,18 @@ class Pushing:
         """Add what this node owns and nobody else has to have; returns the other shards."""
         bounds = self._core.store.bounds
         results: dict[int, PushResult] = {}
-        is_finite = codecs.all_finite(delta)
-        for turn, shards in enumerate(self._turns):
+        mine = self._serving.alone(range(len(bounds)))
+        # One look at everything where most of it is ours; otherwise at each part, before it is added.
+        is_finite = 2 * len(mine) > len(bounds) and codecs.all_finite(delta)
+        for turn, shards in enumerate(self._turns if mine else []):
             if turn:
                 await asyncio.sleep(0)
-            plain = ((shard, delta[slice(*bounds[shard])]) for shard in shards if shard not in self._owing)
+            mine = self._serving.alone(shards)
+            plain = ((shard, delta[slice(*bounds[shard])]) for shard in mine if shard not in self._owing)
             results |= self._serving.add_alone(delivery.push, plain, is_finite=is_finite)
-            owing = [
-                (shard, delta[slice(*bounds[shard])] + self._owed(shard)) for shard in shards if shard in self._owing
-            ]
+            owing = (
+                (shard, delta[slice(*bounds[shard])] + self._owed(shard)) for shard in mine if shard in self._owing
+            )
             results |= self._serving.add_alone(delivery.push, owing, is_finite=False)
         for shard, result in results.items():
             self._count(delivery, result)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Protocol
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Reply, TransportError
 from training import codecs
-from training.codecs import Vector
+from training.codecs import CodecName, Vector
 from training.exchange import transfer
 from training.exchange.core import Core, checked
+from training.exchange.encoded import Encoded
 from training.exchange.judging import Item, Judging
 from training.exchange.messages import (
     Closing,
@@ -78,6 +79,7 @@ class Serving:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._store = core.store
+        self._encoded = Encoded()
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         #: Origins whose deltas were added since the last look: "whose deltas did this step merge?"
         self.merged: dict[bytes, int] = {}
@@ -167,27 +169,33 @@ class Serving:
             return False
         return True
 
+    def alone(self, shards: Iterable[int]) -> list[int]:
+        """Those of the shards that this node owns and nobody else has to have first."""
+        core = self._core
+        if core.settings.replicas and core.other_eligible():
+            return []  # a shard without a backup is about to get one
+        if self._store.rule.robust:
+            return []  # own deltas are judged, or collected, like everybody's
+        found = ((shard, self._store.owned.get(shard)) for shard in shards)
+        return [shard for shard, owned in found if owned is not None and not owned.has_targets]
+
     def add_alone(self, push: Push, parts: Iterable[tuple[int, Vector]], *, is_finite: bool) -> dict[int, PushResult]:
-        """Add at once those shards of this node's own delta that it owns and nobody else has to have first; the others
-        are left out of the answer.
+        """Add at once shards of this node's own delta that it has `alone`; those that must wait are left out of the
+        answer.
 
         A part may be the trainer's memory: it is not kept. What is the same for all shards is looked at once, which is
         sound because nothing is awaited here. `is_finite`: every value was found finite already.
         """
         core = self._core
         results: dict[int, PushResult] = {}
-        if core.settings.replicas and core.other_eligible():
-            return results  # a shard without a backup is about to get one
-        if self._store.rule.robust:
-            return results  # own deltas are judged, or collected, like everybody's
         identity = DeltaId(push.node, push.incarnation, push.step)
         weight = self._judging.clamped(push.weight)
         is_held, is_logged = core.synchronous, core.has_met_others()
         limit = core.stale_limit
         is_late = limit is not None and core.median_step() - push.base_step > limit
         for shard, part in parts:
-            owned = self._store.owned.get(shard)
-            if owned is None or owned.has_targets or (shard, identity) in self._in_flight:
+            owned = self._store.owned[shard]
+            if (shard, identity) in self._in_flight:
                 continue
             if is_late or not is_finite or owned.moving or push.base_step < owned.state.era_step:
                 verdict = self._classify(push, identity, shard)
@@ -396,14 +404,14 @@ class Serving:
     async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Reply:
         self._core.challenge(pull.fences)
         results = []
-        sending: list[tuple[int, Vector, int]] = []
+        sending: list[tuple[int, Vector, int, ShardState | None]] = []
         for wanted in pull.shards:
             owned = self._store.owned.get(wanted.shard)
             copied = self._copy(wanted.shard) if owned is None and pull.takes_copies else None
             if copied is not None:
                 term, version, value = copied
                 results.append(PullResult(wanted.shard, "copy", *term, version))
-                sending.append((wanted.shard, value, version))
+                sending.append((wanted.shard, value, version, None))
                 continue
             if owned is None:
                 other = self._elsewhere(wanted.shard)
@@ -423,18 +431,23 @@ class Serving:
                 continue
             rank = () if worth == owned.term else (None, *worth)
             results.append(PullResult(wanted.shard, "value", *owned.term, state.version, *rank))
-            sending.append((wanted.shard, state.value, state.version))
+            sending.append((wanted.shard, state.value, state.version, state))
 
         def stream() -> Iterator[Buffer]:
-            for shard, value, version in sending:
+            for shard, value, version, state in sending:
+                encode = None if state is None else self._encoder(shard, state, pull.codec)
+                checks = pull.has_checksums
                 for buffer in frames(
-                    shard, value, pull.codec, Part.VALUE, version=version, has_checksum=pull.has_checksums
+                    shard, value, pull.codec, Part.VALUE, version=version, has_checksum=checks, encode=encode
                 ):
                     self._core.counters.bytes_sent += len(buffer)
                     yield buffer
 
-        size = sum(framed_bytes(pull.codec, value.size) for _, value, _ in sending)
+        size = sum(framed_bytes(pull.codec, value.size) for _, value, _, _ in sending)
         return Reply(encode(PullAnswer(results)), sized(stream(), size))
+
+    def _encoder(self, shard: int, state: ShardState, codec: CodecName) -> Callable[[int, Vector], Buffer]:
+        return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)
 
     def _copy(self, shard: int) -> tuple[Term, int, Vector] | None:
         """What a node that does not own a shard has for a joiner: a backup's state, or its own replica."""
