@@ -17,6 +17,7 @@ PATH = "/p2p/"
 OK, REJECTED, NOT_FOUND, FAILED = 200, 409, 404, 500
 _REASONS = {OK: "OK", REJECTED: "Conflict", NOT_FOUND: "Not Found", FAILED: "Internal Server Error"}
 _VERSION = b"HTTP/1."
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
 #: Longest reason of a refusal that is sent or shown, in characters.
 REASON_CHARACTERS = 2000
 #: Longest head of a request or an answer; ours have about 150 bytes.
@@ -180,12 +181,9 @@ class HttpBody:
             raise NotOurs("a chunk that does not end where it said")
         self._has_begun = True
         digits = (await self._line()).partition(b";")[0].strip()
-        try:
-            self._left = int(digits, 16)
-        except ValueError:
-            raise NotOurs("a chunk whose size is no number") from None
-        if self._left < 0 or len(digits) > MOST_SIZE_DIGITS:
+        if not digits or digits.strip(_HEX_DIGITS) or len(digits) > MOST_SIZE_DIGITS:
             raise NotOurs("a chunk whose size is no number")
+        self._left = int(digits, 16)
         if not self._left:
             if await self._line():
                 raise NotOurs("fields after the last chunk")

@@ -11,8 +11,8 @@ from collections import deque
 
 from overlay.doors import Clock
 
-PERIOD_S = 0.05
-KEPT = 1200
+PERIOD_S = 0.1
+KEPT = round(60 / PERIOD_S)
 
 
 class LoopDelay:

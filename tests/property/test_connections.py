@@ -170,7 +170,17 @@ def test_a_chunk_that_lies_is_refused() -> None:
     """A chunk that does not end where it said, a size that is no number, negative, endless, or with fields behind."""
 
     async def main() -> None:
-        for junk in (b"3\r\nabcd\r\n", b"zz\r\n", b"-1\r\n", b"f" * 16 + b"\r\n", b"1" * 70, b"0\r\nX: y\r\n\r\n"):
+        for junk in (
+            b"3\r\nabcd\r\n",
+            b"zz\r\n",
+            b"-1\r\n",
+            b"\r\n",
+            b"0x4\r\nabcd",
+            b"1_0\r\n",
+            b"f" * 16 + b"\r\n",
+            b"1" * 70,
+            b"0\r\nX: y\r\n\r\n",
+        ):
             wire = Wire(junk, [])
             with pytest.raises(NotOurs):
                 await all_of(HttpBody(wire.connection, None, 5.0))
