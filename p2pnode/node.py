@@ -50,7 +50,8 @@ DRAIN_S = 0.5
 RESUME_WAIT_S = 15.0
 #: A node that has just been started takes nothing over for this long, or until it has the vector.
 HOLD_BACK_S = 2 * RESUME_WAIT_S
-POLL_S = 0.05
+#: How often a node looks whether enough others are ready, for hours perhaps; and whether the others have finished.
+WAITING_LOOK_S, LINGER_LOOK_S = 0.2, 0.05
 MANIFEST_RETRY_S = 0.2
 GENESIS_FILE = "genesis"
 
@@ -474,7 +475,7 @@ class Node:
         while True:
             if self.nodes_ready() >= needed:
                 return
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(WAITING_LOOK_S)
 
     def nodes_ready(self) -> int:
         """Nodes that are ready or train, this one included."""
@@ -566,7 +567,7 @@ class Node:
                 while True:
                     if not self._others_need_us():
                         return
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(LINGER_LOOK_S)
         except TimeoutError:
             self.log.info("linger_over", seconds=self.config.training.linger_s)
 
