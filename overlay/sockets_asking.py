@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from overlay import sockets_http as http
@@ -75,8 +74,9 @@ class _Upload:
             await self._body.close()
             return
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])  # not `await self._task`: our own cancellation must not be taken for its
+        if not self._task.cancelled():
+            self._task.result()
 
 
 class StreamRequest:

@@ -81,7 +81,7 @@ async def read_request_head(connection: Connection) -> RequestHead | None:
     method, target, version = words
     path = unquote(target.decode("latin-1"))
     is_ours = method == b"POST" and path.startswith(PATH) and fields.get(MARKER) == b"1"
-    return RequestHead(path[len(PATH) :] if is_ours else "", _size(fields, default=0), _is_last(version, fields))
+    return RequestHead(path[len(PATH) :] if is_ours else "", _size(fields), _is_last(version, fields))
 
 
 async def read_answer_head(connection: Connection) -> AnswerHead:
@@ -101,7 +101,7 @@ async def read_answer_head(connection: Connection) -> AnswerHead:
         raise NotOurs("not an answer of HTTP/1.1")
     is_ours = fields.get(MARKER) == b"1"
     # What a stranger says of its body is not looked at: nobody will read it.
-    size_bytes = _size(fields, default=0) if is_ours else 0
+    size_bytes = _size(fields) if is_ours else 0
     return AnswerHead(int(words[1]), is_ours, size_bytes, _is_last(words[0], fields))
 
 
@@ -123,14 +123,14 @@ async def _read_head(connection: Connection) -> tuple[bytes, dict[bytes, bytes]]
     return start, fields
 
 
-def _size(fields: dict[bytes, bytes], default: int) -> int | None:
+def _size(fields: dict[bytes, bytes]) -> int | None:
     length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
     if coding is not None:
         if coding.lower() != b"chunked" or length is not None:
             raise NotOurs("a body of another coding")
         return None
     if length is None:
-        return default
+        return 0
     if not length.isdigit() or len(length) > MOST_SIZE_DIGITS:
         raise NotOurs("a body whose size is no number")
     return int(length)

@@ -64,7 +64,7 @@ class StreamServer:
     def end_idle(self) -> None:
         """What open connections were admitted by is not valid any more: they end, at once or when what passes on them
         has passed."""
-        for connection, conversation in self._conversations.items():
+        for connection, conversation in list(self._conversations.items()):
             conversation.is_last = True
             if not conversation.is_busy:
                 connection.abort()

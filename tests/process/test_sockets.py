@@ -464,6 +464,39 @@ def test_leaving_early_cancels_the_handler(run: Run) -> None:
     run(main())
 
 
+def test_a_cancellation_while_an_upload_ends_is_not_swallowed(run: Run) -> None:
+    """The body takes its time to close, and the asking task is cancelled meanwhile: it ends as cancelled."""
+
+    async def main() -> None:
+        closing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(MB)
+            finally:
+                closing.set()
+                await go_on.wait()
+
+        async def asks(one: Node, two: Node) -> None:
+            with contextlib.suppress(TransportError):
+                await ask(one, two.address, "refuse", b"", body())
+            raise AssertionError("it was cancelled, and went on")
+
+        async with Node() as one, Node() as two:
+            task = asyncio.ensure_future(asks(one, two))
+            async with asyncio.timeout(5):
+                await closing.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go_on.set()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    run(main())
+
+
 @pytest.mark.parametrize("size", [10, 3 * MB])
 def test_restarted_peer_on_the_same_port(run: Run, size: int) -> None:
     """An idle connection that the peer closed by restarting does not cost a request, if its body can be repeated."""
