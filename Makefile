@@ -38,7 +38,7 @@ help: ## Show the targets
 
 # The stamp comes last, so that an interrupted installation is taken up again. An environment whose Python has gone
 # (moved folder, upgraded system) is made anew.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard training/kernels/kernels.c)
 	@$(BIN)/python -c '' 2>/dev/null || { $(find_python); echo "Making $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "Installing p2pnode and its pinned packages into $(VENV) (once; PyTorch is large)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[torch,dev]"
@@ -79,5 +79,5 @@ pins: ## Resolve constraints.txt anew
 
 # Figures in benchmarks/results and nodes' state folders are nobody's rubbish: they stay.
 clean: ## Remove everything that these targets made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info training/kernels/_compiled* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

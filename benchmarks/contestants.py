@@ -244,9 +244,10 @@ def module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
 
 
-def alternate(contestants: Sequence[Contestant], turns: int, *, warm: int = 2) -> list[list[Turn]]:
+def alternate(contestants: Sequence[Contestant], turns: int, *, warm: int = 6) -> list[list[Turn]]:
     """Turns of each, taken one after the other; the order is reversed every time, against drift. `warm` unmeasured
-    turns come first: buffers, connections and caches."""
+    turns come first: connections, caches, and memory. Our daemons' repair logs grow for five turns, and a virtual
+    machine pays 20 µs for each page that its host had not given it yet: twice the processor time of a whole turn."""
     for _ in range(warm):
         for contestant in contestants:
             contestant.turn()

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from training import kernels
+
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "benchmarks" / "figures.json"
 README = ROOT / "README.md"
@@ -118,6 +120,7 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "none"
+    found["arithmetic"] = kernels.name()
     return found
 
 

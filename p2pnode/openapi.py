@@ -71,6 +71,7 @@ TRAINING = record(
 EXCHANGE = record(
     {"shards_owned": COUNT, "bytes_sent": COUNT, "bytes_received": COUNT, "refused": COUNT},
     {
+        "arithmetic": TEXT,
         "enabled": TRUTH,
         "shards": COUNT,
         "shards_backed": COUNT,

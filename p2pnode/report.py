@@ -18,6 +18,7 @@ from p2pnode.loop_delay import LoopDelay
 from p2pnode.measures import families
 from p2pnode.metrics import Family
 from p2pnode.node import Node
+from training import kernels
 
 SCHEMA = 1
 
@@ -181,6 +182,7 @@ class Report:
         exchange = self._node.exchange
         if exchange is None:
             return {
+                "arithmetic": kernels.name(),
                 "shards": 0,
                 "shards_owned": 0,
                 "shards_backed": 0,
@@ -202,6 +204,7 @@ class Report:
             }
         counters = exchange.counters
         return {
+            "arithmetic": kernels.name(),
             "enabled": self._node.config.exchange.enabled,
             "shards": len(exchange.store),
             "shards_owned": len(exchange.store.owned),

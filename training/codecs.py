@@ -1,6 +1,7 @@
 """How float32 values travel: as they are, as bfloat16 rounded to nearest even, or as int8 with a scale per block.
 
-NumPy only: the daemon has no torch, and NumPy has no bfloat16, so that conversion works on the bit patterns.
+The daemon has no torch, and NumPy has no bfloat16, so that conversion works on the bit patterns: in one pass where
+there are compiled kernels (`training.kernels`), else in several of NumPy's, to the same bits.
 An int8 block is a little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes; a value is off by
 half a scale at most. A lossy codec is made exact over time by error feedback: what it rounds off one delta is added to
 the next (Seide et al., Interspeech 2014); the sender keeps it (`training.exchange.pushing`).
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlay.transport import Buffer
+from training import kernels
 
 CodecName = Literal["float32", "bfloat16", "int8"]
 Vector = npt.NDArray[np.float32]
@@ -70,6 +72,9 @@ def encode(values: Vector, codec: CodecName) -> bytes | bytearray:
     if codec == "float32":
         return values.astype("<f4", copy=False).tobytes()
     data = bytearray(size_bytes(codec, values.size))
+    if codec == "bfloat16" and kernels.COMPILED is not None and kernels.fits(values):
+        kernels.COMPILED.encode_bfloat16(values, np.frombuffer(data, dtype=np.uint8))
+        return data
     for start in range(0, values.size, _PIECE_VALUES):
         piece = np.ascontiguousarray(values[start : start + _PIECE_VALUES])
         _encode_piece(piece, codec, data, size_bytes(codec, start), None)
@@ -88,6 +93,10 @@ def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> b
     owner, and leaves the residual at zero.
     """
     data = bytearray(size_bytes(codec, delta.size))
+    if kernels.COMPILED is not None and kernels.fits(delta, residual):
+        if not kernels.COMPILED.encode_with_feedback(delta, residual, codec, np.frombuffer(data, dtype=np.uint8)):
+            residual[:] = 0.0
+        return data
     scratch = np.empty(min(_PIECE_VALUES, delta.size), dtype=np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, delta.size, _PIECE_VALUES):
@@ -139,7 +148,7 @@ def _quantised(blocks: Vector) -> tuple[Vector, Vector]:
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     usable = ~(largest < _SMALLEST)  # true for a NaN
     scales = np.where(usable, largest / np.float32(_LEVELS), np.float32(0.0))
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # of the factors that are not usable
         levels = blocks * np.where(usable, np.float32(_LEVELS) / largest, np.float32(0.0))
     return scales, np.rint(levels, out=levels)
 
@@ -151,6 +160,8 @@ def decode(data: Buffer, codec: CodecName, into: Vector) -> None:
         raise ValueError(f"{len(view)} bytes of {codec} are not {into.size} values")
     if codec == "float32":
         into[:] = np.frombuffer(view, dtype="<f4")
+    elif kernels.COMPILED is not None and kernels.fits(into):
+        kernels.COMPILED.decode(np.frombuffer(view, dtype=np.uint8), codec, into)
     elif codec == "bfloat16":
         bits = into.view(np.uint32)
         bits[:] = np.frombuffer(view, dtype="<u2")

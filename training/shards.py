@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from training import robust
+from training import kernels, robust
 from training.codecs import Vector
 from training.robust import Norms, Robust
 
@@ -53,6 +53,66 @@ def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
     numbers = (rule.outer_lr, rule.outer_momentum, rule.outer_lr * rule.outer_momentum)
     lr, mu, lr_mu = (np.array(number, dtype=np.float32) for number in numbers)
     return lr, mu, lr_mu
+
+
+def _add_compiled(
+    value: Vector,
+    momentum: Vector | None,
+    accumulated: Vector | None,
+    delta: Vector,
+    weight: float,
+    rule: Rule,
+    is_whole: bool,
+    none_yet: bool,
+) -> None:
+    """One pass; the bits are those of `_add_in_blocks`."""
+    compiled, lr, mu = kernels.COMPILED, rule.outer_lr, rule.outer_momentum
+    assert compiled is not None
+    if momentum is None or accumulated is None:
+        compiled.add(value, delta, weight, lr)
+    elif is_whole:
+        owed = None if none_yet else accumulated
+        compiled.add_with_momentum(value, momentum, owed, delta, weight, lr, mu, lr * mu)
+    else:
+        compiled.add_and_accumulate(value, accumulated, delta, weight, lr)
+
+
+def _add_in_blocks(
+    value: Vector,
+    momentum: Vector | None,
+    accumulated: Vector | None,
+    delta: Vector,
+    weight: float,
+    rule: Rule,
+    is_whole: bool,
+    none_yet: bool,
+) -> None:
+    """NumPy, block by block, so that the passes over one block find it in the processor's cache."""
+    w = np.float32(weight)
+    lr, mu, lr_mu = _factors(rule)
+    step = np.empty(min(BLOCK_VALUES, delta.size), dtype=np.float32)
+    room = step if weight == 1.0 else np.empty_like(step)
+    for start in range(0, delta.size, BLOCK_VALUES):
+        block = slice(start, min(start + BLOCK_VALUES, delta.size))
+        piece, scaled = value[block], delta[block]
+        step = step[: scaled.size]
+        if weight != 1.0:
+            scaled = np.multiply(scaled, w, room[: scaled.size])
+        if momentum is not None and accumulated is not None:
+            sums = accumulated[block]
+            if not is_whole:
+                np.add(sums, scaled, sums)
+            else:
+                moved = momentum[block]
+                np.multiply(moved, mu, moved)
+                if none_yet:
+                    np.add(moved, scaled, moved)
+                else:
+                    np.add(sums, scaled, sums)
+                    np.add(moved, sums, moved)
+                    sums[:] = 0.0
+                np.add(piece, np.multiply(moved, lr_mu, step), piece)
+        np.add(piece, np.multiply(scaled, lr, step), piece)
 
 
 class Applied:
@@ -194,40 +254,16 @@ class ShardState:
             self.value[split:] += delta[split:] * np.float32(weight)
 
     def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> None:
-        """Block by block, so that the passes over one block find it in the processor's cache."""
+        """Add to the first `parameters` values, by compiled kernels where there are any."""
         if has_momentum and (self.momentum is None or self.accumulated is None):
             self.momentum = np.zeros(self.parameters, dtype=np.float32)
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
-        # `accumulated` is all zeros whenever nothing was accumulated: then it need not be touched.
-        none_yet = self.sum_weight == 0.0
+        momentum, accumulated = (self.momentum, self.accumulated) if has_momentum else (None, None)
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
-        w = np.float32(weight)
-        lr, mu, lr_mu = _factors(rule)
-        step = np.empty(min(BLOCK_VALUES, delta.size), dtype=np.float32)
-        room = step if weight == 1.0 else np.empty_like(step)
-        for start in range(0, delta.size, BLOCK_VALUES):
-            block = slice(start, min(start + BLOCK_VALUES, delta.size))
-            value, scaled = self.value[block], delta[block]
-            step = step[: scaled.size]
-            if weight != 1.0:
-                scaled = np.multiply(scaled, w, room[: scaled.size])
-            if has_momentum:
-                assert self.momentum is not None
-                assert self.accumulated is not None
-                accumulated = self.accumulated[block]
-                if not is_whole:
-                    np.add(accumulated, scaled, accumulated)
-                else:
-                    momentum = self.momentum[block]
-                    np.multiply(momentum, mu, momentum)
-                    if none_yet:
-                        np.add(momentum, scaled, momentum)
-                    else:
-                        np.add(accumulated, scaled, accumulated)
-                        np.add(momentum, accumulated, momentum)
-                        accumulated[:] = 0.0
-                    np.add(value, np.multiply(momentum, lr_mu, step), value)
-            np.add(value, np.multiply(scaled, lr, step), value)
+        arrays = [self.value, delta] + [array for array in (momentum, accumulated) if array is not None]
+        add = _add_compiled if kernels.COMPILED is not None and kernels.fits(*arrays) else _add_in_blocks
+        # `accumulated` is all zeros whenever nothing was accumulated: then it need not be touched.
+        add(self.value[: delta.size], momentum, accumulated, delta, weight, rule, is_whole, self.sum_weight == 0.0)
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 

@@ -1,0 +1,272 @@
+"""The compiled passes give NumPy's bits: whatever the values, the length, the place in memory and the history."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training import codecs, kernels
+from training.codecs import CodecName, Vector
+from training.shards import DeltaId, Rule, ShardState
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "training" / "kernels" / "kernels.c"
+FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=60)
+
+#: Below, at and above a whole number of blocks and of vector registers, and never below what is worth a call.
+COUNTS = st.sampled_from([8192, 8193, 9215, 9216, 10_007, 16_384, 33_000])
+SCALES = st.sampled_from([1.0, 1e-3, 1e30, 1e-31, 1e-40])
+LOSSY: list[CodecName] = ["bfloat16", "int8"]
+AROUND = 64
+
+
+def flags() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (module,) = project["tool"]["setuptools"]["ext-modules"]
+    found: list[str] = module["extra-compile-args"]
+    return found
+
+
+def built(folder: Path, source: Path = SOURCE) -> Path:
+    library = folder / "kernels.so"
+    command = [
+        "cc",
+        *flags(),
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        str(source),
+        "-o",
+        str(library),
+        "-lm",
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return library
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> kernels.Compiled:
+    """Of this checkout's source, whatever was installed."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here: nothing but NumPy's arithmetic can be tried")
+    return kernels.Compiled(built(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    before = kernels.COMPILED
+    yield
+    kernels.COMPILED = before
+
+
+def both(compiled: kernels.Compiled, made: Any) -> tuple[Any, Any]:
+    """What `made()` returns with compiled passes, and with NumPy's."""
+    kernels.COMPILED = compiled
+    first = made()
+    kernels.COMPILED = None
+    return first, made()
+
+
+def values_of(seed: int, count: int, scale: float) -> Vector:
+    """Noise with zeros of both signs, a denormal, an outlier and a stretch of nothing in it."""
+    random = np.random.default_rng(seed)
+    values = (random.standard_normal(count) * scale).astype(np.float32)
+    values[random.integers(0, count, 40)] = np.resize(np.float32([0.0, -0.0, 1e-45, 3e4 * scale]), 40)
+    values[2000:4100] = -0.0
+    return values
+
+
+def same_bits(first: Vector, second: Vector) -> bool:
+    return np.array_equal(first.view(np.uint32), second.view(np.uint32))
+
+
+@FIXED
+@given(st.integers(0, 2**32), COUNTS, SCALES)
+def test_values_are_rounded_alike(compiled: kernels.Compiled, seed: int, count: int, scale: float) -> None:
+    """bfloat16 of any finite values, at any count, is the same bytes."""
+    values = values_of(seed, count, scale)
+
+    first, second = both(compiled, lambda: codecs.encode(values, "bfloat16"))
+
+    assert first == second
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@FIXED
+@given(st.integers(0, 2**32), COUNTS, SCALES, SCALES)
+def test_deltas_are_encoded_alike(
+    compiled: kernels.Compiled, codec: CodecName, seed: int, count: int, scale: float, owed_scale: float
+) -> None:
+    """The bytes of a delta, and what is left of it for the next one, are the same."""
+    delta, owed = values_of(seed, count, scale), values_of(seed + 1, count, owed_scale)
+
+    def made() -> tuple[bytes, Vector]:
+        residual = owed.copy()
+        return bytes(codecs.encode_with_feedback(delta, residual, codec)), residual
+
+    (data, left), (data_too, left_too) = both(compiled, made)
+
+    assert data == data_too
+    assert same_bits(left, left_too)
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@FIXED
+@given(st.integers(0, 2**32), COUNTS, SCALES, st.integers(0, 3))
+def test_bytes_are_decoded_alike(
+    compiled: kernels.Compiled, codec: CodecName, seed: int, count: int, scale: float, at: int
+) -> None:
+    """The values are the same, also where the bytes begin at an odd address."""
+    data = codecs.encode(values_of(seed, count, scale), codec)
+    shifted = memoryview(bytearray(at) + data)[at:]
+
+    def made() -> Vector:
+        into = np.full(count, np.nan, dtype=np.float32)
+        codecs.decode(shifted, codec, into)
+        return into
+
+    assert same_bits(*both(compiled, made))
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, np.float32(3.4e38)])
+@pytest.mark.parametrize("place", [0, 5000, 8199])
+def test_a_delta_that_is_not_finite_leaves_nothing_behind(
+    compiled: kernels.Compiled, codec: CodecName, bad: float, place: int
+) -> None:
+    """Its values arrive as not finite, so that the owner refuses them, and the residual is zero again."""
+    delta, owed = values_of(1, 8200, 1.0), values_of(2, 8200, 1e-3)
+    delta[place] = bad
+    owed[place] = bad if np.isfinite(bad) else 0.0  # two finite values whose sum is not
+
+    def made() -> tuple[bool, Vector]:
+        residual = owed.copy()
+        with np.errstate(all="ignore"):
+            data = codecs.encode_with_feedback(delta, residual, codec)
+        into = np.empty(delta.size, np.float32)
+        codecs.decode(data, codec, into)
+        return codecs.all_finite(into), residual
+
+    for is_finite, residual in both(compiled, made):
+        assert not is_finite
+        assert not residual.any()
+
+
+@FIXED
+@given(
+    st.integers(0, 2**32),
+    COUNTS,
+    st.integers(0, 300),
+    st.sampled_from([0.0, 0.5, 0.9]),
+    st.lists(st.tuples(st.sampled_from([0.25, 0.5, 1.0, 1 / 3]), st.booleans()), min_size=1, max_size=9),
+)
+def test_deltas_are_added_alike(
+    compiled: kernels.Compiled,
+    seed: int,
+    count: int,
+    buffers: int,
+    outer_momentum: float,
+    additions: list[tuple[float, bool]],
+) -> None:
+    """Value, momentum and accumulated deltas are the same after any row of weights, with momentum and without, and with
+    buffers of the model behind the parameters."""
+    rule = Rule(0.7, outer_momentum)
+
+    def made() -> ShardState:
+        state = ShardState(values_of(seed, count + buffers, 1.0), count)
+        for step, (weight, has_momentum) in enumerate(additions):
+            delta = values_of(seed + step + 1, count + buffers, 1e-2)
+            state.apply(DeltaId(b"a" * 20, 0, step), weight, delta, rule, momentum=has_momentum)
+        return state
+
+    first, second = both(compiled, made)
+
+    assert same_bits(first.value, second.value)
+    assert first.sum_weight == second.sum_weight
+    for ours, theirs in ((first.momentum, second.momentum), (first.accumulated, second.accumulated)):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or theirs is None or same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("count", [8192, 9216 + 3])
+def test_nothing_is_written_beside_its_place(compiled: kernels.Compiled, codec: CodecName, count: int) -> None:
+    """The bytes before and behind what is written stay as they were."""
+    size = codecs.size_bytes(codec, count)
+    data = np.full(size + 2 * AROUND, 0xA5, np.uint8)
+    residual, values = (np.full(count + 2 * AROUND, 7.0, np.float32) for _ in range(2))
+    inner = slice(AROUND, AROUND + count)
+    residual[inner] = 0.0
+
+    compiled.encode_with_feedback(values_of(3, count, 1.0), residual[inner], codec, data[AROUND : AROUND + size])
+    compiled.decode(data[AROUND : AROUND + size], codec, values[inner])
+
+    assert (data[:AROUND] == 0xA5).all()
+    assert (data[AROUND + size :] == 0xA5).all()
+    for array in (residual, values):
+        assert (array[:AROUND] == 7.0).all()
+        assert (array[AROUND + count :] == 7.0).all()
+        assert (array[inner] != 7.0).any()
+
+
+def test_what_cannot_be_written_is_not_written(compiled: kernels.Compiled) -> None:
+    """An array that is read-only for NumPy is so for the compiled passes too."""
+    values = values_of(4, 8192, 1.0)
+    values.flags.writeable = False
+
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.add(values, values_of(5, 8192, 1.0), 1.0, 0.7)
+
+
+@pytest.mark.parametrize("vector", [np.zeros(20_000, np.float32)[::2], np.zeros(9000), np.zeros(8191, np.float32)])
+def test_what_the_passes_cannot_take_is_left_to_numpy(vector: Vector) -> None:
+    """Values in pieces, of another type, or too few to be worth a call."""
+    assert not kernels.fits(np.zeros(9000, np.float32), vector) or vector.size < kernels.FEWEST_VALUES
+    assert not kernels.fits(vector)
+
+
+def test_no_library_or_a_strange_one_is_numpy(tmp_path: Path) -> None:
+    """A folder without a library, with junk in its place, or with a library that lacks the functions."""
+    name = f"_compiled{kernels.EXTENSION_SUFFIXES[0]}"
+
+    assert kernels.find(tmp_path) is None
+    (tmp_path / name).write_bytes(b"junk")
+    assert kernels.find(tmp_path) is None
+    if shutil.which("cc") is None:
+        return
+    other = tmp_path / "other.c"
+    other.write_text("int contract(void) { return 1; }\n")
+    built(tmp_path, other).rename(tmp_path / name)
+    assert kernels.find(tmp_path) is None
+
+
+def test_a_library_of_another_version_is_not_used(compiled: kernels.Compiled, tmp_path: Path) -> None:
+    """One that was left over from an older checkout has the functions, and another contract."""
+    older = tmp_path / "older.c"
+    text = SOURCE.read_text(encoding="utf-8")
+    older.write_text(text.replace(f"#define CONTRACT {kernels.CONTRACT}", "#define CONTRACT 0"), encoding="utf-8")
+    (tmp_path / "built").mkdir()
+    library = built(tmp_path / "built", older)
+
+    with pytest.raises(OSError, match="version 0"):
+        kernels.Compiled(library)
+    library.rename(tmp_path / f"_compiled{kernels.EXTENSION_SUFFIXES[0]}")
+    assert kernels.find(tmp_path) is None
+
+
+def test_a_library_of_this_version_is_found(compiled: kernels.Compiled, tmp_path: Path) -> None:
+    """Where an installation puts it."""
+    built(tmp_path).rename(tmp_path / f"_compiled{kernels.EXTENSION_SUFFIXES[0]}")
+
+    assert kernels.find(tmp_path) is not None

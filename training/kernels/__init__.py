@@ -1,0 +1,151 @@
+"""The passes over values that cost most, compiled from `kernels.c` where the installation found a C compiler.
+
+`COMPILED` is the library, or None: then `training.codecs` and `training.shards` do the same with NumPy, in three to
+ten passes for each of these and to the same bits (tests/property/test_kernels.py). Called through ctypes: the library
+knows nothing of Python, and other threads run meanwhile.
+
+Arrays are float32, contiguous, of equal length and not overlapping; `fits` tells. Pure: memory in, memory out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+#: Encoded values, of any type.
+Data = npt.NDArray[Any]
+
+#: What the functions mean: that of `kernels.c`. A library that is left over from another version is not used.
+CONTRACT = 1
+#: Below so many values a call through ctypes costs more than NumPy's passes.
+FEWEST_VALUES = 8192
+
+_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "encode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
+    "encode_bfloat16_with_feedback": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _SIZE]),
+    "encode_int8_with_feedback": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _SIZE]),
+    "decode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
+    "decode_int8": (None, [_POINTER, _POINTER, _SIZE]),
+    "add": (None, [_POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
+    "add_and_accumulate": (None, [_POINTER, _POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
+    "add_with_momentum": (None, [_POINTER] * 4 + [_FLOAT] * 4 + [_SIZE]),
+    "add_with_momentum_alone": (None, [_POINTER] * 3 + [_FLOAT] * 4 + [_SIZE]),
+}
+
+
+class Compiled:
+    """The functions of the library at `path`. Raises `OSError` where it cannot be loaded or is of another version."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        try:
+            found = library.contract()
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+        except AttributeError as error:
+            raise OSError(f"{path.name} is not the library of this version: {error}") from error
+        if found != CONTRACT:
+            raise OSError(f"{path.name} is of version {found}, not {CONTRACT}")
+        self._library = library
+
+    def encode_bfloat16(self, values: Vector, data: Data) -> None:
+        """Round to nearest, ties to even."""
+        self._library.encode_bfloat16(_at(values), _into(data), values.size)
+
+    def encode_with_feedback(self, delta: Vector, residual: Vector, codec: str, data: Data) -> bool:
+        """The bytes of `delta + residual` as bfloat16 or int8; `residual` becomes what was rounded off. Returns whether
+        all of that is finite."""
+        encode = (
+            self._library.encode_bfloat16_with_feedback
+            if codec == "bfloat16"
+            else self._library.encode_int8_with_feedback
+        )
+        return bool(encode(_at(delta), _into(residual), _into(data), delta.size))
+
+    def decode(self, data: Data, codec: str, into: Vector) -> None:
+        """bfloat16 or int8 to float32."""
+        decode = self._library.decode_bfloat16 if codec == "bfloat16" else self._library.decode_int8
+        decode(_at(data), _into(into), into.size)
+
+    def add(self, value: Vector, delta: Vector, weight: float, lr: float) -> None:
+        """value += lr · (weight · delta)"""
+        self._library.add(_into(value), _at(delta), weight, lr, value.size)
+
+    def add_and_accumulate(self, value: Vector, accumulated: Vector, delta: Vector, weight: float, lr: float) -> None:
+        """The same, and accumulated += weight · delta."""
+        self._library.add_and_accumulate(_into(value), _into(accumulated), _at(delta), weight, lr, value.size)
+
+    def add_with_momentum(
+        self,
+        value: Vector,
+        momentum: Vector,
+        accumulated: Vector | None,
+        delta: Vector,
+        weight: float,
+        lr: float,
+        mu: float,
+        lr_mu: float,
+    ) -> None:
+        """momentum = mu · momentum + (accumulated + weight · delta), and accumulated = 0.
+        Then value += lr_mu · momentum and value += lr · (weight · delta).
+
+        None for `accumulated` where it is all zeros.
+        """
+        given, count = (weight, lr, mu, lr_mu), value.size
+        if accumulated is None:
+            self._library.add_with_momentum_alone(_into(value), _into(momentum), _at(delta), *given, count)
+        else:
+            self._library.add_with_momentum(
+                _into(value), _into(momentum), _into(accumulated), _at(delta), *given, count
+            )
+
+
+def fits(*vectors: Vector) -> bool:
+    """Whether these are float32 in one piece each, and long enough to be worth a call."""
+    return vectors[0].size >= FEWEST_VALUES and all(
+        vector.flags.c_contiguous and vector.dtype == np.float32 for vector in vectors
+    )
+
+
+def name() -> str:
+    """What does the arithmetic here, for people: `compiled` or `numpy`."""
+    return "numpy" if COMPILED is None else "compiled"
+
+
+def find(folder: Path) -> Compiled | None:
+    """The library in this folder; None where there is none that is usable."""
+    if sys.byteorder != "little":  # the wire is, and the library does not swap
+        return None
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"_compiled{suffix}"
+        if path.is_file():
+            try:
+                return Compiled(path)
+            except OSError:
+                return None
+    return None
+
+
+def _at(array: Data) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _into(array: Data) -> int:
+    """Where to write. `ValueError` for what NumPy would not let anybody write to either."""
+    address, is_read_only = array.__array_interface__["data"]
+    if is_read_only:
+        raise ValueError("assignment destination is read-only")
+    return int(address)
+
+
+COMPILED = find(Path(__file__).parent)

@@ -1,0 +1,165 @@
+/* The passes over a shard's values that cost most: one each, where NumPy needs three to ten.
+ *
+ * Every function does for each value what the NumPy code of training/codecs.py and training/shards.py does, operation by
+ * operation and in the same order, so that both give the same bits: no contraction to fused multiply-adds, no reordering
+ * (the flags in pyproject.toml), and no sums over values. No Python here: ctypes calls it (training/kernels/__init__.py).
+ *
+ * Bytes on the wire are little-endian and may begin at any address; the caller has checked all sizes.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Change both this and CONTRACT in __init__.py with any function's meaning: an old library is then not used. */
+#define CONTRACT 1
+
+/* Compiled for several processors; the right one is chosen when the library is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define PASS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define PASS
+#endif
+
+#define BLOCK 1024             /* codecs.BLOCK_VALUES */
+#define LEVELS 127.0f          /* codecs._LEVELS */
+#define SMALLEST 1e-30f        /* codecs._SMALLEST */
+#define MAGNITUDE 0x7fffffffu
+#define INFINITE 0x7f800000u
+
+typedef uint16_t __attribute__((aligned(1), may_alias)) half; /* a bfloat16 at any address */
+
+static inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Nearest, ties to even, in the upper half. */
+static inline uint32_t raised(uint32_t bits) { return bits + 0x7fffu + ((bits >> 16) & 1u); }
+
+int contract(void) { return CONTRACT; }
+
+PASS void encode_bfloat16(const float *restrict values, half *restrict data, size_t count) {
+    for (size_t i = 0; i < count; i++) data[i] = (uint16_t)(raised(bits_of(values[i])) >> 16);
+}
+
+/* The bytes of delta + residual; residual becomes what was rounded off. Returns whether all of that is finite. */
+PASS int encode_bfloat16_with_feedback(const float *restrict delta, float *restrict residual, half *restrict data,
+                                       size_t count) {
+    uint32_t largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        float owed = residual[i] + delta[i];
+        uint32_t rounded = raised(bits_of(owed));
+        float left = owed - float_of(rounded & 0xffff0000u);
+        uint32_t magnitude = bits_of(left) & MAGNITUDE;
+        data[i] = (uint16_t)(rounded >> 16);
+        residual[i] = left;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest < INFINITE;
+}
+
+PASS void decode_bfloat16(const half *restrict data, float *restrict values, size_t count) {
+    for (size_t i = 0; i < count; i++) values[i] = float_of((uint32_t)data[i] << 16);
+}
+
+/* One block: its scale, then its levels. A value that is not finite spoils all of it, and what is left is not finite. */
+static inline int encode_block(const float *restrict delta, float *restrict residual, char *restrict data, size_t count) {
+    uint32_t largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        float owed = residual[i] + delta[i];
+        uint32_t magnitude = bits_of(owed) & MAGNITUDE; /* ordered as the floats are, above them infinity, then NaN */
+        residual[i] = owed;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    float peak = float_of(largest);
+    int is_usable = !(peak < SMALLEST);
+    float scale = is_usable ? peak / LEVELS : 0.0f;
+    float per_level = is_usable ? LEVELS / peak : 0.0f;
+    int8_t *restrict levels = (int8_t *)(data + sizeof scale);
+    memcpy(data, &scale, sizeof scale);
+    if (largest >= INFINITE) {
+        memset(levels, 0, count);
+        return 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        float level = rintf(residual[i] * per_level);
+        levels[i] = (int8_t)(int32_t)level;
+        residual[i] -= level * scale;
+    }
+    return 1;
+}
+
+PASS int encode_int8_with_feedback(const float *restrict delta, float *restrict residual, char *restrict data,
+                                   size_t count) {
+    int is_finite = 1;
+    for (; count >= BLOCK; count -= BLOCK) {
+        is_finite &= encode_block(delta, residual, data, BLOCK);
+        delta += BLOCK;
+        residual += BLOCK;
+        data += sizeof(float) + BLOCK;
+    }
+    if (count) is_finite &= encode_block(delta, residual, data, count);
+    return is_finite;
+}
+
+static inline void decode_block(const char *restrict data, float *restrict values, size_t count) {
+    float scale;
+    const int8_t *restrict levels = (const int8_t *)(data + sizeof scale);
+    memcpy(&scale, data, sizeof scale);
+    for (size_t i = 0; i < count; i++) values[i] = (float)levels[i] * scale;
+}
+
+PASS void decode_int8(const char *restrict data, float *restrict values, size_t count) {
+    for (; count >= BLOCK; count -= BLOCK) {
+        decode_block(data, values, BLOCK);
+        values += BLOCK;
+        data += sizeof(float) + BLOCK;
+    }
+    if (count) decode_block(data, values, count);
+}
+
+/* value += lr * (weight * delta) */
+PASS void add(float *restrict value, const float *restrict delta, float weight, float lr, size_t count) {
+    for (size_t i = 0; i < count; i++) value[i] += delta[i] * weight * lr;
+}
+
+/* The same, before the weights are whole: the delta is accumulated too. */
+PASS void add_and_accumulate(float *restrict value, float *restrict accumulated, const float *restrict delta, float weight,
+                             float lr, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float scaled = delta[i] * weight;
+        accumulated[i] += scaled;
+        value[i] += scaled * lr;
+    }
+}
+
+/* The delta that makes the weights whole: what was accumulated and it enter the momentum, and the momentum the value. */
+PASS void add_with_momentum(float *restrict value, float *restrict momentum, float *restrict accumulated,
+                            const float *restrict delta, float weight, float lr, float mu, float lr_mu, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float scaled = delta[i] * weight;
+        float moved = momentum[i] * mu + (accumulated[i] + scaled);
+        momentum[i] = moved;
+        accumulated[i] = 0.0f;
+        value[i] = (value[i] + moved * lr_mu) + scaled * lr;
+    }
+}
+
+/* The same where nothing was accumulated. */
+PASS void add_with_momentum_alone(float *restrict value, float *restrict momentum, const float *restrict delta,
+                                  float weight, float lr, float mu, float lr_mu, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float scaled = delta[i] * weight;
+        float moved = momentum[i] * mu + scaled;
+        momentum[i] = moved;
+        value[i] = (value[i] + moved * lr_mu) + scaled * lr;
+    }
+}
