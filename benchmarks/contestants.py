@@ -38,6 +38,8 @@ class Contestant(Protocol):
     name: str
     peers: int
 
+    def ready(self) -> None: ...
+
     def turn(self) -> Turn: ...
 
 
@@ -123,6 +125,10 @@ class Ours:
             time.sleep(0.1)
         raise NotMeasured(f"the shards of {self.name} did not come to rest: {last}")
 
+    def ready(self) -> None:
+        """Wait until all of its peers wait."""
+        self._gate.wait_ready(TURN_S)
+
     def turn(self) -> Turn:
         return self._gate.turn(TURN_S)
 
@@ -207,6 +213,10 @@ class Program:
             self.stop()
             raise NotMeasured(f"{name}: {error}; its last lines:\n{lines}") from error
 
+    def ready(self) -> None:
+        """Wait until all of its peers wait."""
+        self._gate.wait_ready(TURN_S)
+
     def turn(self) -> Turn:
         return self._gate.turn(TURN_S)
 
@@ -248,14 +258,21 @@ def alternate(contestants: Sequence[Contestant], turns: int, *, warm: int = 6) -
     """Turns of each, taken one after the other; the order is reversed every time, against drift. `warm` unmeasured
     turns come first: connections, caches, and memory. Our daemons' repair logs grow for five turns, and a virtual
     machine pays 20 µs for each page that its host had not given it yet: twice the processor time of a whole turn."""
+
+    def turn(contestant: Contestant) -> Turn:
+        # What the one before does after its turn (hivemind: its matchmaking) would be measured too.
+        for one in contestants:
+            one.ready()
+        return contestant.turn()
+
     for _ in range(warm):
         for contestant in contestants:
-            contestant.turn()
+            turn(contestant)
     taken: list[list[Turn]] = [[] for _ in contestants]
     for number in range(turns):
         order = list(enumerate(contestants))
         for place, contestant in reversed(order) if number % 2 else order:
-            taken[place].append(contestant.turn())
+            taken[place].append(turn(contestant))
     return taken
 
 
