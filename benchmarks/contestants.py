@@ -61,12 +61,15 @@ class Way(NamedTuple):
 class Ours:
     """Daemons of this project with a trainer that takes no time."""
 
-    def __init__(self, way: Way, peers: int, parameters: int, folder: Path, *, free_steps: int = 1) -> None:
+    def __init__(
+        self, way: Way, peers: int, parameters: int, folder: Path, *, free_steps: int = 1, is_probed: bool = False
+    ) -> None:
         self.name = f"p2pnode {way.name}"
         self.peers = peers
         self.parameters = parameters
         self.way = way
-        self.wakes = [folder / f"wakes-{number}.json" for number in range(peers)]
+        #: Where each notes when its loop woke; to note it wakes it 500 times a second, which is measured too.
+        self.wakes = [folder / f"wakes-{number}.json" if is_probed else None for number in range(peers)]
         self._gate = Gate(folder / "gate")
         self._group = Daemons(folder)
         self.nodes: list[Daemon] = []
@@ -90,7 +93,7 @@ class Ours:
                 "parameters": self.parameters,
                 "seed": number,
                 "free_steps": free_steps,
-                "wakes": str(self.wakes[number]),
+                "wakes": str(self.wakes[number] or ""),
             }
             node = self._group.start(
                 TrainingSettings(options=options, min_nodes=peers, checkpoint_s=0.0, eval_steps=0),
@@ -174,12 +177,12 @@ def exchange_settings(way: Way) -> ExchangeSettings:
 
 
 @contextlib.contextmanager
-def ours(way: Way, peers: int, parameters: int, *, free_steps: int = 1) -> Iterator[Ours]:
+def ours(way: Way, peers: int, parameters: int, *, free_steps: int = 1, is_probed: bool = False) -> Iterator[Ours]:
     """A group of daemons that is gone at the end."""
     with tempfile.TemporaryDirectory(prefix="p2pnode-bench-", ignore_cleanup_errors=True) as folder:
         group: Ours | None = None
         try:
-            group = Ours(way, peers, parameters, Path(folder), free_steps=free_steps)
+            group = Ours(way, peers, parameters, Path(folder), free_steps=free_steps, is_probed=is_probed)
             yield group
         finally:
             if group is not None:

@@ -75,7 +75,7 @@ def _phases(peers: int, repetitions: int) -> list[Series]:
 
 def _loop_delay(peers: int, repetitions: int) -> list[Series]:
     with tempfile.TemporaryDirectory(prefix="p2pnode-bench-") as place:
-        with of.ours(Way(), peers, LARGE, free_steps=FREE_STEPS) as group:
+        with of.ours(Way(), peers, LARGE, free_steps=FREE_STEPS, is_probed=True) as group:
             group.turn()
             windows = []
             for _ in range(repetitions):
@@ -104,6 +104,7 @@ def _collect(group: Ours, place: Path) -> list[list[tuple[float, float]]]:
     for number, file in enumerate(group.wakes):
         copy = place / f"{number}.json"
         with contextlib.suppress(FileNotFoundError):
+            assert file is not None
             copy.write_bytes(file.read_bytes())
         if not copy.exists():
             raise NotMeasured(f"node {number} did not write when its loop woke")

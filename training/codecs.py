@@ -19,6 +19,7 @@ from training import kernels
 
 CodecName = Literal["float32", "bfloat16", "int8"]
 Vector = npt.NDArray[np.float32]
+Encoded = bytes | bytearray | memoryview
 
 #: The codec's number in a frame header.
 CODES: dict[CodecName, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
@@ -67,14 +68,15 @@ def values_within(codec: CodecName, limit_bytes: int) -> int:
     return limit_bytes // size_bytes(codec, unit) * unit
 
 
-def encode(values: Vector, codec: CodecName) -> bytes | bytearray:
+def encode(values: Vector, codec: CodecName) -> Encoded:
     """The values' bytes on the wire, little-endian. Finite input only: rounding would turn a NaN into infinity."""
     if codec == "float32":
         return values.astype("<f4", copy=False).tobytes()
-    data = bytearray(size_bytes(codec, values.size))
     if codec == "bfloat16" and kernels.COMPILED is not None and kernels.fits(values):
-        kernels.COMPILED.encode_bfloat16(values, np.frombuffer(data, dtype=np.uint8))
-        return data
+        room = np.empty(size_bytes(codec, values.size), dtype=np.uint8)  # a bytearray would be cleared first
+        kernels.COMPILED.encode_bfloat16(values, room)
+        return room.data
+    data = bytearray(size_bytes(codec, values.size))
     for start in range(0, values.size, _PIECE_VALUES):
         piece = np.ascontiguousarray(values[start : start + _PIECE_VALUES])
         _encode_piece(piece, codec, data, size_bytes(codec, start), None)
@@ -86,17 +88,18 @@ def as_bytes(values: Vector) -> memoryview:
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
-def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> bytearray:
+def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> Encoded:
     """The bytes of `delta + residual` on the wire, for a lossy codec; both are `float32[n]`.
 
     `residual` becomes what was rounded off. A delta that is not finite is encoded all the same, to be refused by its
     owner, and leaves the residual at zero.
     """
-    data = bytearray(size_bytes(codec, delta.size))
     if kernels.COMPILED is not None and kernels.fits(delta, residual):
-        if not kernels.COMPILED.encode_with_feedback(delta, residual, codec, np.frombuffer(data, dtype=np.uint8)):
+        room = np.empty(size_bytes(codec, delta.size), dtype=np.uint8)
+        if not kernels.COMPILED.encode_with_feedback(delta, residual, codec, room):
             residual[:] = 0.0
-        return data
+        return room.data
+    data = bytearray(size_bytes(codec, delta.size))
     scratch = np.empty(min(_PIECE_VALUES, delta.size), dtype=np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, delta.size, _PIECE_VALUES):

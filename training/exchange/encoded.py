@@ -22,10 +22,10 @@ class Encoded:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         #: Whose values, which version of them, and what they are encoded.
-        self._pieces: dict[tuple[int, int, CodecName], tuple[ref[Vector], int, bytes | bytearray]] = {}
+        self._pieces: dict[tuple[int, int, CodecName], tuple[ref[Vector], int, codecs.Encoded]] = {}
         self.size_bytes = 0
 
-    def piece(self, shard: int, state: ShardState, offset: int, values: Vector, codec: CodecName) -> bytes | bytearray:
+    def piece(self, shard: int, state: ShardState, offset: int, values: Vector, codec: CodecName) -> codecs.Encoded:
         """`values`, `float32[n]`, which are those of the state from `offset` on, as they travel."""
         key = (shard, offset, codec)
         found = self._pieces.get(key)

