@@ -191,6 +191,8 @@ class Serving:
         identity = DeltaId(push.node, push.incarnation, push.step)
         weight = self._judging.clamped(push.weight)
         is_held, is_logged = core.synchronous, core.has_met_others()
+        # What is added is exact. What a split's other side would get of it is as exact as what it gets by pushes.
+        log_codec: codecs.CodecName = "float32" if core.settings.codec == "float32" else "bfloat16"
         limit = core.stale_limit
         is_late = limit is not None and core.median_step() - push.base_step > limit
         for shard, part in parts:
@@ -206,7 +208,7 @@ class Serving:
                         results[shard] = verdict
                     continue
             kept = part.copy() if is_held else part
-            own = Waiting(identity, weight, kept, is_held, is_logged=is_logged)
+            own = Waiting(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
             results[shard] = PushResult(shard, "ok", self._store.add(shard, own))
             self.merged[identity.node] = identity.step
         return results

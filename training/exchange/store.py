@@ -92,7 +92,8 @@ class Owned:
 class Waiting:
     """A delta to be added, perhaps before the state it belongs to has come.
 
-    `payload` is the delta as it came, in `codec`: the repair log keeps it, so nobody may write into it again.
+    `payload` is the delta as it came, in `codec`: the repair log keeps it, so nobody may write into it again. Without
+    one the log encodes the delta itself, in `codec`.
     """
 
     identity: DeltaId
@@ -501,7 +502,7 @@ class ShardStore:
         else:
             state.apply(item.identity, item.weight, item.delta, self.rule, momentum=item.momentum)
         if self.log.seconds and item.is_logged:
-            payload = codecs.encode(item.delta, "float32") if item.payload is None else item.payload
+            payload = codecs.encode(item.delta, item.codec) if item.payload is None else item.payload
             self.log.add(shard, item.identity, item.weight, payload, item.codec, momentum=item.momentum)
 
     # -- windows ------------------------------------------------------------------------------------------------
