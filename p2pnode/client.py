@@ -10,7 +10,6 @@ so: an address typed wrongly must not be told it.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 from pathlib import Path
@@ -121,6 +120,8 @@ class NodeClient:
         return answer
 
     def _ask(self, method: str, path: str, *, timeout_s: float | None = None) -> Any:
+        import http.client  # a daemon imports this module too, and asks nobody
+
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s or self._timeout_s)
         try:
             connection.request(method, path, headers=self._headers(method))

@@ -23,8 +23,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def give_back() -> None:
-    """Return what importing and starting have freed: once, before the node's own memory lies above it."""
+    """Return what importing and starting have freed: once, before the node's own memory lies above it. What is left
+    stays, and is not looked through again: later collections hold the loop for less."""
     gc.collect()
+    gc.freeze()
     with contextlib.suppress(OSError, AttributeError):  # another C library has no such call
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -5,6 +5,7 @@ Imports stay light: what this module imports stays in the daemon's memory for we
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -112,8 +113,10 @@ def _without_invite(arguments: list[str]) -> list[str]:
 
 
 def _daemon(config: Config, command: list[str] | None) -> int:
+    gc.disable()  # all that importing makes stays; `p2pnode.memory` looks through it once
     from p2pnode import daemon
 
+    gc.enable()
     return int(daemon.run(config, command=command))
 
 

@@ -6,6 +6,7 @@ the daemon is connected, so that its absence can be told in a sentence.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,8 @@ def main() -> int:
 
 
 def _serve(connection: Connection, start: link.Start) -> None:
+    # All that importing makes stays: to look through it again and again takes an eighth of the time (0.96 → 0.82 s).
+    gc.disable()
     try:
         import torch
 
@@ -56,6 +59,8 @@ def _serve(connection: Connection, start: link.Start) -> None:
             'install PyTorch: pip install "p2pnode[torch]"',
             fatal=True,
         ) from error
+    gc.freeze()
+    gc.enable()
     import_later()
     if start.threads:
         torch.set_num_threads(start.threads)
