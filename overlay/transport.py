@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -117,7 +117,6 @@ class SizedBody:
         return self._buffers
 
 
-@runtime_checkable
 class DirectBody(Protocol):
     """An arriving body that can put what comes next straight where it is wanted."""
 

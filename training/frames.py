@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -136,7 +136,8 @@ class FrameReader:
 
     def __init__(self, body: AsyncIterator[Buffer]) -> None:
         self._body = body
-        self._direct = body if isinstance(body, DirectBody) else None
+        # Not isinstance: to look up what a protocol asks for takes as long as reading a small frame.
+        self._direct = cast(DirectBody, body) if hasattr(body, "read_into") else None
         self._left: memoryview = memoryview(b"")
         self._raw = memoryview(bytearray(HEADER_BYTES))
 
