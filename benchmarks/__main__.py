@@ -38,6 +38,7 @@ BY_NAME = (
     "slow_joiner",
     "soak",
     "exchange",
+    "kernels",
     "peers",
     "barriers",
     "step",

@@ -20,7 +20,7 @@ LINES = ROOT / "benchmarks" / "performance.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
 #: What the page shows, in this order. In the README's table only those of their figures stand that have an aim.
-SHOWN = ("peers", "exchange", "step", "barriers")
+SHOWN = ("peers", "exchange", "kernels", "step", "barriers")
 
 #: Colours of what is compared.
 OURS, OTHERS = "#4878a8", "#a8a8a8"

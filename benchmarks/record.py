@@ -31,6 +31,7 @@ PACKAGES = ("torch", "numpy", "uvloop", "aiohttp", "kademlia")
 #: those of the exchange.
 AIMS_ALONE = (
     "exchange",
+    "kernels",
     "peers",
     "step",
     "barriers",

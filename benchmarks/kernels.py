@@ -1,0 +1,90 @@
+"""kernels: what is done to each value in an exchange, in nanoseconds of one core, compiled and with NumPy by turns.
+
+The functions are those the daemon calls (`training.codecs`, `training.shards`), on shards of the size that 25 M
+parameters have; 24 of them in turn, so that none is in the processor's cache when its turn comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from benchmarks.record import NotMeasured, Outcome, Series
+from training import codecs, kernels
+from training.codecs import CodecName, Vector
+from training.robust import norm_of
+from training.shards import DeltaId, Rule, ShardState
+
+VALUES = 390_000
+SHARDS = 24
+REPETITIONS = 9
+LOSSY: tuple[CodecName, ...] = ("bfloat16", "int8")
+#: A shard among four: three deltas are accumulated, the fourth moves the momentum.
+WEIGHT = 0.25
+RULE = Rule(0.7, 0.5)
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    compiled = kernels.COMPILED
+    if compiled is None:
+        raise NotMeasured("there are no compiled kernels here: install again with a C compiler at hand")
+    taken: dict[str, dict[str, list[float]]] = {}
+    try:
+        for _ in range(arguments.repetitions or REPETITIONS):
+            for name, library in (("compiled", compiled), ("NumPy", None)):
+                kernels.COMPILED = library
+                for what, job in _jobs():
+                    job(0)
+                    began_s = time.perf_counter()
+                    for number in range(4 * SHARDS):
+                        job(number % SHARDS)
+                    seconds = time.perf_counter() - began_s
+                    taken.setdefault(what, {}).setdefault(name, []).append(seconds * 1e9 / (4 * SHARDS * VALUES))
+    finally:
+        kernels.COMPILED = compiled
+    return Outcome(
+        "kernels",
+        f"one thread, {SHARDS} shards of {VALUES} values by turns, weight {WEIGHT:g}, outer rule {RULE.outer_lr:g} / "
+        f"{RULE.outer_momentum:g}; float32 deltas are not encoded and are their frame's own memory",
+        [
+            Series(f"{what}, {name}", "ns per value", values)
+            for what, by_name in taken.items()
+            for name, values in by_name.items()
+        ],
+    )
+
+
+def _jobs() -> Iterator[tuple[str, Callable[[int], object]]]:
+    """Each pass with the number of a shard."""
+    deltas, residuals, targets = _vectors(1), [np.zeros(VALUES, np.float32) for _ in range(SHARDS)], _vectors(2)
+    for codec in LOSSY:
+        yield (
+            f"a delta is encoded as {codec}, what is rounded off is kept",
+            lambda number, codec=codec: codecs.encode_with_feedback(deltas[number], residuals[number], codec),
+        )
+        encoded = [codecs.encode(delta, codec) for delta in deltas]
+        yield (
+            f"its owner decodes {codec}",
+            lambda number, codec=codec, encoded=encoded: codecs.decode(encoded[number], codec, targets[number]),
+        )
+    yield "its owner measures its length", lambda number: norm_of(deltas[number])
+    states = [ShardState(value, VALUES) for value in _vectors(3)]
+    steps = [0] * SHARDS
+
+    def add(number: int) -> None:
+        steps[number] += 1
+        states[number].apply(DeltaId(b"a" * 20, 0, steps[number]), WEIGHT, deltas[number], RULE)
+
+    yield "and adds it: value, momentum, accumulated delta", add
+    yield (
+        "a value is encoded as bfloat16 for those who pull it",
+        lambda number: codecs.encode(targets[number], "bfloat16"),
+    )
+
+
+def _vectors(seed: int) -> list[Vector]:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(VALUES, np.float32) * np.float32(1e-3) for _ in range(SHARDS)]
