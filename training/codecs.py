@@ -26,7 +26,7 @@ CODES: dict[CodecName, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 NAMES: dict[int, CodecName] = {number: name for name, number in CODES.items()}
 
 #: Values that share a scale: few enough for an outlier to spoil little, so many that scales are 0.4 % of the bytes.
-BLOCK_VALUES = 1024
+BLOCK_VALUES = kernels.BLOCK_VALUES
 _LEVELS = 127
 _BLOCK = np.dtype([("scale", "<f4"), ("levels", "i1", (BLOCK_VALUES,))])
 #: Below this a block's largest value is not worth a scale: its levels would be denormals. All of it is rounded off.

@@ -229,9 +229,40 @@ def test_what_cannot_be_written_is_not_written(compiled: kernels.Compiled) -> No
         compiled.add(values, values_of(5, 8192, 1.0), 1.0, 0.7)
 
 
-@pytest.mark.parametrize("vector", [np.zeros(20_000, np.float32)[::2], np.zeros(9000), np.zeros(8191, np.float32)])
+@pytest.mark.parametrize("codec", LOSSY)
+def test_sizes_that_do_not_go_together_are_refused(compiled: kernels.Compiled, codec: CodecName) -> None:
+    """A momentum of another length, say from a strange hand-over, or bytes that are too few: nothing is touched."""
+    values, short = np.ones(9000, np.float32), np.ones(8999, np.float32)
+    data = np.zeros(codecs.size_bytes(codec, 8999), np.uint8)
+    attempts = [
+        lambda: compiled.encode_bfloat16(values, data),
+        lambda: compiled.encode_with_feedback(values, values.copy(), codec, data),
+        lambda: compiled.encode_with_feedback(short, values, codec, data),
+        lambda: compiled.decode(data, codec, values),
+        lambda: compiled.add(values, short, 1.0, 0.7),
+        lambda: compiled.add_and_accumulate(values, short, values.copy(), 1.0, 0.7),
+        lambda: compiled.add_with_momentum(values, short, values.copy(), values.copy(), 1.0, 0.7, 0.5, 0.35),
+        lambda: compiled.add_with_momentum(values, values.copy(), short, values.copy(), 1.0, 0.7, 0.5, 0.35),
+        lambda: compiled.add_with_momentum(values, short, None, values.copy(), 1.0, 0.7, 0.5, 0.35),
+    ]
+
+    for attempt in attempts:
+        with pytest.raises(ValueError, match="not"):
+            attempt()
+
+    assert (values == 1.0).all()
+    assert (short == 1.0).all()
+    assert not data.any()
+
+
+UNALIGNED = np.zeros(36_001, np.uint8)[1:].view(np.float32)
+
+
+@pytest.mark.parametrize(
+    "vector", [np.zeros(20_000, np.float32)[::2], np.zeros(9000), np.zeros(8191, np.float32), UNALIGNED]
+)
 def test_what_the_passes_cannot_take_is_left_to_numpy(vector: Vector) -> None:
-    """Values in pieces, of another type, or too few to be worth a call."""
+    """Values in pieces, of another type, at odd addresses, or too few to be worth a call."""
     assert not kernels.fits(np.zeros(9000, np.float32), vector) or vector.size < kernels.FEWEST_VALUES
     assert not kernels.fits(vector)
 

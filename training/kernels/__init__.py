@@ -4,7 +4,8 @@
 ten passes for each of these and to the same bits (tests/property/test_kernels.py). Called through ctypes: the library
 knows nothing of Python, and other threads run meanwhile.
 
-Arrays are float32, contiguous, of equal length and not overlapping; `fits` tells. Pure: memory in, memory out.
+Arrays are float32, aligned, in one piece and do not overlap: `fits` tells what can be seen of it. Sizes that do not go
+together raise `ValueError` before anything is touched. Pure: memory in, memory out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ Data = npt.NDArray[Any]
 
 #: What the functions mean: that of `kernels.c`. A library that is left over from another version is not used.
 CONTRACT = 1
+#: Values that share a scale in int8: `codecs.BLOCK_VALUES`, `BLOCK` in C.
+BLOCK_VALUES = 1024
 #: Below so many values a call through ctypes costs more than NumPy's passes.
 FEWEST_VALUES = 8192
 
@@ -59,30 +62,38 @@ class Compiled:
 
     def encode_bfloat16(self, values: Vector, data: Data) -> None:
         """Round to nearest, ties to even."""
-        self._library.encode_bfloat16(_at(values), _into(data), values.size)
+        count = _count(values)
+        _check_size(data, "bfloat16", count)
+        self._library.encode_bfloat16(_at(values), _into(data), count)
 
     def encode_with_feedback(self, delta: Vector, residual: Vector, codec: str, data: Data) -> bool:
         """The bytes of `delta + residual` as bfloat16 or int8; `residual` becomes what was rounded off. Returns whether
         all of that is finite."""
+        count = _count(delta, residual)
+        _check_size(data, codec, count)
         encode = (
             self._library.encode_bfloat16_with_feedback
             if codec == "bfloat16"
             else self._library.encode_int8_with_feedback
         )
-        return bool(encode(_at(delta), _into(residual), _into(data), delta.size))
+        return bool(encode(_at(delta), _into(residual), _into(data), count))
 
     def decode(self, data: Data, codec: str, into: Vector) -> None:
         """bfloat16 or int8 to float32."""
+        count = _count(into)
+        _check_size(data, codec, count)
         decode = self._library.decode_bfloat16 if codec == "bfloat16" else self._library.decode_int8
-        decode(_at(data), _into(into), into.size)
+        decode(_at(data), _into(into), count)
 
     def add(self, value: Vector, delta: Vector, weight: float, lr: float) -> None:
         """value += lr · (weight · delta)"""
-        self._library.add(_into(value), _at(delta), weight, lr, value.size)
+        count = _count(value, delta)
+        self._library.add(_into(value), _at(delta), weight, lr, count)
 
     def add_and_accumulate(self, value: Vector, accumulated: Vector, delta: Vector, weight: float, lr: float) -> None:
         """The same, and accumulated += weight · delta."""
-        self._library.add_and_accumulate(_into(value), _into(accumulated), _at(delta), weight, lr, value.size)
+        count = _count(value, accumulated, delta)
+        self._library.add_and_accumulate(_into(value), _into(accumulated), _at(delta), weight, lr, count)
 
     def add_with_momentum(
         self,
@@ -100,19 +111,21 @@ class Compiled:
 
         None for `accumulated` where it is all zeros.
         """
-        given, count = (weight, lr, mu, lr_mu), value.size
+        given = (weight, lr, mu, lr_mu)
         if accumulated is None:
+            count = _count(value, momentum, delta)
             self._library.add_with_momentum_alone(_into(value), _into(momentum), _at(delta), *given, count)
         else:
+            count = _count(value, momentum, accumulated, delta)
             self._library.add_with_momentum(
                 _into(value), _into(momentum), _into(accumulated), _at(delta), *given, count
             )
 
 
 def fits(*vectors: Vector) -> bool:
-    """Whether these are float32 in one piece each, and long enough to be worth a call."""
+    """Whether these are aligned float32 in one piece each, and the first long enough to be worth a call."""
     return vectors[0].size >= FEWEST_VALUES and all(
-        vector.flags.c_contiguous and vector.dtype == np.float32 for vector in vectors
+        vector.dtype == np.float32 and vector.flags.c_contiguous and vector.flags.aligned for vector in vectors
     )
 
 
@@ -133,6 +146,20 @@ def find(folder: Path) -> Compiled | None:
             except OSError:
                 return None
     return None
+
+
+def _count(*vectors: Vector) -> int:
+    """How many values each of them has. What NumPy would find itself, C would not."""
+    count = vectors[0].size
+    if any(vector.size != count for vector in vectors):
+        raise ValueError(f"arrays of {', '.join(str(vector.size) for vector in vectors)} values do not go together")
+    return count
+
+
+def _check_size(data: Data, codec: str, count: int) -> None:
+    wanted = 2 * count if codec == "bfloat16" else count + 4 * -(-count // BLOCK_VALUES)
+    if data.nbytes != wanted:
+        raise ValueError(f"{data.nbytes} bytes of {codec} are not {count} values")
 
 
 def _into(array: Data) -> int:
