@@ -22,12 +22,12 @@ from overlay.peers import Activity, Contact, PeerChange
 from overlay.transport import Transport, TransportError
 from p2pnode.config import Config
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
+from p2pnode.saving import Saving
 from training import agreement, checkpoint
 from training.agreement import ManifestRefused
 from training.barriers import BarrierNotFound, make_barrier
 from training.budget import Budget, budget
 from training.checkpoint import CheckpointState
-from training.exchange import stored
 from training.exchange.service import Exchange
 from training.manifest import Manifest, propose
 from training.step_loop import End, Progress, StepLoop
@@ -123,7 +123,7 @@ class Node:
         self.resumes = False
         self._leave = asyncio.Event()
         self._finished = asyncio.Event()
-        self._checkpointed_at = doors.clock.monotonic()
+        self.saving: Saving | None = None
         self._restored: CheckpointState | None = None
         self._failure: UserError | None = None
         self.overlay.on_change(self._on_change)
@@ -221,8 +221,9 @@ class Node:
         await self._wait_for_nodes()
         self.phase = "training"
         assert self.loop is not None
+        assert self.saving is not None
         try:
-            end = await self.loop.run(self.progress.step, self._maybe_checkpoint)
+            end = await self.loop.run(self.progress.step, self.saving.when_due)
         except TrainerFailed as error:
             # The trainer will not come back, but the shards are in good order: hand them over before saying so.
             self._failure = UserError(f"the trainer gave up: {error.reason}", error.hint, ExitCode.TRAINER)
@@ -348,6 +349,19 @@ class Node:
             clock=self.doors.clock,
             log=self.log,
             progress=self.progress,
+        )
+        self.saving = Saving(
+            config,
+            self.exchange,
+            self.manifest,
+            self.trainer,
+            self.progress,
+            clock=self.doors.clock,
+            disk=self.doors.disk,
+            workers=self.doors.workers,
+            log=self.log,
+            state_path=self.doors.state_path,
+            on_saved=self.loop.restart_from,
         )
         if self.progress.paused:
             self.loop.pause()
@@ -482,71 +496,6 @@ class Node:
         ready = (Activity.READY, Activity.TRAINING)
         return 1 + sum(peer.activity in ready for peer in self.overlay.members())
 
-    # -- checkpoints --------------------------------------------------------------------------------------------
-
-    async def _maybe_checkpoint(self) -> None:
-        period_s = self.config.training.checkpoint_s
-        if period_s and self.doors.clock.monotonic() - self._checkpointed_at >= period_s:
-            await self._checkpoint(trainer_save_s=None)
-
-    async def _checkpoint(self, *, trainer_save_s: float | None) -> None:
-        """Write a checkpoint; a full disk is an event, never the end."""
-        if self.exchange is None or self.manifest is None:
-            return
-        self._checkpointed_at = self.doors.clock.monotonic()
-        layout = self.manifest.layout
-        state = CheckpointState(
-            run=self.config.swarm.run,
-            genesis=self.manifest.genesis,
-            layout_digest=layout.digest(),
-            step=self.progress.step,
-            samples=self.progress.samples,
-            optimizer_steps=self.progress.optimizer_steps,
-            marks=[(term.number, term.node.hex(), version) for term, version in self.exchange.core.marks],
-        )
-        keep = self.config.training.keep_checkpoints
-        try:
-            await self._save_trainer(state.step, trainer_save_s)
-            await self._write_states(state.step)
-            await self.doors.workers.run(checkpoint.write, self.doors.disk, state, layout, self.trainer.vector, keep)
-        except OSError as error:
-            self.log.error("checkpoint_not_written", step=state.step, reason=str(error))
-            return
-        self.log.info("checkpoint_written", step=state.step)
-
-    async def _write_states(self, step: int) -> None:
-        """Write what this node owns and backs up, a few shards at a time: what is copied waits for the disk."""
-        assert self.exchange is not None
-        clean = self.exchange.is_clean()
-        folder, disk = checkpoint.folder_of(step), self.doors.disk
-        held = {shard: (shard, term, state) for shard, term, state in self.exchange.held()}
-        if not self.config.exchange.enabled:
-            held = {}
-        files = stored.batches([(shard, state.size_bytes) for shard, (_, _, state) in held.items()])
-        for number, shards in enumerate(files):
-            copies = []
-            for shard in shards:
-                _, term, state = held[shard]
-                copies.append((shard, term, state.copy()))
-                await asyncio.sleep(0)
-            raw = await self.doors.workers.run(stored.encode, self.exchange.core.genesis, copies, clean=clean)
-            await self.doors.workers.run(checkpoint.write_states, disk, folder, number, raw)
-        await self.doors.workers.run(checkpoint.keep_states, disk, folder, len(files))
-
-    async def _save_trainer(self, step: int, timeout_s: float | None) -> None:
-        if self.doors.state_path is None:
-            return
-        file = self.doors.state_path / checkpoint.folder_of(step) / "trainer.state"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.trainer.save(str(file))
-        except (TimeoutError, TrainerFailed) as error:
-            self.log.warning("trainer_state_not_saved", step=step, reason=str(error) or "the trainer is busy")
-            return
-        if self.loop is not None:
-            self.loop.restore_file = str(file)
-
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
@@ -591,22 +540,15 @@ class Node:
         self.log.info("leaving", step=self.progress.step)
         self.overlay.set_willing(False)  # nobody should hand anything to a node that goes
         if self.exchange is not None:
-            if self.config.training.checkpoint_s:
-                await self._checkpoint(trainer_save_s=LAST_SAVE_S)
+            if self.saving is not None:
+                await self.saving.at_the_end(LAST_SAVE_S)
             steps_left, shards_left = await self.exchange.leave(HAND_OVER_S)
             if steps_left or (shards_left and len(self.overlay.members())):
                 self.log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
             await self.exchange.close(DRAIN_S)
-            if self.config.training.checkpoint_s:
-                await self._write_last_states()
+            if self.saving is not None:
+                await self.saving.what_is_left()
         await self.overlay.leave()
-
-    async def _write_last_states(self) -> None:
-        """What nobody took: where all leave together, it is all there is for the next start."""
-        try:
-            await self._write_states(self.progress.step)
-        except OSError as error:
-            self.log.error("states_not_written", step=self.progress.step, reason=str(error))
 
     async def _close(self) -> None:
         if self.exchange is not None:

@@ -119,7 +119,7 @@ class StepLoop:
         self._resumed.set()
         self._recent: deque[float] = deque(maxlen=20)
         self._base_step = 0
-        self.restore_file = ""
+        self._restore_file = ""
         #: Clear between the end of a step's training and its announcement.
         self._whole = asyncio.Event()
         self._whole.set()
@@ -134,6 +134,10 @@ class StepLoop:
     def resume(self) -> None:
         self.progress.paused = False
         self._resumed.set()
+
+    def restart_from(self, file: str) -> None:
+        """A trainer that has to be started again begins from this state of its own."""
+        self._restore_file = file
 
     async def finish_push(self, timeout_s: float) -> None:
         """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: it would be
@@ -343,7 +347,7 @@ class StepLoop:
                 self.set_stalled(True)
             await asyncio.sleep(min(RESTART_MOST_S, RESTART_FIRST_S * 2 ** (failures - 1)))
             try:
-                await self._trainer.start(self.restore_file)
+                await self._trainer.start(self._restore_file)
             except TrainerFailed as again:
                 error, failures = again, failures + 1
                 continue

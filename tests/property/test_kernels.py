@@ -29,10 +29,14 @@ LOSSY: list[CodecName] = ["bfloat16", "int8"]
 AROUND = 64
 
 
-def flags() -> list[str]:
+def extension() -> dict[str, Any]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (module,) = project["tool"]["setuptools"]["ext-modules"]
-    found: list[str] = module["extra-compile-args"]
+    return dict(module)
+
+
+def flags() -> list[str]:
+    found: list[str] = extension()["extra-compile-args"]
     return found
 
 
@@ -265,6 +269,14 @@ def test_what_the_passes_cannot_take_is_left_to_numpy(vector: Vector) -> None:
     """Values in pieces, of another type, at odd addresses, or too few to be worth a call."""
     assert not kernels.fits(np.zeros(9000, np.float32), vector) or vector.size < kernels.FEWEST_VALUES
     assert not kernels.fits(vector)
+
+
+def test_an_installation_without_a_compiler_succeeds() -> None:
+    """The extension is optional, and lies where `find` looks for it."""
+    module = extension()
+
+    assert module["optional"] is True
+    assert module["name"] == f"{kernels.__name__}._compiled"
 
 
 def test_no_library_or_a_strange_one_is_numpy(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """A model of the ownership of one shard, small enough to be looked at whole: every order of events, up to a bound.
 
-What `training/exchange/store.py`, `serving.py` and `keeping.py` decide is written here once more as plain functions on
-immutable states: owner, backup, learner, terms, promises, appointment, release, hand-over, take-over, crash, restart
-with its fence, split, repair. A search visits every state that a handful of events can lead to, letters arriving in any
-order or never, and checks what must hold. Each rule can be left out (`without`): then the search must find a history
-that breaks a promise, which shows both that the rule is needed and that the search can fail.
+What `training/exchange/store.py`, `serving.py`, `receiving.py` and `keeping.py` decide is written here once more as
+plain functions on immutable states: owner, backup, learner, terms, promises, appointment, release, hand-over,
+take-over, crash, restart with its fence, split, repair. A search visits every state that a handful of events can lead
+to, letters arriving in any order or never, and checks what must hold. Each rule can be left out (`without`): then the
+search must find a history that breaks a promise, which shows both that the rule is needed and that the search can
+fail.
 
 `python -m tests.world.ownership_model --depth 12` searches further than the tests do.
 (The rules: reference/ownership.md; docs/protocol.md, "Operations".)

@@ -13,6 +13,7 @@ from overlay.doors import Clock, Disk, Log, Workers
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.codecs import Vector
+from training.exchange.answering import Answering
 from training.exchange.core import Core, Counters
 from training.exchange.finding import Finding
 from training.exchange.keeping import Keeping
@@ -20,6 +21,7 @@ from training.exchange.mending import Mending
 from training.exchange.messages import ZERO_TERM, Past, PastAnswer, Term
 from training.exchange.pulling import Pulling, PullReport
 from training.exchange.pushing import Pushing, PushReport
+from training.exchange.receiving import Receiving
 from training.exchange.repair import RepairLog, everything
 from training.exchange.serving import Serving
 from training.exchange.store import ShardStore
@@ -81,6 +83,8 @@ class Exchange:
         self._disk = disk
         self._load_fences()
         self.serving = Serving(self.core)
+        self.answering = Answering(self.core)
+        self.receiving = Receiving(self.core)
         self.finding = Finding(self.core)
         self.pushing = Pushing(self.core, self.finding, self.serving)
         self.pulling = Pulling(self.core, self.finding)
@@ -98,7 +102,8 @@ class Exchange:
 
     async def start(self) -> None:
         """Serve, and keep the shards."""
-        self.serving.register()
+        for handlers in (self.serving, self.answering, self.receiving):
+            handlers.register()
         self.core.overlay.on_change(self._on_change)
         self._tasks = [
             asyncio.create_task(self.keeping.run(), name="keeping"),

@@ -1,4 +1,4 @@
-"""The owner's and backup's side: answering pushes, pulls, forwards and the questions of a take-over.
+"""The owner's and backup's side of a delta: pushes and forwards.
 
 An owner adds a delta only after its backup has it, and looks again before it adds: whatever changed in between (owner,
 term, backup, the delta itself) is seen then. What it cannot acknowledge it answers with `redirect`, `retry` or a final
@@ -8,52 +8,29 @@ term, backup, the delta itself) is seen then. What it cannot acknowledge it answ
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Reply, TransportError
 from training import codecs
-from training.codecs import CodecName, Vector
-from training.exchange import transfer
+from training.codecs import Vector
 from training.exchange.core import Core, checked
-from training.exchange.encoded import Encoded
 from training.exchange.judging import Item, Judging
 from training.exchange.messages import (
-    Closing,
     Fence,
-    Fetch,
     Forward,
     ForwardAnswer,
     Forwarded,
     ForwardResult,
-    HandOver,
-    Learn,
-    Past,
-    PastAnswer,
-    Pull,
-    PullAnswer,
-    PullResult,
     Push,
     PushAnswer,
     PushResult,
-    Release,
-    State,
-    StateHead,
-    Survey,
-    SurveyAnswer,
     Term,
-    Verdict,
-    Where,
-    WhereAnswer,
-    WhereIs,
     encode,
 )
 from training.exchange.store import Owned, Waiting
-from training.exchange.stored import past_of
-from training.frames import BadFrame, FrameReader, Part, encoded_frames, framed_bytes, frames, read_array, sized
-from training.shards import DeltaId, ShardState
+from training.frames import BadFrame, FrameReader, Part, encoded_frames, framed_bytes, read_array, sized
+from training.shards import DeltaId
 
 #: How often a delta is forwarded again because the pair changed under it, before its origin is told to retry.
 FORWARD_ROUNDS = 3
@@ -74,12 +51,11 @@ def _forwarded(item: Item, owned: Owned, to: Contact) -> Forwarded:
 
 
 class Serving:
-    """Answers for the shards this node holds."""
+    """Takes deltas into the shards this node holds."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._store = core.store
-        self._encoded = Encoded()
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         #: Origins whose deltas were added since the last look: "whose deltas did this step merge?"
         self.merged: dict[bytes, int] = {}
@@ -89,16 +65,7 @@ class Serving:
         """Put the handlers behind the overlay's door."""
         overlay, genesis = self._core.overlay, self._core.genesis
         overlay.register("push", checked(Push, genesis, self._on_push))
-        overlay.register("pull", checked(Pull, genesis, self._on_pull))
         overlay.register("forward", checked(Forward, genesis, self._on_forward))
-        overlay.register("learn", checked(Learn, genesis, self._on_learn))
-        overlay.register("state", checked(State, genesis, self._on_state))
-        overlay.register("hand_over", checked(HandOver, genesis, self._on_hand_over))
-        overlay.register("release", checked(Release, genesis, self._on_release))
-        overlay.register("where_is", checked(WhereIs, genesis, self._on_where_is))
-        overlay.register("survey", checked(Survey, genesis, self._on_survey))
-        overlay.register("fetch", checked(Fetch, genesis, self._on_fetch))
-        overlay.register("past", checked(Past, genesis, self._on_past))
 
     # -- push ---------------------------------------------------------------------------------------------------
 
@@ -400,197 +367,3 @@ class Serving:
             )
             results.append(ForwardResult(entry.shard, status, *known))  # type: ignore[arg-type]
         return Reply(encode(ForwardAnswer(results)))
-
-    # -- pull ---------------------------------------------------------------------------------------------------
-
-    async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Reply:
-        self._core.challenge(pull.fences)
-        results = []
-        sending: list[tuple[int, Vector, int, ShardState | None]] = []
-        for wanted in pull.shards:
-            owned = self._store.owned.get(wanted.shard)
-            copied = self._copy(wanted.shard) if owned is None and pull.takes_copies else None
-            if copied is not None:
-                term, version, value = copied
-                results.append(PullResult(wanted.shard, "copy", *term, version))
-                sending.append((wanted.shard, value, version, None))
-                continue
-            if owned is None:
-                other = self._elsewhere(wanted.shard)
-                status = "redirect" if other.where is not None else "retry"
-                results.append(PullResult(wanted.shard, status, where=other.where))  # type: ignore[arg-type]
-                continue
-            state = owned.state
-            if self._core.synchronous:
-                # The puller's barrier for that step has passed: proof enough to show its deltas.
-                self._store.fold(wanted.shard, pull.step)
-            elif state.pending:
-                self._store.close_complete(wanted.shard, self._core.worker_count())
-            known = (Term(wanted.term_number, wanted.term_node), wanted.version)
-            worth = owned.copy_term
-            if known == (worth, state.version):
-                results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
-                continue
-            rank = () if worth == owned.term else (None, *worth)
-            results.append(PullResult(wanted.shard, "value", *owned.term, state.version, *rank))
-            sending.append((wanted.shard, state.value, state.version, state))
-
-        def stream() -> Iterator[Buffer]:
-            for shard, value, version, state in sending:
-                encode = None if state is None else self._encoder(shard, state, pull.codec)
-                checks = pull.has_checksums
-                for buffer in frames(
-                    shard, value, pull.codec, Part.VALUE, version=version, has_checksum=checks, encode=encode
-                ):
-                    self._core.counters.bytes_sent += len(buffer)
-                    yield buffer
-
-        size = sum(framed_bytes(pull.codec, value.size) for _, value, _, _ in sending)
-        return Reply(encode(PullAnswer(results)), sized(stream(), size))
-
-    def _encoder(self, shard: int, state: ShardState, codec: CodecName) -> Callable[[int, Vector], Buffer]:
-        return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)
-
-    def _copy(self, shard: int) -> tuple[Term, int, Vector] | None:
-        """What a node that does not own a shard has for a joiner: a backup's state, or its own replica."""
-        if shard >= len(self._store):
-            return None
-        if (found := self._store.copy_of(shard)) is not None:
-            term, state = found
-            return term, state.version, state.value
-        mark = self._core.mark(shard)
-        start, stop = self._store.bounds[shard]
-        return None if mark is None else (*mark, self._core.replica[start:stop])
-
-    # -- moving states ------------------------------------------------------------------------------------------
-
-    async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Reply:
-        attempts = {where.shard: number for where, number in zip(message.shards, message.attempts, strict=False)}
-
-        def take(where: Where, sender: Contact) -> bool:
-            attempt = attempts.get(where.shard)
-            if attempt is None or self._core.leaving:
-                return False
-            return self._store.learn(where.shard, where.term, sender, attempt)
-
-        return Reply(encode(self._verdict(sender, message.shards, take)))
-
-    def _verdict(self, sender: Contact, wheres: list[Where], take: _Take) -> Verdict:
-        taken, others = [], []
-        for where in wheres:
-            if take(where, sender):
-                taken.append(where.shard)
-            elif (known := self._store.where(where.shard)) is not None:
-                others.append(known)
-        return Verdict(taken, others)
-
-    async def _on_state(self, sender: Contact, message: State, stream: AsyncIterator[Buffer]) -> Reply:
-        reader = FrameReader(stream)
-        taken = []
-        for head in message.states:
-            state = await transfer.read_state(reader, head, self._store)
-            if self._store.take_state(head.shard, head.term, sender, state):
-                taken.append(head.shard)
-        return Reply(encode(Verdict(taken, [])))
-
-    async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Reply:
-        known = {where.shard: count for where, count in zip(message.shards, message.known, strict=False)}
-        closings = {where.shard: windows for where, windows in zip(message.shards, message.closings, strict=False)}
-
-        def take(where: Where, sender: Contact) -> bool:
-            return self._become_owner(where, sender, known.get(where.shard, -1), closings.get(where.shard, []))
-
-        verdict = self._verdict(sender, message.shards, take)
-        if verdict.taken:
-            self._core.log.info("shards_received", count=len(verdict.taken), source=sender.node_id.hex()[:8])
-            self._core.wake()
-        return Reply(encode(verdict))
-
-    def _become_owner(self, where: Where, sender: Contact, known: int, closings: list[Closing]) -> bool:
-        mine = self._store.owned.get(where.shard)
-        if mine is not None and mine.term == where.term:
-            return True  # the answer to the first hand-over was lost
-        backed = self._store.backed.get(where.shard)
-        if backed is None or backed.state is None or backed.owner.node_id != sender.node_id:
-            return False
-        # A hand-over right after the switch may come before any delta has put this backup into office.
-        appointed = backed.promised is not None and where.term.number == backed.promised.number + 1
-        if self._core.leaving or not (backed.in_office or appointed):
-            return False
-        if where.term < self._store.fence(where.shard) or not self._store.follow(where.shard, closings):
-            return False
-        now = self._core.clock.monotonic()
-        owned = self._store.own(where.shard, backed.state, where.term, self._core.me(), now, tenured=True)
-        # It may lack a delta whose acknowledgement got lost on the way to it: then it must be taught again.
-        owned.backup = sender if self._core.settings.replicas else None
-        if owned.backup is not None and known != owned.state.known_count:
-            self._store.drop_backup(where.shard, self._core.me())
-        if self._core.synchronous:
-            self._store.fold(where.shard, self._core.passed_step)
-        return True
-
-    async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Reply:
-        return Reply(encode(self._verdict(sender, message.shards, self._release)))
-
-    def _release(self, where: Where, sender: Contact) -> bool:
-        return self._store.release(where.shard, where.term, sender)
-
-    # -- questions ----------------------------------------------------------------------------------------------
-
-    async def _on_where_is(self, _sender: Contact, message: WhereIs, _stream: AsyncIterator[Buffer]) -> Reply:
-        self._store.note(message.known)
-        self._core.challenge(message.fences)
-        shards = message.shards or range(len(self._store))
-        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
-        return Reply(encode(WhereAnswer(known)))
-
-    async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Reply:
-        shards = [shard for shard in message.shards if shard < len(self._store)]
-        standings = [self._store.standing(shard, self._core.mark(shard), self._core.step) for shard in shards]
-        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
-        return Reply(encode(SurveyAnswer(standings, known)))
-
-    async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Reply:
-        snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
-        return Reply(encode(State(self._core.genesis, [head for head, _ in snapshots])), transfer.body(snapshots))
-
-    async def _on_past(self, _sender: Contact, message: Past, _stream: AsyncIterator[Buffer]) -> Reply:
-        return Reply(encode(PastAnswer(*past_of(message.node, self._store.known()))))
-
-    def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
-        """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
-        if (found := self._store.copy_of(shard)) is not None:
-            return transfer.describe(shard, *found), found[1].copy()
-        found = replica_copy(self._core, shard)
-        return None if found is None else (transfer.describe(shard, *found), found[1].copy())
-
-
-class _Take(Protocol):
-    """Type of the per-shard decision inside `_verdict`."""
-
-    def __call__(self, where: Where, sender: Contact) -> bool: ...
-
-
-def replica_copy(core: Core, shard: int) -> tuple[Term, ShardState] | None:
-    """What this node could go on from where nobody owns or backs the shard: its state from disk, or its replica, with
-    its term. Either begins a new era: whoever comes later with the whole history takes the shard back."""
-    mark = core.mark(shard)
-    stored = core.store.stored_above(shard, mark)
-    if stored is not None:
-        # A state from disk knows its deltas: none need be refused for its age, and so the era is only told apart.
-        era = stored.state.era_step + 1
-        return stored.term, dataclasses.replace(
-            stored.state, era_step=era, era_term=(stored.term.number, stored.term.node)
-        )
-    return None if mark is None else (mark[0], replica_state(core, shard))
-
-
-def replica_state(core: Core, shard: int) -> ShardState:
-    """A state made of the replica: value and version only. Nobody knows which deltas newer than its step it lacks, so
-    those that began before it are refused."""
-    start, stop = core.store.bounds[shard]
-    state = core.store.fresh_state(shard, core.replica[start:stop])
-    state.version = core.marks[shard][1]
-    # At least 1: an era is told by it.
-    state.era_step, state.era_term = max(1, core.step), core.marks[shard][0]
-    return state

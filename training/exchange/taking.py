@@ -15,6 +15,7 @@ from typing import NamedTuple
 from overlay.peers import Contact
 from overlay.transport import Reply, TransportError
 from training.exchange import transfer
+from training.exchange.answering import replica_copy
 from training.exchange.core import Core, checked
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
@@ -34,7 +35,6 @@ from training.exchange.messages import (
     WhereIs,
     encode,
 )
-from training.exchange.serving import replica_copy
 from training.frames import FrameReader
 from training.shards import ShardState
 
