@@ -55,64 +55,65 @@ def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
     return lr, mu, lr_mu
 
 
-def _add_compiled(
-    value: Vector,
-    momentum: Vector | None,
-    accumulated: Vector | None,
-    delta: Vector,
-    weight: float,
-    rule: Rule,
-    is_whole: bool,
-    none_yet: bool,
-) -> None:
+class _Addition(NamedTuple):
+    """One delta and what it is added to, of one length each; without `momentum`, to the value alone.
+
+    `is_whole`: with this delta the accumulated weights reach 1; `none_yet`: nothing is accumulated, all zeros.
+    """
+
+    value: Vector
+    momentum: Vector | None
+    accumulated: Vector | None
+    delta: Vector
+    weight: float
+    is_whole: bool
+    none_yet: bool
+
+    def fits(self) -> bool:
+        """Whether compiled kernels can do it, and it is worth a call of them."""
+        arrays = (self.delta, self.value, self.momentum, self.accumulated)
+        return self.delta.size >= kernels.FEWEST_VALUES and kernels.fits(*(one for one in arrays if one is not None))
+
+
+def _add_compiled(compiled: kernels.Compiled, to: _Addition, rule: Rule) -> None:
     """One pass; the bits are those of `_add_in_blocks`."""
-    compiled, lr, mu = kernels.COMPILED, rule.outer_lr, rule.outer_momentum
-    assert compiled is not None
-    if momentum is None or accumulated is None:
-        compiled.add(value, delta, weight, lr)
-    elif is_whole:
-        owed = None if none_yet else accumulated
-        compiled.add_with_momentum(value, momentum, owed, delta, weight, lr, mu, lr * mu)
+    lr, mu = rule.outer_lr, rule.outer_momentum
+    if to.momentum is None or to.accumulated is None:
+        compiled.add(to.value, to.delta, to.weight, lr)
+    elif to.is_whole:
+        owed = None if to.none_yet else to.accumulated
+        compiled.add_with_momentum(to.value, to.momentum, owed, to.delta, to.weight, lr, mu, lr * mu)
     else:
-        compiled.add_and_accumulate(value, accumulated, delta, weight, lr)
+        compiled.add_and_accumulate(to.value, to.accumulated, to.delta, to.weight, lr)
 
 
-def _add_in_blocks(
-    value: Vector,
-    momentum: Vector | None,
-    accumulated: Vector | None,
-    delta: Vector,
-    weight: float,
-    rule: Rule,
-    is_whole: bool,
-    none_yet: bool,
-) -> None:
+def _add_in_blocks(to: _Addition, rule: Rule) -> None:
     """NumPy, block by block, so that the passes over one block find it in the processor's cache."""
-    w = np.float32(weight)
+    w = np.float32(to.weight)
     lr, mu, lr_mu = _factors(rule)
-    step = np.empty(min(BLOCK_VALUES, delta.size), dtype=np.float32)
-    room = step if weight == 1.0 else np.empty_like(step)
-    for start in range(0, delta.size, BLOCK_VALUES):
-        block = slice(start, min(start + BLOCK_VALUES, delta.size))
-        piece, scaled = value[block], delta[block]
+    step = np.empty(min(BLOCK_VALUES, to.delta.size), dtype=np.float32)
+    room = step if to.weight == 1.0 else np.empty_like(step)
+    for start in range(0, to.delta.size, BLOCK_VALUES):
+        block = slice(start, min(start + BLOCK_VALUES, to.delta.size))
+        value, scaled = to.value[block], to.delta[block]
         step = step[: scaled.size]
-        if weight != 1.0:
+        if to.weight != 1.0:
             scaled = np.multiply(scaled, w, room[: scaled.size])
-        if momentum is not None and accumulated is not None:
-            sums = accumulated[block]
-            if not is_whole:
-                np.add(sums, scaled, sums)
+        if to.momentum is not None and to.accumulated is not None:
+            accumulated = to.accumulated[block]
+            if not to.is_whole:
+                np.add(accumulated, scaled, accumulated)
             else:
-                moved = momentum[block]
-                np.multiply(moved, mu, moved)
-                if none_yet:
-                    np.add(moved, scaled, moved)
+                momentum = to.momentum[block]
+                np.multiply(momentum, mu, momentum)
+                if to.none_yet:
+                    np.add(momentum, scaled, momentum)
                 else:
-                    np.add(sums, scaled, sums)
-                    np.add(moved, sums, moved)
-                    sums[:] = 0.0
-                np.add(piece, np.multiply(moved, lr_mu, step), piece)
-        np.add(piece, np.multiply(scaled, lr, step), piece)
+                    np.add(accumulated, scaled, accumulated)
+                    np.add(momentum, accumulated, momentum)
+                    accumulated[:] = 0.0
+                np.add(value, np.multiply(momentum, lr_mu, step), value)
+        np.add(value, np.multiply(scaled, lr, step), value)
 
 
 class Applied:
@@ -258,12 +259,20 @@ class ShardState:
         if has_momentum and (self.momentum is None or self.accumulated is None):
             self.momentum = np.zeros(self.parameters, dtype=np.float32)
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
-        momentum, accumulated = (self.momentum, self.accumulated) if has_momentum else (None, None)
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
-        arrays = [self.value, delta] + [array for array in (momentum, accumulated) if array is not None]
-        add = _add_compiled if kernels.COMPILED is not None and kernels.fits(*arrays) else _add_in_blocks
-        # `accumulated` is all zeros whenever nothing was accumulated: then it need not be touched.
-        add(self.value[: delta.size], momentum, accumulated, delta, weight, rule, is_whole, self.sum_weight == 0.0)
+        to = _Addition(
+            self.value[: delta.size],
+            self.momentum if has_momentum else None,
+            self.accumulated if has_momentum else None,
+            delta,
+            weight,
+            is_whole,
+            none_yet=self.sum_weight == 0.0,
+        )
+        if kernels.COMPILED is not None and to.fits():
+            _add_compiled(kernels.COMPILED, to, rule)
+        else:
+            _add_in_blocks(to, rule)
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 
