@@ -167,6 +167,24 @@ def test_a_delta_that_is_not_finite_leaves_nothing_behind(
         assert not residual.any()
 
 
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_value_leaves_nothing_that_is_not_finite(
+    compiled: kernels.Compiled, codec: CodecName, sign: int
+) -> None:
+    """It is finite, and is rounded to infinity: what would be left of it is not carried into the next delta."""
+    delta = np.zeros(8200, np.float32)
+    delta[5000] = sign * np.finfo(np.float32).max
+
+    def made() -> Vector:
+        residual = np.full(8200, 0.25, np.float32)
+        codecs.encode_with_feedback(delta, residual, codec)
+        return residual
+
+    for residual in both(compiled, made):
+        assert not residual.any()
+
+
 @FIXED
 @given(
     st.integers(0, 2**32),
@@ -289,7 +307,7 @@ def test_no_library_or_a_strange_one_is_numpy(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         return
     other = tmp_path / "other.c"
-    other.write_text("int contract(void) { return 1; }\n")
+    other.write_text(f"int contract(void) {{ return {kernels.CONTRACT}; }}\n")
     built(tmp_path, other).rename(tmp_path / name)
     assert kernels.find(tmp_path) is None
 

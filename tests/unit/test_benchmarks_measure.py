@@ -14,6 +14,8 @@ import torch
 
 from benchmarks import outer_rule
 from benchmarks.bare_loop import MOST_ROUNDS, calibrated, stepper, train_for
+from benchmarks.contestants import alternate
+from benchmarks.gate import Turn
 from benchmarks.outer_rule import Study, completions, default_rule, differences
 from benchmarks.probed import probe, window
 from benchmarks.steps import disturbed
@@ -140,3 +142,28 @@ def test_the_probe_sees_a_held_loop() -> None:
 
     assert max(window(wakes, held_s, woke_s)) > 30
     assert window(wakes, 0.0, held_s / 2) == []
+
+
+def test_no_turn_begins_before_all_contestants_wait() -> None:
+    """Every turn comes after a look at everybody; the order is reversed every time; the first turns do not count."""
+    history: list[str] = []
+
+    class Fake:
+        peers = 1
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def ready(self) -> None:
+            history.append(f"{self.name} ready")
+
+        def turn(self) -> Turn:
+            history.append(self.name)
+            return Turn(float(len(history)), 0.0)
+
+    taken = alternate([Fake("a"), Fake("b")], 2, warm=1)
+
+    turns = [place for place, word in enumerate(history) if word in ("a", "b")]
+    assert [history[place] for place in turns] == ["a", "b", "a", "b", "b", "a"]
+    assert all(history[place - 2 : place] == ["a ready", "b ready"] for place in turns)
+    assert [[turn.seconds for turn in one] for one in taken] == [[9.0, 18.0], [12.0, 15.0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import subprocess
@@ -309,3 +310,15 @@ def test_user_errors_are_whole_in_a_log() -> None:
     """As text a UserError has both halves."""
     assert str(UserError("a", "b", ExitCode.CONFIGURATION)) == "a (b)"
     assert str(UserError("a")) == "a"
+
+
+def test_a_daemon_runs_with_its_garbage_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collection rests while the daemon's modules are imported, and goes on before it runs."""
+    from p2pnode import daemon
+    from p2pnode.commands import start
+
+    collecting: list[bool] = []
+    monkeypatch.setattr(daemon, "run", lambda _config, command: collecting.append(gc.isenabled()) or 0)
+
+    assert start._daemon(Config(), None) == 0
+    assert collecting == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.world.shard_stores import (
@@ -18,9 +19,10 @@ from tests.world.shard_stores import (
     value_of,
     zeros,
 )
+from training import codecs
 from training.exchange.messages import ZERO_TERM, Standing
 from training.exchange.repair import Remnant, RepairLog, compare
-from training.exchange.store import ShardStore
+from training.exchange.store import ShardStore, Waiting
 from training.exchange.taking import worth
 from training.shards import Applied, DeltaId, Rule
 
@@ -34,6 +36,19 @@ def logged(name: str, *, limit_bytes: int = 1 << 20, seconds: float = 60.0) -> S
 
 def identities(store: ShardStore) -> list[int]:
     return [entry.identity.step for entry in store.log.of(0)]
+
+
+def test_a_delta_without_a_payload_is_added_exactly_and_logged_in_its_codec() -> None:
+    """What a node adds of its own: the value gets every bit of it, the log two bytes of each value or four."""
+    own = np.array([1.0 + 2.0**-20, -3.0, 0.5, 2.0**-20], dtype=np.float32)
+    for codec, per_value, rounded in (("float32", 4, own), ("bfloat16", 2, [1.0, -3.0, 0.5, 2.0**-20])):
+        store = logged("a")
+        store.add(0, Waiting(DeltaId(IDS["a"], 1, 1), 1.0, own.copy(), False, codec=codec))  # type: ignore[arg-type]
+
+        (entry,) = store.log.of(0)
+        assert (store.owned[0].state.value == own).all()
+        assert (entry.codec, len(entry.payload)) == (codec, 4 * per_value)
+        assert (codecs.decoded(entry.payload, entry.codec, 4) == rounded).all()
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------

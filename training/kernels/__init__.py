@@ -24,7 +24,7 @@ Vector = npt.NDArray[np.float32]
 Data = npt.NDArray[Any]
 
 #: What the functions mean: that of `kernels.c`. A library that is left over from another version is not used.
-CONTRACT = 1
+CONTRACT = 2
 #: Values that share a scale in int8: `codecs.BLOCK_VALUES`, `BLOCK` in C.
 BLOCK_VALUES = 1024
 #: Below so many values a call through ctypes costs more than NumPy's passes.

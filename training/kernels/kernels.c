@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Change both this and CONTRACT in __init__.py with any function's meaning: an old library is then not used. */
-#define CONTRACT 1
+#define CONTRACT 2
 
 /* Compiled for several processors; the right one is chosen when the library is loaded. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
@@ -21,7 +21,7 @@
 #define PASS
 #endif
 
-#define BLOCK 1024             /* codecs.BLOCK_VALUES */
+#define BLOCK 1024             /* BLOCK_VALUES in __init__.py */
 #define LEVELS 127.0f          /* codecs._LEVELS */
 #define SMALLEST 1e-30f        /* codecs._SMALLEST */
 #define MAGNITUDE 0x7fffffffu
@@ -89,12 +89,16 @@ static inline int encode_block(const float *restrict delta, float *restrict resi
         memset(levels, 0, count);
         return 0;
     }
+    largest = 0;
     for (size_t i = 0; i < count; i++) {
         float level = rintf(residual[i] * per_level);
+        float left = residual[i] - level * scale; /* of the largest float: infinite */
+        uint32_t magnitude = bits_of(left) & MAGNITUDE;
         levels[i] = (int8_t)(int32_t)level;
-        residual[i] -= level * scale;
+        residual[i] = left;
+        largest = magnitude > largest ? magnitude : largest;
     }
-    return 1;
+    return largest < INFINITE;
 }
 
 PASS int encode_int8_with_feedback(const float *restrict delta, float *restrict residual, char *restrict data,
