@@ -139,13 +139,15 @@ class Discovery:
         share = sum(works(peer) for peer in peers) / max(1, len(peers))
         return max(1.0, own + share * (population.estimate - 1))
 
-    def draw(self, count: int) -> list[Peer]:
-        """Up to `count` live peers that train, uniform without replacement."""
+    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
+        """Up to `count` live peers that take part in barriers (`Peer.takes_part`), uniform without replacement."""
         now = self._clock.monotonic()
 
         def allowed(node_id: bytes) -> bool:
             peer = self._membership.peer(node_id)
-            return peer is not None and peer.is_worker(now) and not self._membership.detector.is_suspect(node_id)
+            return (
+                peer is not None and peer.takes_part(now, since) and not self._membership.detector.is_suspect(node_id)
+            )
 
         if self._membership.everybody_known():
             drawn = draw_distinct(self._everybody(), count, allowed, self._rng)
@@ -185,14 +187,14 @@ class Discovery:
     def _everybody(self) -> list[bytes]:
         return [peer.contact.node_id for peer in self._membership.peers]
 
-    def everyone(self) -> list[Peer]:
-        """All live peers known that train. In a large swarm asking keeps a crawl going in the background."""
+    def everyone(self, since: float = 0.0) -> list[Peer]:
+        """All live peers known that take part in barriers. In a large swarm asking keeps a crawl going."""
         now = self._clock.monotonic()
         if not self._membership.everybody_known():
             if now > self._crawl_until:
                 self._crawl.set()
             self._crawl_until = now + 2 * CRAWL_S
-        return [peer for peer in self._membership.peers if peer.is_worker(now)]
+        return [peer for peer in self._membership.peers if peer.takes_part(now, since)]
 
     # -- services ------------------------------------------------------------------------------------------------
 

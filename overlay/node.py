@@ -424,13 +424,13 @@ class Overlay:
         """Live nodes that train, ourselves included if we do; at least 1."""
         return self._discovery.workers()
 
-    def draw(self, count: int) -> list[Peer]:
-        """Up to `count` live training peers, uniform without replacement."""
-        return self._discovery.draw(count)
+    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
+        """Up to `count` live peers that take part in barriers (`Peer.takes_part`), uniform without replacement."""
+        return self._discovery.draw(count, since)
 
-    def everyone(self) -> list[Peer]:
-        """All live training peers known; in large swarms asking keeps a crawl going."""
-        return self._discovery.everyone()
+    def everyone(self, since: float = 0.0) -> list[Peer]:
+        """All live peers known that take part in barriers; in large swarms asking keeps a crawl going."""
+        return self._discovery.everyone(since)
 
     async def candidates(self, key: bytes) -> list[Contact]:
         """Who should own `key`, best first."""

@@ -24,7 +24,7 @@ Counter = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Activity(IntEnum):
-    """What a node says it is doing. Only `TRAINING` peers are sampled and counted as workers."""
+    """What a node says it is doing. `TRAINING` peers are workers; a barrier waits for them and for `READY` ones."""
 
     JOINING = 0
     READY = 1  # has the manifest and the vector; waits for `min_nodes`
@@ -107,6 +107,15 @@ class Peer:
         silent_since = self.last_heard if self.last_heard < now else now
         idle_s = silent_since - self.last_progress
         return idle_s <= STALL_FLOOR_S or idle_s <= STALL_STEPS * self.step_seconds
+
+    def takes_part(self, now: float, since: float = 0.0) -> bool:
+        """A worker, or about to be one: a barrier waits for its first step as for any other, so that those who begin
+        together begin together. Ready counts for as long as a stall is allowed, from when it was first heard or from
+        `since`, when the asking node itself began: others see the last one come up to a fifth of a second apart.
+        """
+        if self.activity is Activity.READY:
+            return now - max(self.last_progress, since) <= STALL_FLOOR_S
+        return self.is_worker(now)
 
 
 ChangeKind = Literal["up", "suspect", "refuted", "dead", "left", "restarted", "moved", "eligible", "clone", "twin"]
@@ -259,7 +268,7 @@ def _fold_same_start(peer: Peer, beat: Beat, now: float) -> ChangeKind | None:
         peer.last_progress = now
     activity = _ACTIVITIES[beat.activity]
     if activity is not peer.activity:
-        if activity is Activity.TRAINING:
+        if activity in (Activity.READY, Activity.TRAINING):
             peer.last_progress = now
         peer.activity = activity
     peer.step_seconds, peer.samples = beat.step_seconds, beat.samples

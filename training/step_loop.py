@@ -175,6 +175,7 @@ class StepLoop:
         self._advance(start_step)
         self._base_step = start_step
         started = self._clock.monotonic()
+        self._gate.begin()
         self._overlay.announce(step=start_step)
         self._announce_activity()
         self._log.info("training_started", step=start_step)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.doors import Clock
-from overlay.peers import STALL_FLOOR_S, Activity, Peer
+from overlay.peers import Peer
 from training.barriers import Barrier, resample_after, sample_size
 from training.settings import BarrierSettings
 
@@ -41,6 +41,12 @@ class Gate:
         self._clock = clock
         self.waiting: Waiting | None = None
         self.queries = 0
+        #: When this node began to train, in monotonic seconds.
+        self._began_at = 0.0
+
+    def begin(self) -> None:
+        """Training begins now: who is ready now is about to begin as well, however long ready."""
+        self._began_at = self._clock.monotonic()
 
     async def wait(self, step: int, step_seconds: float) -> float:
         """Return when the node that has completed `step` may go on; gives the seconds waited."""
@@ -62,7 +68,10 @@ class Gate:
         return sample_size(self._settings.sample, self._overlay.population().estimate)
 
     async def _passes(self, step: int, started: float) -> bool:
-        sample = self._everyone() if self.barrier.complete else self._overlay.draw(self.sample_now())
+        began = self._began_at
+        sample = (
+            self._overlay.everyone(began) if self.barrier.complete else self._overlay.draw(self.sample_now(), began)
+        )
         enough = self.barrier.enough(step)
         doubtful = [peer.node_id for peer in sample if enough is None or peer.step < enough]
         asked_at = self._clock.monotonic()
@@ -86,21 +95,7 @@ class Gate:
 
     def _counted(self, node_id: bytes, doubtful: list[bytes], asked_at: float, now: float) -> Peer | None:
         peer = self._overlay.peers.get(node_id)
-        if peer is None or not self._overlay.is_alive(node_id) or not self._takes_part(peer, now):
+        if peer is None or not self._overlay.is_alive(node_id) or not peer.takes_part(now, self._began_at):
             return None
         silent = node_id in doubtful and peer.last_heard < asked_at
         return None if silent and not self.barrier.complete else peer
-
-    def _everyone(self) -> list[Peer]:
-        """All who take part; `everyone` also keeps the list complete in swarms larger than the table."""
-        now = self._clock.monotonic()
-        known = {peer.node_id: peer for peer in self._overlay.everyone()}
-        known.update({peer.node_id: peer for peer in self._overlay.members() if self._takes_part(peer, now)})
-        return list(known.values())
-
-    def _takes_part(self, peer: Peer, now: float) -> bool:
-        """A worker; or, for complete barriers, a node about to begin: its first step is waited for like any other."""
-        if peer.is_worker(now):
-            return True
-        ready = peer.activity is Activity.READY and now - peer.last_progress <= STALL_FLOOR_S
-        return ready and self.barrier.complete

@@ -134,6 +134,30 @@ def test_bsp_keeps_everybody_on_one_step() -> None:
     simulate(scenario, seed=13, barrier__method="bsp", training__min_nodes=5)
 
 
+@pytest.mark.parametrize(("method", "most"), [("pbsp", 1), ("pssp", 5), ("ssp", 5)])
+def test_those_who_begin_together_begin_together(method: str, most: int) -> None:
+    """Steps of 5 ms on one machine's network, and the last node comes after half a minute: who sees it a fifth of a
+    second before another does not run ahead of that one, so nobody misses a step."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.network.delay = (0.0001, 0.0003)
+        swarm.start_many(2)
+        await asyncio.sleep(30.0)
+        swarm.start("n2", bootstrap="n0")
+        gaps = []
+
+        def look() -> bool:
+            gaps.append(max(steps(swarm)) - min(steps(swarm)))
+            return min(steps(swarm)) >= 40
+
+        await swarm.until(look, within_s=60, what="40 steps", every_s=0.001)
+
+        assert max(gaps) <= most
+        assert all(host.trainer.trained == list(range(1, len(host.trainer.trained) + 1)) for host in swarm.running())
+
+    simulate(scenario, seed=19, step_s=0.005, barrier__method=method, barrier__sample=2, training__min_nodes=3)
+
+
 def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
     """Killing a node mid-run: the others go on within the detection bound, and the model holds every delta once."""
 

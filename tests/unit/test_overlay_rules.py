@@ -119,18 +119,26 @@ def test_steps_only_rise_within_an_incarnation() -> None:
 
 
 def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
-    """`last_progress` moves with the step, with the incarnation and with TRAINING; nothing else moves it."""
+    """`last_progress` moves with the step, with the incarnation, READY and TRAINING; nothing else moves it."""
     table = PeerTable()
     progress = []
     for now, change in enumerate(
-        [{}, {}, {"activity": 2}, {"activity": 2}, {"activity": 2, "step": 1}, {"activity": 3, "step": 1}]
+        [
+            {},
+            {},
+            {"activity": 1},
+            {"activity": 2},
+            {"activity": 2},
+            {"activity": 2, "step": 1},
+            {"activity": 3, "step": 1},
+        ]
     ):
         table.observe(beat(**change), "10.0.0.1", float(now))
         peer = table.get(b"n" * 20)
         assert peer is not None
         progress.append(peer.last_progress)
 
-    assert progress == [0.0, 0.0, 2.0, 2.0, 4.0, 4.0]
+    assert progress == [0.0, 0.0, 2.0, 3.0, 3.0, 5.0, 5.0]
 
 
 def test_a_worker_is_skipped_when_it_is_heard_without_progress() -> None:

@@ -59,7 +59,7 @@ class FakeOverlay:
     def population(self) -> Population:
         return Population(self.estimate, self.estimate, self.estimate, True, 1, None)
 
-    def draw(self, count: int) -> list[Peer]:
+    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
         self.draws.append(count)
         if self.samples is None:
             chosen = [peer.node_id for peer in self.peers]
@@ -72,12 +72,9 @@ class FakeOverlay:
         assert peer is not None
         return peer
 
-    def everyone(self) -> list[Peer]:
+    def everyone(self, since: float = 0.0) -> list[Peer]:
         now = self.clock.monotonic()
-        return [peer for peer in self.peers if peer.is_worker(now) and self.is_alive(peer.node_id)]
-
-    def members(self) -> list[Peer]:
-        return [peer for peer in self.peers if self.is_alive(peer.node_id)]
+        return [peer for peer in self.peers if peer.takes_part(now, since) and self.is_alive(peer.node_id)]
 
     def is_alive(self, node_id: bytes) -> bool:
         return node_id in self.peers and node_id not in self.dead
@@ -352,8 +349,8 @@ def test_who_does_not_train_is_not_waited_for(method: BarrierMethod, activity: A
     play(scenario, method)
 
 
-@pytest.mark.parametrize("method", ["bsp", "ssp"])
-def test_a_ready_node_is_counted_in_complete_barriers(method: BarrierMethod) -> None:
+@pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
+def test_a_ready_node_is_waited_for(method: BarrierMethod) -> None:
     """Its first step is waited for like any other's: those who begin together begin together."""
 
     async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
@@ -370,24 +367,31 @@ def test_a_ready_node_is_counted_in_complete_barriers(method: BarrierMethod) -> 
     play(scenario, method)
 
 
-def test_a_ready_node_that_never_begins_holds_nobody_for_long() -> None:
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_ready_node_that_never_begins_holds_nobody_for_long(method: BarrierMethod) -> None:
     """Ready without a step for as long as a stall is allowed: after that it is skipped."""
 
     async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
         overlay.add(1, 0, activity=Activity.READY)
         waited = await gate.wait(5, 1.0)
         assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
+        assert await gate.wait(6, 1.0) <= QUERY_S
 
-    play(scenario, "bsp")
+    play(scenario, method)
 
 
-@pytest.mark.parametrize("method", ["pbsp", "pssp"])
-def test_a_ready_node_is_not_counted_in_sampled_barriers(method: BarrierMethod) -> None:
-    """Only peers that announce training are sampled; one that fell back to ready since the draw is dropped."""
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod) -> None:
+    """It waited an hour for the last one, as we did; from our own beginning it has as long as a stall is allowed."""
 
     async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
         overlay.add(1, 0, activity=Activity.READY)
-        assert await gate.wait(MINE, 1.0) <= QUERY_S
+        await asyncio.sleep(60.0)
+        assert await gate.wait(1, 1.0) <= 2 * QUERY_S  # as if we had begun long ago
+        gate.begin()
+        later(4.0, lambda: overlay.steps.update({node(1): 1}))
+        waited = await gate.wait(1, 1.0)
+        assert 4.0 <= waited <= 4.2
 
     play(scenario, method)
 

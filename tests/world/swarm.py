@@ -122,13 +122,13 @@ class Swarm:
         """Hosts whose node runs."""
         return [host for host in self.hosts.values() if host.task is not None and not host.task.done()]
 
-    async def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> float:
+    async def until(self, condition: Callable[[], bool], *, within_s: float, what: str, every_s: float = 0.05) -> float:
         """Wait in virtual time; returns the seconds it took, raises `AssertionError` with `what` when it is late."""
         started = self.clock.monotonic()
         while not condition():
             if self.clock.monotonic() - started > within_s:
                 raise AssertionError(f"not within {within_s} virtual seconds: {what} (seed {self.seed})")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(every_s)
         return self.clock.monotonic() - started
 
     async def stop(self) -> None:
