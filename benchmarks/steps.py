@@ -1,8 +1,9 @@
 """steps: how many steps a second one node makes, as a share of the bare torch loop with the same task.
 
 Both stay up for the whole run and take turns of a few seconds, the node paused while the loop runs and the loop idle
-while the node does, so that what else the machine does falls on both alike. The load is sized on this machine so that
-a step of the swarm (`local_steps` optimiser steps) takes about as long as wanted.
+while the node does, so that what else the machine does falls on both alike. Each turn of the node is held against the
+loop's before and after it: a machine that slows down or speeds up steadily does not show. The load is sized on this
+machine so that a step of the swarm (`local_steps` optimiser steps) takes about as long as wanted.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from benchmarks.bare_loop import TASK
@@ -39,11 +42,13 @@ CASES = (
     Case("50 ms, 1.05 M parameters", 50, 512),
     Case("200 ms, 1.05 M parameters", 200, 512),
 )
-REPETITIONS = 5
-WINDOW_S = 3.0
+REPETITIONS = 15
+WINDOW_S = 2.0
 WARM_STEPS = 5
-#: Two threads on a busy core wait for each other a hundred times longer than they work. Such a ratio is chance.
-MOST_VARIATION, MOST_RATIO = 1.5, 1.1
+#: Two threads on a busy core wait for each other a hundred times longer than they work, and single turns say little. A
+#: median that may as well lie this much higher or lower says nothing.
+MOST_DOUBT = 0.1
+CONFIDENCE = 0.95
 #: Between two looks while the end of a step is awaited.
 EDGE_LOOK_S = 0.002
 
@@ -90,9 +95,10 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     repetitions = arguments.repetitions or REPETITIONS
     series = [_ratio(case, repetitions) for case in CASES]
     conditions = (
-        f"one node against the plain loop (zero_grad, loss, backward, step), the same task, taking turns of "
-        f"{WINDOW_S:.0f} s; AdamW, {TrainingSettings().local_steps} local steps, default exchange, "
-        f"PyTorch's default threads, both with the trainer's memory settings"
+        "one node against the plain loop (zero_grad, loss, backward, step), the same task, taking turns of "
+        f"{WINDOW_S:.0f} s, each of the node's beside the loop's before and after it; AdamW, "
+        f"{TrainingSettings().local_steps} local steps, default exchange, PyTorch's default threads, both with the "
+        "trainer's memory settings"
     )
     return Outcome("steps", conditions, series)
 
@@ -106,32 +112,44 @@ def _ratio(case: Case, repetitions: int) -> Series:
         wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training")
         _pause(node)
         bare.rate(1.0)
-        pairs = []
-        for repetition in range(repetitions):
-            # Alternating which of the two comes first keeps a steady drift out of the ratio.
-            if repetition % 2:
-                theirs, ours = bare.rate(WINDOW_S), _node_rate(node)
-            else:
-                ours, theirs = _node_rate(node), bare.rate(WINDOW_S)
-            pairs.append((ours, theirs))
-    ratios = [ours / theirs for ours, theirs in pairs]
-    if reason := disturbed(pairs):
-        raise NotMeasured(f"something else keeps this machine busy: {reason}; try again when it rests")
+        theirs, ours = [bare.rate(WINDOW_S)], []
+        for _ in range(repetitions):
+            ours.append(_node_rate(node))
+            theirs.append(bare.rate(WINDOW_S))
+    ratios = between(ours, theirs)
+    low, high = median_interval(ratios)
+    if high - low > MOST_DOUBT:
+        raise NotMeasured(
+            f"something else keeps this machine busy: the ratio's median is somewhere from {low:.3g} to {high:.3g}; "
+            "try again when it rests"
+        )
     details = {
         "options": options,
-        "bare_ms_per_swarm_step": round(1000 * local_steps / statistics.median(theirs for _, theirs in pairs), 1),
-        "node_and_bare_optimizer_steps_per_s": [[round(x, 2) for x in pair] for pair in pairs],
+        "bare_ms_per_swarm_step": round(1000 * local_steps / statistics.median(theirs), 1),
+        "median_interval": [round(low, 3), round(high, 3)],
+        "node_optimizer_steps_per_s": [round(rate, 2) for rate in ours],
+        "bare_optimizer_steps_per_s": [round(rate, 2) for rate in theirs],
     }
     return Series(f"steps/s of a node over the bare loop's, steps of {case.name}", "", ratios, "≥ 0.95", details)
 
 
-def disturbed(pairs: Sequence[tuple[float, float]]) -> str:
-    """Why these pairs of the node's and the bare loop's rates say nothing, or an empty text. Pure."""
-    bare = [theirs for _, theirs in pairs]
-    if max(bare) > MOST_VARIATION * min(bare):
-        return f"the bare loop alone made {min(bare):.3g} to {max(bare):.3g} optimiser steps a second"
-    best = max(ours / theirs for ours, theirs in pairs)
-    return f"the node was {best:.3g} times as fast as the bare loop" if best > MOST_RATIO else ""
+def between(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Each of our rates over the mean of those of theirs before and after it; they have one more. Pure."""
+    return [one / ((before + after) / 2) for one, (before, after) in zip(ours, pairwise(theirs), strict=True)]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the true median lies with at least `CONFIDENCE`, whatever the distribution: between two of the values in
+    their order (binomial); lowest and highest where the values are too few for that. Pure."""
+    ordered = sorted(values)
+    outside, cut = 0.0, 0
+    while cut < len(ordered) // 2:
+        outside += 2 * math.comb(len(ordered), cut) / 2 ** len(ordered)
+        if outside > 1 - CONFIDENCE:
+            break
+        cut += 1
+    cut = max(cut, 1)
+    return ordered[cut - 1], ordered[-cut]
 
 
 def _node_rate(node: Daemon) -> float:
