@@ -2,8 +2,9 @@
 
 Both stay up for the whole run and take turns of a few seconds, the node paused while the loop runs and the loop idle
 while the node does, so that what else the machine does falls on both alike. Each turn of the node is held against the
-loop's before and after it: a machine that slows down or speeds up steadily does not show. The load is sized on this
-machine so that a step of the swarm (`local_steps` optimiser steps) takes about as long as wanted.
+loop's before and after it: a machine that slows down or speeds up steadily does not show. Both compute in one thread:
+two that wait for each other at each operation make more of what else the machine does than of what is measured. The
+load is sized on this machine so that a step of the swarm (`local_steps` optimiser steps) takes about as long as wanted.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ class Case(NamedTuple):
     width: int
 
 
-#: The exchange costs by the parameter and not by the second: short steps of a large model show it most.
+#: The exchange costs by the parameter and not by the second: short steps of a large model show it most. In the last one
+#: an optimiser step takes as long as a whole step in the first.
 CASES = (
     Case("50 ms, 0.26 M parameters", 50, 256),
     Case("50 ms, 1.05 M parameters", 50, 512),
     Case("200 ms, 1.05 M parameters", 200, 512),
+    Case("500 ms, 1.05 M parameters", 500, 512),
 )
 REPETITIONS = 15
 WINDOW_S = 2.0
 WARM_STEPS = 5
-#: Two threads on a busy core wait for each other a hundred times longer than they work, and single turns say little. A
-#: median that may as well lie this much higher or lower says nothing.
+THREADS = 1
+#: Single turns say little. A median that may as well lie this much higher or lower says nothing.
 MOST_DOUBT = 0.1
 CONFIDENCE = 0.95
 #: Between two looks while the end of a step is awaited.
@@ -81,7 +84,7 @@ def bare_loop() -> Iterator[BareLoop]:
     command = [sys.executable, "-m", "benchmarks.bare_loop"]
     # With the same settings of the C library's memory as a trainer gets: what the exchange costs is to be seen, and not
     # what these settings save.
-    environment = {**os.environ, **KEEP_MEMORY}
+    environment = {**os.environ, **KEEP_MEMORY, "OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -97,8 +100,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     conditions = (
         "one node against the plain loop (zero_grad, loss, backward, step), the same task, taking turns of "
         f"{WINDOW_S:.0f} s, each of the node's beside the loop's before and after it; AdamW, "
-        f"{TrainingSettings().local_steps} local steps, default exchange, PyTorch's default threads, both with the "
-        "trainer's memory settings"
+        f"{TrainingSettings().local_steps} local steps, default exchange, {THREADS} thread of PyTorch's each, both "
+        "with the trainer's memory settings"
     )
     return Outcome("steps", conditions, series)
 
@@ -107,7 +110,7 @@ def _ratio(case: Case, repetitions: int) -> Series:
     local_steps = TrainingSettings().local_steps
     with bare_loop() as bare, daemons() as group:
         options = bare.ask({"calibrate": case.step_ms / 1000 / local_steps, "width": case.width})["options"]
-        training = TrainingSettings(task=TASK, options=options, eval_steps=0, checkpoint_s=0.0)
+        training = TrainingSettings(task=TASK, options=options, eval_steps=0, checkpoint_s=0.0, threads=THREADS)
         node = group.start(training)
         wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training")
         _pause(node)

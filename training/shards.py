@@ -71,8 +71,9 @@ class _Addition(NamedTuple):
 
     def fits(self) -> bool:
         """Whether compiled kernels can do it, and it is worth a call of them."""
-        arrays = (self.delta, self.value, self.momentum, self.accumulated)
-        return self.delta.size >= kernels.FEWEST_VALUES and kernels.fits(*(one for one in arrays if one is not None))
+        if self.momentum is None or self.accumulated is None:
+            return kernels.fits(self.delta, self.value)
+        return kernels.fits(self.delta, self.value, self.momentum, self.accumulated)
 
 
 def _add_compiled(compiled: kernels.Compiled, to: _Addition, rule: Rule) -> None:
@@ -237,9 +238,9 @@ class ShardState:
 
     def knows(self, identity: DeltaId) -> bool:
         """Whether the delta is in the value or held for its step."""
-        return identity in self.applied or any(
-            held.identity == identity for held in self.pending.get(identity.step, ())
-        )
+        if identity in self.applied:
+            return True
+        return bool(self.pending) and any(held.identity == identity for held in self.pending.get(identity.step, ()))
 
     def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule, *, momentum: bool = True) -> None:
         """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known.
@@ -249,8 +250,10 @@ class ShardState:
         self.applied.add(identity)
         self.version += 1
         split = self.parameters
+        is_all = split == self.value.size == delta.size
         if split:
-            self._add_parameters(weight, delta[:split], rule, has_momentum=momentum and rule.outer_momentum != 0.0)
+            part = delta if is_all else delta[:split]
+            self._add_parameters(weight, part, rule, has_momentum=momentum and rule.outer_momentum != 0.0)
         if split < self.value.size:
             self.value[split:] += delta[split:] * np.float32(weight)
 
@@ -261,7 +264,7 @@ class ShardState:
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
         to = _Addition(
-            self.value[: delta.size],
+            self.value if self.value.size == delta.size else self.value[: delta.size],
             self.momentum if has_momentum else None,
             self.accumulated if has_momentum else None,
             delta,

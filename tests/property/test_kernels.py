@@ -23,7 +23,7 @@ SOURCE = ROOT / "training" / "kernels" / "kernels.c"
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 
 #: Below, at and above a whole number of blocks and of vector registers, and never below what is worth a call.
-COUNTS = st.sampled_from([8192, 8193, 9215, 9216, 10_007, 16_384, 33_000])
+COUNTS = st.sampled_from([256, 257, 1023, 1024, 1025, 8192, 9215, 9216, 10_007, 16_384, 33_000])
 SCALES = st.sampled_from([1.0, 1e-3, 1e30, 1e-31, 1e-40])
 LOSSY: list[CodecName] = ["bfloat16", "int8"]
 AROUND = 64
@@ -281,7 +281,7 @@ UNALIGNED = np.zeros(36_001, np.uint8)[1:].view(np.float32)
 
 
 @pytest.mark.parametrize(
-    "vector", [np.zeros(20_000, np.float32)[::2], np.zeros(9000), np.zeros(8191, np.float32), UNALIGNED]
+    "vector", [np.zeros(20_000, np.float32)[::2], np.zeros(9000), np.zeros(255, np.float32), UNALIGNED]
 )
 def test_what_the_passes_cannot_take_is_left_to_numpy(vector: Vector) -> None:
     """Values in pieces, of another type, at odd addresses, or too few to be worth a call."""

@@ -51,6 +51,20 @@ def test_a_delta_without_a_payload_is_added_exactly_and_logged_in_its_codec() ->
         assert (codecs.decoded(entry.payload, entry.codec, 4) == rounded).all()
 
 
+def test_what_nobody_else_will_ask_for_is_added_once_and_not_logged() -> None:
+    """A delta of a node that never met another: exact, counted, known by its identity; again it changes nothing."""
+    store = logged("a")
+    own = np.array([1.0 + 2.0**-20, -3.0, 0.5, 2.0**-20], dtype=np.float32)
+    identity = DeltaId(IDS["a"], 1, 1)
+
+    assert [store.add_only(0, identity, 1.0, own) for _ in range(2)] == [1, 1]
+
+    state = store.owned[0].state
+    assert (state.value == own).all()
+    assert state.knows(identity)
+    assert identities(store) == []
+
+
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 

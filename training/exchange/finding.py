@@ -55,19 +55,25 @@ class Finding:
         """Shards grouped by believed living owner, in an order rotated by this node's id so that nodes do not all
         begin with the same owner; and the shards without one."""
         groups: dict[bytes, tuple[Contact, list[int]]] = {}
+        gone: dict[bytes, None] = {}
         unknown = []
-        me = self._core.overlay.node_id
+        overlay, store = self._core.overlay, self._core.store
+        me = overlay.node_id
         for shard in shards:
-            belief = self._core.store.beliefs.get(shard)
-            if belief is None or (belief.owner.node_id == me and shard not in self._core.store.owned):
+            belief = store.beliefs.get(shard)
+            if belief is None or self._is_denied(shard) or (belief.owner.node_id == me and shard not in store.owned):
                 unknown.append(shard)
                 continue
-            owner = belief.owner
-            if self._core.gone(owner.node_id) or self._is_denied(shard):
+            node_id = belief.owner.node_id
+            if node_id not in groups and node_id not in gone:  # an owner is looked at once, not for each shard
+                if self._core.gone(node_id):
+                    gone[node_id] = None
+                else:
+                    groups[node_id] = (overlay.contact(node_id) or belief.owner, [])
+            if node_id in gone:
                 unknown.append(shard)
-                continue
-            known = self._core.overlay.contact(owner.node_id)
-            groups.setdefault(owner.node_id, (known or owner, []))[1].append(shard)
+            else:
+                groups[node_id][1].append(shard)
         order = sorted(groups)
         turn = next((place for place, node in enumerate(order) if node >= me), 0)
         return [groups[node] for node in order[turn:] + order[:turn]], unknown

@@ -164,7 +164,7 @@ class Serving:
         is_late = limit is not None and core.median_step() - push.base_step > limit
         for shard, part in parts:
             owned = self._store.owned[shard]
-            if (shard, identity) in self._in_flight:
+            if self._in_flight and (shard, identity) in self._in_flight:
                 continue
             if is_late or not is_finite or owned.moving or push.base_step < owned.state.era_step:
                 verdict = self._classify(push, identity, shard)
@@ -174,9 +174,13 @@ class Serving:
                     if verdict.status != "retry":
                         results[shard] = verdict
                     continue
-            kept = part.copy() if is_held else part
-            own = Waiting(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
-            results[shard] = PushResult(shard, "ok", self._store.add(shard, own))
+            if is_held or is_logged:
+                kept = part.copy() if is_held else part
+                own = Waiting(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
+                version = self._store.add(shard, own)
+            else:
+                version = self._store.add_only(shard, identity, weight, part)
+            results[shard] = PushResult(shard, "ok", version)
             self.merged[identity.node] = identity.step
         return results
 

@@ -491,6 +491,14 @@ class ShardStore:
         self._add(shard, state, item)
         return state.version
 
+    def add_only(self, shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
+        """Add to an owned shard a delta that nobody else will ever ask for: neither held, nor logged, nor measured.
+        Returns the version. `delta` is not kept."""
+        state = self.owned[shard].state
+        if not state.knows(identity):
+            state.apply(identity, weight, delta, self.rule)
+        return state.version
+
     def _add(self, shard: int, state: ShardState, item: Waiting) -> None:
         if state.knows(item.identity):
             return

@@ -28,8 +28,9 @@ CONTRACT = 2
 #: Values that share a scale in int8: `codecs.BLOCK_VALUES`, `BLOCK` in C.
 BLOCK_VALUES = 1024
 #: Below so many values a call through ctypes costs more than NumPy's passes.
-FEWEST_VALUES = 8192
+FEWEST_VALUES = 256
 
+_FLOAT32 = np.dtype(np.float32)
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "encode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
@@ -124,9 +125,13 @@ class Compiled:
 
 def fits(*vectors: Vector) -> bool:
     """Whether these are aligned float32 in one piece each, and the first long enough to be worth a call."""
-    return vectors[0].size >= FEWEST_VALUES and all(
-        vector.dtype == np.float32 and vector.flags.c_contiguous and vector.flags.aligned for vector in vectors
-    )
+    if vectors[0].size < FEWEST_VALUES:
+        return False
+    for vector in vectors:  # no generator: on the path of every shard of every delta
+        flags = vector.flags
+        if vector.dtype != _FLOAT32 or not flags.c_contiguous or not flags.aligned:
+            return False
+    return True
 
 
 def name() -> str:
@@ -151,8 +156,10 @@ def find(folder: Path) -> Compiled | None:
 def _count(*vectors: Vector) -> int:
     """How many values each of them has. What NumPy would find itself, C would not."""
     count = vectors[0].size
-    if any(vector.size != count for vector in vectors):
-        raise ValueError(f"arrays of {', '.join(str(vector.size) for vector in vectors)} values do not go together")
+    for vector in vectors:
+        if vector.size != count:
+            sizes = ", ".join(str(vector.size) for vector in vectors)
+            raise ValueError(f"arrays of {sizes} values do not go together")
     return count
 
 
