@@ -45,8 +45,8 @@ CASES = (
     Case("200 ms, 1.05 M parameters", 200, 512),
     Case("500 ms, 1.05 M parameters", 500, 512),
 )
-REPETITIONS = 15
-WINDOW_S = 2.0
+REPETITIONS = 30
+WINDOW_S = 1.0
 WARM_STEPS = 5
 THREADS = 1
 #: Single turns say little. A median that may as well lie this much higher or lower says nothing.
