@@ -145,6 +145,44 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
     assert core.counters.bytes_received == 6 * 4 * SIZE
 
 
+def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop has a turn after every two values; a shard that changes while it is copied has its older version."""
+    monkeypatch.setattr("training.exchange.pulling.VALUES_A_TURN", 2)
+    pulling, core, _ = pulling_over(Line(through=0))
+    me = Contact(core.overlay.node_id, Address("10.0.0.2", 1))
+    states = [SimpleNamespace(value=np.full(SIZE, shard, np.float32), version=1, pending={}) for shard in range(SHARDS)]
+    core.synchronous = False
+    core.store.owned = {shard: SimpleNamespace(state=state, copy_term=TERM) for shard, state in enumerate(states)}
+    pulling._finding.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+    turns = 0
+
+    async def meanwhile() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 2:  # the first half of shard 0 is copied
+                states[0].value[:] = 7.0
+                states[0].version = 2
+            await asyncio.sleep(0)
+
+    async def story() -> list[Any]:
+        task = asyncio.create_task(meanwhile())
+        first = await pulling.pull(1, deadline_s=1.0)
+        marks = list(core.marks)
+        second = await pulling.pull(2, deadline_s=1.0)
+        task.cancel()
+        return [first, marks, second]
+
+    first, marks, second = asyncio.run(story())
+
+    assert turns >= SHARDS * SIZE // 2
+    assert (first.changed, first.missing) == (SHARDS, [])
+    assert marks == [(TERM, 1)] * SHARDS
+    assert (second.changed, second.unchanged) == (1, SHARDS - 1)
+    assert core.marks[0] == (TERM, 2)
+    assert core.replica[::SIZE].tolist() == [7.0, *range(1, SHARDS)]
+
+
 def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:
     """The damaged shard is never in the replica, those before it are not fetched again, and the damage is said."""
     line = Line(through=SHARDS, damaged=3)

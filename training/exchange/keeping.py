@@ -229,19 +229,21 @@ class Keeping:
         learn = Learn(self._core.genesis, asked, [lessons[where.shard].number for where in asked])
         verdict = await self._core.ask(to, "learn", learn, Verdict, QUESTION_TIMEOUT_S)
         self._store.note(verdict.others)
-        # From here to the end of the loop nothing else runs: the snapshot and the first live delta leave no gap.
         snapshots: list[tuple[StateHead, ShardState]] = []
-        for shard in verdict.taken:
-            owned, term = self._store.owned.get(shard), lessons.get(shard)
-            if owned is None or term is None or owned.promised != term.number:
-                continue  # the term has risen since: the lesson counts no more
-            if owned.learner is None and not owned.moving:
-                owned.learner = to
-                owned.has_told(to.node_id, owned.closed)
-                snapshots.append((transfer.describe(shard, term, owned.state), owned.state.copy()))
-        if not snapshots:
-            return
         try:
+            for shard in verdict.taken:
+                if snapshots:
+                    await asyncio.sleep(0)  # a copy takes a millisecond or two
+                # From here to the end of the turn nothing else runs: snapshot and first live delta leave no gap.
+                owned, term = self._store.owned.get(shard), lessons.get(shard)
+                if owned is None or term is None or owned.promised != term.number:
+                    continue  # the term has risen since: the lesson counts no more
+                if owned.learner is None and not owned.moving:
+                    snapshots.append((transfer.describe(shard, term, owned.state), owned.state.copy()))
+                    owned.learner = to
+                    owned.has_told(to.node_id, owned.closed)
+            if not snapshots:
+                return
             heads = [head for head, _ in snapshots]
             message = State(self._core.genesis, heads)
             async with self._core.request("state", to, message, transfer.body(snapshots)) as answer:

@@ -129,13 +129,13 @@ class Pushing:
         """Add what this node owns and nobody else has to have; returns the other shards."""
         bounds = self._core.store.bounds
         results: dict[int, PushResult] = {}
-        mine = self._serving.alone(range(len(bounds)))
-        # One look at everything where most of it is ours; otherwise at each part, before it is added.
-        is_finite = 2 * len(mine) > len(bounds) and codecs.all_finite(delta)
-        for turn, shards in enumerate(self._turns if mine else []):
+        for turn, shards in enumerate(self._turns if self._serving.alone(range(len(bounds))) else []):
             if turn:
                 await asyncio.sleep(0)
             mine = self._serving.alone(shards)
+            # One look at a turn's values where all of them are ours; otherwise at each part, before it is added.
+            values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
+            is_finite = len(mine) == len(shards) and codecs.all_finite(values)
             plain = ((shard, delta[slice(*bounds[shard])]) for shard in mine if shard not in self._owing)
             results |= self._serving.add_alone(delivery.push, plain, is_finite=is_finite)
             owing = (
