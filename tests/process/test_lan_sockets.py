@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlay.lan import SERVICE, Announcement, Neighbourhood
-from overlay.sockets_lan import ZeroconfLan, is_installed
+from overlay.sockets_lan import Heard, ZeroconfLan, is_installed
 from overlay.transport import Address
 from overlay.wire import PROTOCOL_VERSION
 from tests.process.test_sockets import Run, run
@@ -77,35 +79,50 @@ def junk() -> list[bytes]:
     return [b"", b"\0", b"\xff" * 600, head + pointer + text + where, loop, head + pointer[:20]]
 
 
+def announcement(run_name: str, byte: int, port: int) -> Announcement:
+    """Of a run and an id that only this process has: multicast carries what other tests announce at the same time."""
+    return Announcement(
+        f"{run_name}-{os.getpid()}", bytes([byte]) + os.getpid().to_bytes(4, "big") + bytes(15), port, joined=False
+    )
+
+
+@contextlib.asynccontextmanager
+async def heard_by(*places: tuple[Announcement, Heard]) -> AsyncIterator[list[ZeroconfLan]]:
+    """A `ZeroconfLan` for each, stopped in any case: uvloop may wait for ever for the sockets of one that is not."""
+    lans: list[ZeroconfLan] = []
+    try:
+        for own, heard in places:
+            lans.append(ZeroconfLan())
+            await lans[-1].start(own, LOCAL, heard)
+        yield lans
+    finally:
+        for lan in lans:
+            await lan.stop()
+
+
 def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
     """Two of one run, one of another, and junk: the two see each other where they listen, and learn when one is in."""
 
     async def main() -> None:
-        places = []
-        lans = []
-        for run_name, byte, port in (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003)):
-            own = Announcement(run_name, bytes([byte]) * 20, port, joined=False)
-            place, lan = Neighbourhood(own), ZeroconfLan()
-            await lan.start(own, LOCAL, place.heard)
-            places.append(place)
-            lans.append(lan)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
-            says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
-            for packet in junk():
-                says.sendto(packet, GROUP)
-        first, second, other = places
-        await until(lambda: first.addresses() == [Address(LOCAL, 9002)], "the first sees the second")
-        await until(lambda: second.addresses() == [Address(LOCAL, 9001)], "the second sees the first")
-        await until(lambda: first.ignored >= 1, "the other run's was heard, and ignored")
-        assert other.addresses() == []
-        assert (first.shall_found(), second.shall_found()) == (True, False)
-        first.own = first.own._replace(joined=True)
-        await lans[0].announce(first.own)
-        await until(second.is_somebody_in, "the second hears that the first is in")
-        assert not first.is_somebody_in()
-        for lan in lans:
-            await lan.stop()
-            await lan.stop()
+        given = (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003))
+        places = [Neighbourhood(announcement(*each)) for each in given]
+        async with heard_by(*((place.own, place.heard) for place in places)) as lans:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
+                says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
+                for packet in junk():
+                    says.sendto(packet, GROUP)
+            first, second, other = places
+            await until(lambda: first.addresses() == [Address(LOCAL, 9002)], "the first sees the second")
+            await until(lambda: second.addresses() == [Address(LOCAL, 9001)], "the second sees the first")
+            await until(lambda: first.ignored >= 1, "the other run's was heard, and ignored")
+            assert other.addresses() == []
+            assert (first.shall_found(), second.shall_found()) == (True, False)
+            first.own = first.own._replace(joined=True)
+            await lans[0].announce(first.own)
+            await until(second.is_somebody_in, "the second hears that the first is in")
+            assert not first.is_somebody_in()
+            for lan in lans:
+                await lan.stop()  # and once more at the end
 
     run(main())
 
@@ -119,15 +136,13 @@ def test_what_is_announced_holds_no_key(run: Run, multicast: None) -> None:
         def note(_name: str, properties: Mapping[str, str], _hosts: Iterable[str], _port: int) -> None:
             heard.append(properties)
 
-        own = Announcement("one", b"\x01" * 20, 9001, joined=False)
-        lan, listener = ZeroconfLan(), ZeroconfLan()
-        await lan.start(own, LOCAL, note)
-        await listener.start(own._replace(node_id=b"\x02" * 20, port=9002), LOCAL, note)
-        await until(lambda: len({each.get("id") for each in heard}) == 2, "both are heard")
-        assert all(set(each) == {"v", "run", "id", "in"} for each in heard)
-        assert all(each["v"] == str(PROTOCOL_VERSION) for each in heard)
-        await lan.stop()
-        await listener.stop()
+        both = [announcement("one", 1, 9001), announcement("one", 2, 9002)]
+        ids = {own.node_id.hex() for own in both}
+        async with heard_by(*((own, note) for own in both)):
+            await until(lambda: ids <= {each.get("id") for each in heard}, "both are heard")
+        ours = [each for each in heard if each.get("id") in ids]
+        assert all(set(each) == {"v", "run", "id", "in"} for each in ours)
+        assert all(each["v"] == str(PROTOCOL_VERSION) for each in ours)
         assert SERVICE.startswith("_p2pnode.")
 
     run(main())

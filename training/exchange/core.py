@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ A = TypeVar("A", bound=msgspec.Struct)
 GLANCE_S = 0.2
 #: Among so few peers every change counts at once.
 FEW = 50
+#: Values decoded, added or copied before the loop gets a turn.
+VALUES_A_TURN = 1 << 18
 #: A stranger that failed to answer counts as gone this long; one we know is liveness's to judge.
 STRANGER_FAILED_S = 5.0
 
@@ -46,6 +49,20 @@ class Counters:
     lost: int = 0  # our deltas dropped from a full outbox
     repaired: int = 0  # deltas of one shard that another side of a split had, added here
     lost_in_splits: int = 0  # of one shard, acknowledged on our side of a split, and out of the log's reach
+
+
+@dataclass(slots=True)
+class Turn:
+    """Work on many values, cut so that the loop has a turn after each half a millisecond or so of it."""
+
+    done: int = 0
+
+    async def after(self, values: int) -> None:
+        """So many values have just been worked on. What was looked at before may have changed when this returns."""
+        self.done += values
+        if self.done >= VALUES_A_TURN:
+            self.done = 0
+            await asyncio.sleep(0)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training import codecs
-from training.exchange.core import Core
+from training.exchange import core
+from training.exchange.core import Core, Turn
 from training.exchange.finding import Finding
 from training.exchange.messages import Pull, PullAnswer, Wanted
 from training.exchange.pushing import RETRY_FIRST_S, RETRY_MOST_S
@@ -26,8 +27,6 @@ from training.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
 
 #: Once half of a joiner's owners are done, the rest has as long again, and at least so long.
 SLOW_S = 2.0
-#: Values copied from the own shards before the loop gets a turn: about half a millisecond.
-VALUES_A_TURN = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class Pulling:
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Bring the replica up to date with what is owned here, in turns that hold the loop for less than a
         millisecond. What is added to a shard meanwhile has another version, and comes with the next pull."""
-        copied = 0
+        turn = Turn()
         for shard in shards:
             owned = self._core.store.owned.get(shard)
             if owned is None:
@@ -215,13 +214,10 @@ class Pulling:
             value, mark = owned.state.value, (owned.copy_term, owned.state.version)
             is_new = self._core.marks[shard] != mark
             start, stop = self._core.store.bounds[shard]
-            for first in range(start, stop if is_new else start, VALUES_A_TURN):
-                if copied >= VALUES_A_TURN:
-                    await asyncio.sleep(0)
-                    copied = 0
-                last = min(first + VALUES_A_TURN, stop)
+            for first in range(start, stop if is_new else start, core.VALUES_A_TURN):
+                last = min(first + core.VALUES_A_TURN, stop)
                 self._core.replica[first:last] = value[first - start : last - start]
-                copied += last - first
+                await turn.after(last - first)
             if is_new:
                 self._core.marks[shard] = mark
             self._settle(shard, job, changed=is_new)

@@ -14,7 +14,7 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Reply, TransportError
 from training import codecs
 from training.codecs import Vector
-from training.exchange.core import Core, checked
+from training.exchange.core import Core, Turn, checked
 from training.exchange.judging import Item, Judging
 from training.exchange.messages import (
     Fence,
@@ -227,6 +227,7 @@ class Serving:
         repair = any(item.repair for item in fresh)
         weight = self._judging.clamped(push.weight, repair=repair)
         acknowledged: dict[Receipt, None] = {}
+        turn = Turn()
         remaining = fresh
         for _ in range(FORWARD_ROUNDS):
             groups: dict[Contact, list[tuple[Item, Owned]]] = {}
@@ -253,6 +254,7 @@ class Serving:
                     if self._store.rule.robust == "trimmed-mean" and not self._core.synchronous:
                         self._store.close_complete(item.shard, self._core.worker_count())
                     results[item.shard] = PushResult(item.shard, "ok", version)
+                    await turn.after(item.delta.size)
             if not groups:
                 return
             jobs = [self._forward(to, push, weight, pairs) for to, pairs in groups.items()]
