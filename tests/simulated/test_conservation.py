@@ -38,6 +38,18 @@ def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -
     assert sum(tally.taken_over for tally in tallies) >= 20
 
 
+def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults."""
+    monkeypatch.setattr("training.exchange.core.VALUES_A_TURN", 1)
+    monkeypatch.setattr("training.exchange.pushing.VALUES_A_TURN", 1)
+    tallies = []
+    for seed in range(3000, 3024):
+        print(f"seed {seed}")
+        tallies.append(play(seed, 8))
+
+    assert sum(tally.taken_over for tally in tallies) >= 20
+
+
 def test_the_histories_are_not_empty() -> None:
     """Take-overs, repairs by identity and shards taken back all happen, and not rarely."""
     tallies = [play(seed, 8) for seed in range(1000, 1020)]
