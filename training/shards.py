@@ -250,10 +250,8 @@ class ShardState:
         self.applied.add(identity)
         self.version += 1
         split = self.parameters
-        is_all = split == self.value.size == delta.size
         if split:
-            part = delta if is_all else delta[:split]
-            self._add_parameters(weight, part, rule, has_momentum=momentum and rule.outer_momentum != 0.0)
+            self._add_parameters(weight, delta[:split], rule, has_momentum=momentum and rule.outer_momentum != 0.0)
         if split < self.value.size:
             self.value[split:] += delta[split:] * np.float32(weight)
 
@@ -264,7 +262,7 @@ class ShardState:
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
         to = _Addition(
-            self.value if self.value.size == delta.size else self.value[: delta.size],
+            self.value[: delta.size],
             self.momentum if has_momentum else None,
             self.accumulated if has_momentum else None,
             delta,

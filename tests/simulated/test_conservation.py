@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.world.conservation import BOUND_S, STEP_MOST_S, play
+from training.exchange.core import Turn
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
 BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 24, 12), (1300, 24, 12), (0, 4, 50), (4, 4, 50)]
@@ -39,15 +42,25 @@ def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -
 
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults."""
-    monkeypatch.setattr("training.exchange.core.VALUES_A_TURN", 1)
-    monkeypatch.setattr("training.exchange.pushing.VALUES_A_TURN", 1)
+    """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults; and
+    decoding, adding, copying and teaching all give the loop its turns."""
+    for module in ("core", "pulling", "pushing"):
+        monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 1)
+    places: dict[str, None] = {}
+    after = Turn.after
+
+    async def noted(turn: Turn, values: int) -> None:
+        places[sys._getframe(1).f_code.co_name] = None
+        await after(turn, values)
+
+    monkeypatch.setattr(Turn, "after", noted)
     tallies = []
     for seed in range(3000, 3024):
         print(f"seed {seed}")
         tallies.append(play(seed, 8))
 
     assert sum(tally.taken_over for tally in tallies) >= 20
+    assert sorted(places) == ["_copy_own", "_replicate_and_add", "_send", "_teach_batch"]
 
 
 def test_the_histories_are_not_empty() -> None:

@@ -147,7 +147,8 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has a turn after every two values; a shard that changes while it is copied has its older version."""
-    monkeypatch.setattr("training.exchange.core.VALUES_A_TURN", 2)
+    for module in ("core", "pulling"):
+        monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 2)
     pulling, core, _ = pulling_over(Line(through=0))
     me = Contact(core.overlay.node_id, Address("10.0.0.2", 1))
     states = [SimpleNamespace(value=np.full(SIZE, shard, np.float32), version=1, pending={}) for shard in range(SHARDS)]

@@ -55,7 +55,7 @@ class Finding:
         """Shards grouped by believed living owner, in an order rotated by this node's id so that nodes do not all
         begin with the same owner; and the shards without one."""
         groups: dict[bytes, tuple[Contact, list[int]]] = {}
-        gone: dict[bytes, None] = {}
+        owners: dict[bytes, Contact | None] = {}  # looked at once, not for each shard; None: gone
         unknown = []
         overlay, store = self._core.overlay, self._core.store
         me = overlay.node_id
@@ -65,15 +65,13 @@ class Finding:
                 unknown.append(shard)
                 continue
             node_id = belief.owner.node_id
-            if node_id not in groups and node_id not in gone:  # an owner is looked at once, not for each shard
-                if self._core.gone(node_id):
-                    gone[node_id] = None
-                else:
-                    groups[node_id] = (overlay.contact(node_id) or belief.owner, [])
-            if node_id in gone:
+            if node_id not in owners:
+                owners[node_id] = None if self._core.gone(node_id) else overlay.contact(node_id) or belief.owner
+            owner = owners[node_id]
+            if owner is None:
                 unknown.append(shard)
             else:
-                groups[node_id][1].append(shard)
+                groups.setdefault(node_id, (owner, []))[1].append(shard)
         order = sorted(groups)
         turn = next((place for place, node in enumerate(order) if node >= me), 0)
         return [groups[node] for node in order[turn:] + order[:turn]], unknown

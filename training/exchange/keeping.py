@@ -15,7 +15,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange import transfer
 from training.exchange.confirming import Confirming
-from training.exchange.core import Core
+from training.exchange.core import Core, Turn
 from training.exchange.finding import QUESTION_TIMEOUT_S, Finding
 from training.exchange.mending import Mending
 from training.exchange.messages import (
@@ -231,9 +231,8 @@ class Keeping:
         self._store.note(verdict.others)
         snapshots: list[tuple[StateHead, ShardState]] = []
         try:
+            turn = Turn()
             for shard in verdict.taken:
-                if snapshots:
-                    await asyncio.sleep(0)  # a copy takes a millisecond or two
                 # From here to the end of the turn nothing else runs: snapshot and first live delta leave no gap.
                 owned, term = self._store.owned.get(shard), lessons.get(shard)
                 if owned is None or term is None or owned.promised != term.number:
@@ -242,6 +241,7 @@ class Keeping:
                     snapshots.append((transfer.describe(shard, term, owned.state), owned.state.copy()))
                     owned.learner = to
                     owned.has_told(to.node_id, owned.closed)
+                    await turn.after(self._store.size(shard))
             if not snapshots:
                 return
             heads = [head for head, _ in snapshots]

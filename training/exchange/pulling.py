@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training import codecs
-from training.exchange import core
-from training.exchange.core import Core, Turn
+from training.exchange.core import VALUES_A_TURN, Core, Turn
 from training.exchange.finding import Finding
 from training.exchange.messages import Pull, PullAnswer, Wanted
 from training.exchange.pushing import RETRY_FIRST_S, RETRY_MOST_S
@@ -214,8 +213,8 @@ class Pulling:
             value, mark = owned.state.value, (owned.copy_term, owned.state.version)
             is_new = self._core.marks[shard] != mark
             start, stop = self._core.store.bounds[shard]
-            for first in range(start, stop if is_new else start, core.VALUES_A_TURN):
-                last = min(first + core.VALUES_A_TURN, stop)
+            for first in range(start, stop if is_new else start, VALUES_A_TURN):
+                last = min(first + VALUES_A_TURN, stop)
                 self._core.replica[first:last] = value[first - start : last - start]
                 await turn.after(last - first)
             if is_new:
