@@ -64,7 +64,7 @@ format: $(STAMP) ## Bring the code into the form that check asks for
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP) ## Write node.toml and docs/config.md anew from the settings in the code
-	$(BIN)/python -m p2pnode.documentation
+	$(BIN)/python -m p2pnode.config.documentation
 
 bench: $(STAMP) ## Measure the figures the README shows; ARGS go to the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from benchmarks.daemons import DEADLINE_S, Daemon, daemons, status
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
-from training.simulation.plan import Plan
+from training.simulation.model.plan import Plan
+from training.simulation.model.step_times import StepTimes
 from training.simulation.run import simulate
-from training.simulation.steptimes import StepTimes
 
 NODES = 32
 #: No step lasts the ten seconds after which a daemon no longer waits for a peer (e⁻¹⁰): the simulator has no such rule.

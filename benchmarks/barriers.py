@@ -1,9 +1,9 @@
 """barriers: time to accuracy on MNIST among six nodes of which one is four times slower, by barrier.
 
 One process and a virtual clock stand for the network, real models and optimisers train (`benchmarks.outer_rule`), the
-owner's arithmetic is `training.shards`, the barrier is `training.barriers`: a waiting node looks at a fresh sample at
-every re-poll, and under bsp nobody sees a delta before the barrier of its step. Step times are Gamma(4, 1/4), one
-second on average; so every figure is in virtual seconds and does not depend on this machine.
+owner's arithmetic is `training.shards.state`, the barrier is `training.barriers.predicates`: a waiting node looks at a
+fresh sample at every re-poll, and under bsp nobody sees a delta before the barrier of its step. Step times are Gamma(4,
+1/4), one second on average; so every figure is in virtual seconds and does not depend on this machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.outer_rule import BATCH_SIZE, Study, VirtualNode, default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers import Barrier, make_barrier, resample_after
+from training.barriers.predicates import Barrier, make_barrier, resample_after
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shards import DeltaId, ShardState
+from training.shards.state import DeltaId, ShardState
 
 NODES = 6
 SLOWER = 4.0

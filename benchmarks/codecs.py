@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.outer_rule import BATCH_SIZE, CHECKPOINTS, SEEDS, Curve, Study, default_rule, differences
 from benchmarks.record import Outcome, Series
-from training import codecs
-from training.codecs import CodecName
+from training.encoding import codecs
+from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
 
 NODES = 4

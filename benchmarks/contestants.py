@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from benchmarks.daemons import Daemon, Daemons, status, wait_until
 from benchmarks.gate import Gate, Turn, peak_bytes, reset_peak_memory
 from benchmarks.record import NotMeasured
-from overlay.swarm_key import SwarmKey
+from overlay.sealing.swarm_key import SwarmKey
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: Longest turn, and longest start of a group.

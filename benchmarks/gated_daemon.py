@@ -21,18 +21,19 @@ import numpy as np
 
 from benchmarks.probed import Wakes, probe
 from p2pnode import daemon
-from p2pnode.config import load
+from p2pnode.config.load import load
 from training.layout import Entry, Layout
 from training.settings import TrainingSettings
-from training.shared_memory import SharedVectors
-from training.trainer_door import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.shared_memory import SharedVectors
 
 #: Small against the values, as deltas are.
 DELTA_SCALE = 1e-3
 
 
 class GatedTrainer:
-    """Implements `training.trainer_door.Trainer`. Takes whatever the daemon gives a real one, and uses the options."""
+    """Implements `training.trainer_link.interface.Trainer`. Takes whatever the daemon gives a real one, and uses the
+    options."""
 
     def __init__(self, settings: TrainingSettings, **_: Any) -> None:
         options = settings.options

@@ -1,7 +1,7 @@
 """kernels: what is done to each value in an exchange, in nanoseconds of one core, compiled and with NumPy by turns.
 
-The functions are those the daemon calls (`training.codecs`, `training.shards`), on shards of the size that 25 M
-parameters have; 24 of them in turn, so that none is in the processor's cache when its turn comes.
+The functions are those the daemon calls (`training.encoding.codecs`, `training.shards.state`), on shards of the size
+that 25 M parameters have; 24 of them in turn, so that none is in the processor's cache when its turn comes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from training import codecs, kernels
-from training.codecs import CodecName, Vector
-from training.robust import norm_of
-from training.shards import DeltaId, Rule, ShardState
+from training import kernels
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+from training.shards.robust import norm_of
+from training.shards.state import DeltaId, Rule, ShardState
 
 VALUES = 390_000
 SHARDS = 24

@@ -1,9 +1,9 @@
 """outer_rule: the swarm's default outer rule against the bare loop, on MNIST, at equal local steps per node.
 
-One process and a virtual clock stand for the network: N trainers with the real models and optimisers, one
-authoritative vector with the real owner's arithmetic (`training.shards`) and codec, and no barrier (asp). A node pulls,
-trains `local_steps`, pushes what it gained since its pull, and pulls again; meanwhile others have pushed. Step times
-are those of reference section 12: a log-normal speed per node, times Gamma(4, 1/4), plus 0.1.
+One process and a virtual clock stand for the network: N trainers with the real models and optimisers, one authoritative
+vector with the real owner's arithmetic (`training.shards.state`) and codec, and no barrier (asp). A node pulls, trains
+`local_steps`, pushes what it gained since its pull, and pulls again; meanwhile others have pushed. Step times are those
+of reference section 12: a log-normal speed per node, times Gamma(4, 1/4), plus 0.1.
 
 Every node sees all the data, in an order of its own. The swarm is evaluated when N·k deltas are in, the bare loop after
 k turns of `local_steps` optimiser steps, so that each node has trained as long as the bare loop.
@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from benchmarks.record import Outcome, Series
-from training import codecs
-from training.codecs import Vector
+from training.encoding import codecs
+from training.encoding.codecs import Vector
 from training.settings import ExchangeSettings, TrainingSettings
-from training.shards import DeltaId, Rule, ShardState
+from training.shards.state import DeltaId, Rule, ShardState
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
-from training.trainer_door import StepOrder
+from training.trainer_link.interface import StepOrder
 
 CHECKPOINTS = (10, 20, 50, 100)
 NODES = (1, 2, 4)
@@ -74,7 +74,7 @@ class VirtualNode:
         return self._delta
 
     def encoded(self, delta: Vector, codec: codecs.CodecName) -> Vector:
-        """The delta as its owner gets it, with the error feedback of `training.exchange.pushing`."""
+        """The delta as its owner gets it, with the error feedback of `training.exchange.client.push`."""
         if codec == "float32":
             return delta.copy()
         rounded = np.empty_like(delta)

@@ -17,10 +17,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from benchmarks.record import Outcome, Series
-from overlay.lookups import Finished
-from overlay.node import Overlay
-from tests.simulated.overlay_world import OverlayWorld
-from tests.world.loop import VirtualLoop
+from overlay.discovery.lookup_service import Finished
+from overlay.overlay import Overlay
+from tests.harness.overlay_swarm import OverlayWorld
+from tests.harness.virtual_loop import VirtualLoop
 
 NODES = 200
 MINUTES = 60.0

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.record import Outcome, Series
 from overlay.ids import random_id
-from overlay.node import Overlay
+from overlay.overlay import Overlay
 from overlay.peers import PeerChange
-from tests.simulated.overlay_world import OverlayWorld
-from tests.world.loop import VirtualLoop
+from tests.harness.overlay_swarm import OverlayWorld
+from tests.harness.virtual_loop import VirtualLoop
 
 NODES = 100
 MINUTES = 60.0
@@ -35,7 +35,8 @@ REPETITIONS = 3
 #: So many nodes watch the one that is going to die, from so long before.
 WATCHERS = 3
 WATCHED_S = 5.0
-#: A partner's death is known within the bound of overlay/liveness.py, and a round more: it may have stalled in one.
+#: A partner's death is known within the bound of overlay/membership/failure_detector.py, and a round more: it may have
+#: stalled in one.
 PARTNER_BOUND_S = 7.0
 #: Services of a node that look others up.
 LOOKING_UP = ("overlay sampling", "overlay refresh", "overlay crawl")

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.record import Outcome, Series
-from overlay.population import Estimator
-from tests.simulated.overlay_world import OverlayWorld
-from tests.world.loop import VirtualLoop
+from overlay.discovery.population import Estimator
+from tests.harness.overlay_swarm import OverlayWorld
+from tests.harness.virtual_loop import VirtualLoop
 
 SIZES = (50, 200, 1000)
 LOOKUPS = 16

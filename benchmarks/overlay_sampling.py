@@ -22,15 +22,15 @@ from typing import Any, cast
 from kademlia.node import Node as KademliaNode
 
 from benchmarks.record import Outcome, Series
-from overlay.discovery import Discovery
-from overlay.doors import SystemClock
+from overlay.discovery.peer_sampling import Discovery
+from overlay.discovery.sampling import POOL_BALLS, ball_radius, inside_ball
+from overlay.environment import SystemClock
 from overlay.ids import random_id
+from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Activity, Contact, Peer
-from overlay.routing import ContactTable
-from overlay.sampling import POOL_BALLS, ball_radius, inside_ball
 from overlay.transport import Address
-from tests.simulated.overlay_world import OverlayWorld
-from tests.world.loop import VirtualLoop
+from tests.harness.overlay_swarm import OverlayWorld
+from tests.harness.virtual_loop import VirtualLoop
 
 SIZES = (200, 1000)
 DRAWS = 200_000

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Outcome, Series
+from overlay.discovery.lookup_service import Finished
 from overlay.ids import distance, random_id
-from overlay.lookups import Finished
-from overlay.node import Overlay
-from tests.simulated.overlay_world import OverlayWorld
-from tests.world.loop import VirtualLoop
+from overlay.overlay import Overlay
+from tests.harness.overlay_swarm import OverlayWorld
+from tests.harness.virtual_loop import VirtualLoop
 
 NODES = 1000
 BOOTSTRAPS = 3

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from overlay.doors import FolderDisk
-from tests.process.lan_world import Lan, LanNode, NotPermitted, lan
-from tests.process.swarm_world import LOOK_S, START_S, kill_all
+from overlay.environment import FolderDisk
+from tests.process.harness.lan_world import Lan, LanNode, NotPermitted, lan
+from tests.process.harness.swarm_world import LOOK_S, START_S, kill_all
 from training import checkpoint
-from training.exchange.stored import Stored
+from training.exchange.store.state_files import Stored
 from training.layout import shard_bounds
 
 SIDES = (0, 0, 0, 1, 1, 1)
@@ -31,7 +31,7 @@ CUT_S = 30.0
 BOUND_S = 10.0
 SHARDS = 24
 SETTINGS: dict[str, Any] = {
-    "training.task": "tests.world_tasks:Ledger",
+    "training.task": "tests.harness.tasks:Ledger",
     "training.local_steps": 1,
     "training.eval_steps": 0,
     "training.checkpoint_s": 5.0,

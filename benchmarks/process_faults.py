@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from tests.process.swarm_world import START_S, ProcessNode, kill_all
+from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all
 
 NODES, ROUNDS, ROUND_S = 6, 20, 15.0
 #: Fewer than this many are never left running: a swarm of two has no third copy of anything.

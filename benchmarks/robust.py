@@ -1,10 +1,10 @@
 """robust: eight members on the bundled digits, one of which sends its deltas ten times as long and sign-flipped.
 
 As in `outer_rule` one process and a virtual clock stand for the network: real models and optimisers, the deltas as
-their owner gets them, and the owner's real code (`training.exchange.store`, `training.robust`), all shards here. Either
-every member sees all images, as `p2pnode start --task digits` has it, or each its own eighth: then the liar's images
-are lost to the others, and honest deltas differ more. Beside the accuracy, what the owner's work costs: seconds per
-delta, against the plain rule in the same run.
+their owner gets them, and the owner's real code (`training.exchange.store.shard_store`, `training.shards.robust`), all
+shards here. Either every member sees all images, as `p2pnode start --task digits` has it, or each its own eighth: then
+the liar's images are lost to the others, and honest deltas differ more. Beside the accuracy, what the owner's work
+costs: seconds per delta, against the plain rule in the same run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from benchmarks.outer_rule import VirtualNode, completions
 from benchmarks.record import Outcome, Series
 from overlay.peers import Contact
 from overlay.transport import Address
-from training import robust
-from training.codecs import Vector
+from training.encoding.codecs import Vector
 from training.exchange.messages import Term
-from training.exchange.store import ShardStore, Waiting
+from training.exchange.store.shard_store import ShardStore, Waiting
 from training.layout import shard_bounds
-from training.robust import FirstNorms, Robust
 from training.settings import ExchangeSettings, TrainingSettings
-from training.shards import DeltaId, Rule
+from training.shards import robust
+from training.shards.robust import FirstNorms, Robust
+from training.shards.state import DeltaId, Rule
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 

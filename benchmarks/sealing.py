@@ -20,16 +20,16 @@ import numpy as np
 import uvloop
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from overlay.admission import Admission
-from overlay.certificate_order import make_certificates
-from overlay.credentials import Credentials
-from overlay.doors import SystemClock
-from overlay.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, SEALED
+from overlay.environment import SystemClock
 from overlay.identity import Identity, identity_from_seed
-from overlay.sealing import Sealer
-from overlay.sockets import SocketTransport
-from overlay.sockets_pool import StreamSeal
-from overlay.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.certificate_request import make_certificates
+from overlay.sealing.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, SEALED
+from overlay.sealing.sealer import Sealer
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.tickets import Admission
+from overlay.sealing.tls import Credentials
+from overlay.sockets.connection_pool import StreamSeal
+from overlay.sockets.transport import SocketTransport
 from overlay.transport import Address, Incoming, NodeAddress, Reply, SizedBody
 
 REPETITIONS = 7

@@ -20,11 +20,11 @@ from typing import Any
 import simpy
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers import make_barrier
+from training.barriers.predicates import make_barrier
 from training.settings import BarrierSettings
-from training.simulation.plan import Plan
+from training.simulation.model.plan import Plan
+from training.simulation.model.step_times import StepTimes
 from training.simulation.run import simulate
-from training.simulation.steptimes import StepTimes
 
 REPETITIONS = 5
 #: The swarm that SimPy simulates too: large enough for its queue to matter, small enough for it to end.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from tests.process.lan_world import LanNode, NotPermitted, lan
-from tests.process.swarm_world import START_S, kill_all
+from tests.process.harness.lan_world import LanNode, NotPermitted, lan
+from tests.process.harness.swarm_world import START_S, kill_all
 
 NODES = 3
 RATE_MBIT = 20.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.start import resident_bytes
-from tests.process.swarm_world import START_S, ProcessNode, kill_all
+from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all
 
 NODES = 4
 MINUTES = 30.0

@@ -143,12 +143,12 @@ def _queries(at_once: int) -> float:
 
 
 def _overlay(folder: Path) -> Any:
-    from overlay.doors import FolderDisk, SystemClock, SystemEntropy
+    from overlay.environment import FolderDisk, SystemClock, SystemEntropy
     from overlay.identity import load_identity, next_incarnation
-    from overlay.node import Overlay
+    from overlay.overlay import Overlay
     from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
-    from overlay.sockets import SocketTransport
-    from tests.simulated.overlay_world import NoLog
+    from overlay.sockets.transport import SocketTransport
+    from tests.harness.overlay_swarm import NoLog
 
     clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()
     disk = FolderDisk(folder)

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 
 from p2pnode import daemon
-from p2pnode.config import load
+from p2pnode.config.load import load
 from training.layout import Entry, Layout
 from training.settings import TrainingSettings
-from training.simulation.steptimes import StepTimes
-from training.simulation.streams import DURATIONS, Stream
-from training.trainer_door import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+from training.simulation.model.random_streams import DURATIONS, Stream
+from training.simulation.model.step_times import StepTimes
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello, Vector
 
 SIZE = 64
 
 
 class SleepingTrainer:
-    """Implements `training.trainer_door.Trainer`. Takes whatever the daemon gives a real one, and uses the options."""
+    """Implements `training.trainer_link.interface.Trainer`. Takes whatever the daemon gives a real one, and uses the
+    options."""
 
     def __init__(self, settings: TrainingSettings, **_: Any) -> None:
         options = settings.options

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from overlay.doors import Disk, Entropy
+from overlay.environment import Disk, Entropy
 from overlay.ids import node_id_of
 
 KEY_FILE = "identity.key"
@@ -53,7 +53,8 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The private key, 32 bytes: for the certificate that shows it (`overlay.certificate_order`), nothing else."""
+        """The private key, 32 bytes: for the certificate that shows it (`overlay.sealing.certificate_request`), nothing
+        else."""
         return self._key.private_bytes_raw()
 
 

@@ -17,10 +17,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.doors import Clock
+from overlay.environment import Clock
 from overlay.ids import ID_BYTES, short
+from overlay.kademlia.messages import TAG_BYTES, literal
 from overlay.peers import Beat, Contact
-from overlay.quotas import Allowance, Open, Quotas
+from overlay.rate_limits import Allowance, Open, Quotas
 from overlay.transport import (
     Address,
     Answer,
@@ -35,7 +36,6 @@ from overlay.transport import (
     group_of,
     id_behind,
 )
-from overlay.wire import TAG_BYTES, literal
 
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
 #: A handler of a request that carries no envelope (`hello`).

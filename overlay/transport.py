@@ -1,8 +1,8 @@
 """The one door to the world: everything one node says to another passes through `Transport`.
 
 Two ways out: a *datagram* (small, lossy, cheap) and a *request* with a body that is an iterator of buffers both ways
-(large, ordered). `overlay.sockets` is the real door (UDP, and HTTP on the same port number over TCP); the tests have
-an in-memory network behind the same interface. Nothing above this line knows which one it has.
+(large, ordered). `overlay.sockets.transport` is the real door (UDP, and HTTP on the same port number over TCP); the
+tests have an in-memory network behind the same interface. Nothing above this line knows which one it has.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from p2pnode import token_file
-from p2pnode.config_rules import is_loopback, split_address
+from p2pnode.config.rules import is_loopback, split_address
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.keys import api_token
 
 #: Name of the file in the state directory; the daemon writes it when its API listens and removes it on exit.
 STATUS_FILE = "status.json"
@@ -26,7 +26,7 @@ STATUS_FILE = "status.json"
 TIMEOUT_S = 5.0
 #: Most bytes of an answer that are read.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-#: As in `p2pnode.guard`, which the commands need not import.
+#: As in `p2pnode.status.guard`, which the commands need not import.
 CHANGE_HEADER = "X-P2PNode"
 UNAUTHORIZED = 401
 
@@ -146,8 +146,8 @@ class NodeClient:
         needs_token = method != "GET" or not is_loopback(self._host)
         if needs_token and self._token_file is not None:
             try:
-                headers["Authorization"] = f"Bearer {token_file.read(self._token_file)}"
-            except token_file.NotReadable as error:
+                headers["Authorization"] = f"Bearer {api_token.read(self._token_file)}"
+            except api_token.NotReadable as error:
                 raise UserError(
                     f"the token of the node at {self.address} cannot be read from {self._token_file}: {error}",
                     "run the command as the user that runs the node, or give another with --token-file",

@@ -17,31 +17,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from overlay import sockets_gateway, sockets_lan
-from overlay.doors import Disk, Entropy, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.bootstrap import mdns
+from overlay.environment import Disk, Entropy, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
 from overlay.identity import UnreadableIdentity, load_identity
-from overlay.mapping import Gateway
-from overlay.sockets import SocketTransport
-from overlay.swarm_key import KeyRing
+from overlay.nat import upnp
+from overlay.nat.port_mapping import Gateway
+from overlay.sealing.swarm_key import KeyRing
+from overlay.sockets.transport import SocketTransport
 from overlay.transport import Address, PortInUse, Transport
-from p2pnode import logs, token_file
+from p2pnode import logs
 from p2pnode.client import STATUS_FILE, status_file
-from p2pnode.config import Config
-from p2pnode.config_rules import is_loopback
+from p2pnode.config.load import Config
+from p2pnode.config.rules import is_loopback
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
-from p2pnode.events import EventLog, EventRing
-from p2pnode.loop_delay import LoopDelay
-from p2pnode.memory import give_back, keep_memory
-from p2pnode.node import Doors, Node
-from p2pnode.report import Report
-from p2pnode.sealing import SealedDoors, seal
-from p2pnode.swarm_keys import find_keys, own_input
-from training.shared_memory import available_memory_bytes
-from training.supervisor import ProcessTrainer
-from training.trainer_door import Trainer
+from p2pnode.keys import api_token
+from p2pnode.keys.closed_swarm import SealedDoors, seal
+from p2pnode.keys.key_files import find_keys, own_input
+from p2pnode.lifecycle.node import Doors, Node
+from p2pnode.malloc import give_back, keep_memory
+from p2pnode.status.events import EventLog, EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import Report
+from training.supervisor.process_trainer import ProcessTrainer
+from training.trainer_link.interface import Trainer
+from training.trainer_link.shared_memory import available_memory_bytes
 
 if TYPE_CHECKING:
-    from p2pnode.status_server import StatusServer
+    from p2pnode.status.server import StatusServer
 
 LOCK_FILE = "lock"
 #: Where ours is taken, another one of these is asked for: neither well known nor handed out to clients by most systems.
@@ -55,9 +57,9 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
     """
     keep_memory()
     folder = config.state_folder
-    if config.node.nat == "auto" and not sockets_gateway.is_installed():
+    if config.node.nat == "auto" and not upnp.is_installed():
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
-    if config.swarm.discover == "lan" and not sockets_lan.is_installed():
+    if config.swarm.discover == "lan" and not mdns.is_installed():
         raise package_missing('swarm.discover = "lan"', "zeroconf", "lan")
     keys = find_keys(config, os.environ, own_input())
     with _state_folder(folder):
@@ -116,7 +118,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         state_path=folder,
         available_memory=available_memory_bytes,
         gateway=_gateway(config, entropy),
-        lan=sockets_lan.ZeroconfLan() if config.swarm.discover == "lan" else None,
+        lan=mdns.ZeroconfLan() if config.swarm.discover == "lan" else None,
     )
     node = Node(config, doors)
     _leave_on_signals(node)
@@ -124,15 +126,15 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     services = [asyncio.create_task(loop_delay.run(), name="loop-delay")]
     if sealed is not None:
         services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
-    token_path = token_file.token_path(folder, config.status.token_file)
-    token = token_file.load_or_make(token_path, doors.entropy.token(token_file.TOKEN_BYTES))
+    token_path = api_token.token_path(folder, config.status.token_file)
+    token = api_token.load_or_make(token_path, doors.entropy.token(api_token.TOKEN_BYTES))
     report = Report(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
     # It joins and starts its trainer, which takes seconds to load, while this process loads its own HTTP server.
     running = asyncio.create_task(node.run(), name="node")
     server: StatusServer | None = None
     try:
-        await workers.run(importlib.import_module, "p2pnode.status_server")
-        from p2pnode.status_server import StatusServer
+        await workers.run(importlib.import_module, "p2pnode.status.server")
+        from p2pnode.status.server import StatusServer
 
         server = StatusServer(report, config.status, token, clock)
         address = await server.start()
@@ -164,7 +166,7 @@ def _gateway(config: Config, entropy: Entropy) -> Gateway | None:
         return None
     host = ipaddress.ip_address(config.node.host)
     source = "" if host.is_unspecified or host.version == 6 else config.node.host
-    return sockets_gateway.UpnpGateway(lambda: entropy.random.randrange(*OUTSIDE_PORTS), source=source)
+    return upnp.UpnpGateway(lambda: entropy.random.randrange(*OUTSIDE_PORTS), source=source)
 
 
 def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node, token_path: Path) -> None:

@@ -9,8 +9,8 @@ import logging
 import sys
 from typing import Any, TextIO
 
-from p2pnode.config import LogSettings
-from p2pnode.events import Writer
+from p2pnode.config.load import LogSettings
+from p2pnode.status.events import Writer
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

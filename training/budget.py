@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from training import codecs
-from training.robust import FIRST_MEMBERS, MOST_MEMBERS
+from training.encoding import codecs
 from training.settings import ExchangeSettings
+from training.shards.robust import FIRST_MEMBERS, MOST_MEMBERS
 
 _FLOAT32_BYTES = 4
 
@@ -33,7 +33,7 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def shared(self) -> int:
-        """What `training.shared_memory` claims."""
+        """What `training.trainer_link.shared_memory` claims."""
         return self.replica + self.delta
 
     def parts(self) -> dict[str, int]:

@@ -3,7 +3,8 @@
 A checkpoint is the folder `checkpoints/step-N`: `vector.safetensors` (every tensor by its canonical name, float32),
 `trainer.state` (written by the trainer: optimiser, schedule, random state, data position; may be missing) and
 `state.json`, which is written last and so marks the others as whole. `states-N.bin` beside them are the shards that the
-node owned and backed up (`training.exchange.stored`); a node that leaves writes these anew when it has handed over.
+node owned and backed up (`training.exchange.store.state_files`); a node that leaves writes these anew when it has
+handed over.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from overlay.doors import Disk, Log
-from training.codecs import Vector
+from overlay.environment import Disk, Log
+from training.encoding.codecs import Vector
 from training.exchange.messages import Term
-from training.exchange.stored import BadStates, Stored, decode
+from training.exchange.store.state_files import BadStates, Stored, decode
 from training.layout import Layout
 
 FOLDER = "checkpoints"

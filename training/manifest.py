@@ -10,8 +10,8 @@ import msgspec
 
 from training.layout import Entry, Layout
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shards import Rule
-from training.trainer_door import TrainerHello
+from training.shards.state import Rule
+from training.trainer_link.interface import TrainerHello
 
 #: Raised whenever nodes of the old and the new code could not work in one swarm.
 PROTOCOL = 3

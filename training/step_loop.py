@@ -1,8 +1,8 @@
 """One node's training: train, push, advance, barrier, pull, and again, until the run ends.
 
-The loop owns the step counter and the order of things; it decides nothing about barriers (`training.barriers`), shards
-(`training.exchange`) or tensors (the trainer). Progress, waiting and failures are events and fields of `Progress`, so
-that "waiting" and "slow" can be told apart from outside.
+The loop owns the step counter and the order of things; it decides nothing about barriers
+(`training.barriers.predicates`), shards (`training.exchange`) or tensors (the trainer). Progress, waiting and failures
+are events and fields of `Progress`, so that "waiting" and "slow" can be told apart from outside.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlay.doors import Clock, Log
+from overlay.environment import Clock, Log
 from overlay.peers import Activity
-from training.exchange.service import Exchange
+from training.barriers.waiter import Gate
+from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings, TrainingSettings
-from training.trainer_door import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
-from training.waiting import Gate
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
 
 if TYPE_CHECKING:
-    from overlay.node import Overlay
+    from overlay.overlay import Overlay
 
 End = Literal["max_steps", "max_seconds", "until", "leave", "trainer_failed"]
 

@@ -41,7 +41,7 @@ def advise(
     """
     from p2pnode.client import NodeClient
     from training.simulation import advice
-    from training.simulation.steptimes import BadModel
+    from training.simulation.model.step_times import BadModel
 
     bare = address.removeprefix("http://").split("/")[0]
     try:
@@ -84,7 +84,7 @@ def _workers(status: dict[str, Any]) -> float:
 def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, Any]], source: str) -> Measured:
     """Raises `BadModel` where no step has been made."""
     from training.simulation.advice import Measured
-    from training.simulation.steptimes import seconds_of
+    from training.simulation.model.step_times import seconds_of
 
     trace_s = seconds_of(steps, f"{source}/steps")
     own = float(status["training"]["step_seconds"] or 0.0)

@@ -9,9 +9,9 @@ from typing import Annotated, cast
 import typer
 
 from p2pnode.commands.options import JsonOption
-from p2pnode.config import KEYS, Complaint
-from p2pnode.config_rules import check
-from p2pnode.config_values import choices
+from p2pnode.config.load import KEYS, Complaint
+from p2pnode.config.rules import check
+from p2pnode.config.values import choices
 from p2pnode.errors import ExitCode, UserError
 from training.settings import BarrierMethod
 
@@ -41,7 +41,7 @@ def demo(
 
     Example: p2pnode demo --nodes 4 --task digits --until 0.95
     """
-    from p2pnode.demo import TIME_LIMIT_S, USUAL_TIME_LIMIT_S, DemoPlan, node_config, run
+    from p2pnode.demo.run import TIME_LIMIT_S, USUAL_TIME_LIMIT_S, DemoPlan, node_config, run
 
     if barrier not in _BARRIERS:
         raise UserError(f'--barrier "{barrier}" is no barrier', f"one of {', '.join(_BARRIERS)}", ExitCode.USAGE)

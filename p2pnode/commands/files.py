@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from p2pnode import documentation
 from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
 from p2pnode.commands.output import say
-from p2pnode.config_rules import advise
+from p2pnode.config import documentation
+from p2pnode.config.rules import advise
 from p2pnode.errors import ExitCode, UserError
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
@@ -63,7 +63,7 @@ def config_show(
 @config_app.command("default")
 def config_default(as_json: JsonOption = False) -> int:
     """Print every setting with its default and its explanation."""
-    from p2pnode.config import Config
+    from p2pnode.config.load import Config
 
     if as_json:
         say(json.dumps({"schema": 1, "config": documentation.as_json(Config())}, indent=2))

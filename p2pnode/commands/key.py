@@ -19,14 +19,14 @@ import typer
 from p2pnode.client import NodeClient, find
 from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
 from p2pnode.commands.output import say
-from p2pnode.config import Config
-from p2pnode.config_rules import is_loopback, split_address
+from p2pnode.config.load import Config
+from p2pnode.config.rules import is_loopback, split_address
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.swarm_folder import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
+from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
 
 if TYPE_CHECKING:
-    from overlay.invitation import Invitation
-    from overlay.swarm_key import KeyRing, SwarmKey
+    from overlay.sealing.invitation import Invitation
+    from overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 key_app = typer.Typer(
     help="Make, show, hand on and rotate the swarm key: whoever has it is a member.", rich_markup_mode=None
@@ -54,8 +54,8 @@ def new(
     if path.exists() and not force:
         hint = "keep it; to change the key of a running swarm see `p2pnode key rotate`, to replace it anyway --force"
         raise UserError(f"there is a swarm key in {path} already", hint, ExitCode.STATE_DIRECTORY)
-    from overlay.swarm_key import KeyRing
-    from p2pnode.swarm_keys import write_key_file
+    from overlay.sealing.swarm_key import KeyRing
+    from p2pnode.keys.key_files import write_key_file
 
     keys = KeyRing((_fresh(),))
     write_key_file(path, keys)
@@ -101,8 +101,8 @@ def invite(
 
     Example: p2pnode key invite --out invitation.txt, or: p2pnode key invite | ssh other p2pnode start --invite -
     """
-    from overlay.invitation import Invitation
-    from p2pnode.swarm_keys import write_invitation
+    from overlay.sealing.invitation import Invitation
+    from p2pnode.keys.key_files import write_invitation
 
     found = _settings(config, state_dir, settings)
     keys = _keys(found)
@@ -166,8 +166,8 @@ def rotate(
     prepare makes a second key, accepted beside the first: do it once, and take the file, or a fresh `key invite`, to
     every node. switch uses the second, on every node. finish forgets the first. Running nodes notice by themselves.
     """
-    from overlay.swarm_key import BadKey
-    from p2pnode.swarm_keys import read_key_file, write_key_file
+    from overlay.sealing.swarm_key import BadKey
+    from p2pnode.keys.key_files import read_key_file, write_key_file
 
     found = _settings(config, state_dir, settings)
     path = _own_file(found)
@@ -207,8 +207,8 @@ def _is_file(text: str) -> bool:
 
 def take(text: str, folder: Path) -> tuple[Invitation, bool]:
     """Read an invitation and keep it in a state directory; whether anything changed. Raises `UserError`."""
-    from overlay.invitation import BadInvitation, Invitation
-    from p2pnode.swarm_keys import MOST_BYTES, accept, own_input
+    from overlay.sealing.invitation import BadInvitation, Invitation
+    from p2pnode.keys.key_files import MOST_BYTES, accept, own_input
 
     if text == STANDARD_INPUT:
         if sys.stdin.isatty():
@@ -231,7 +231,7 @@ def take(text: str, folder: Path) -> tuple[Invitation, bool]:
 
 
 def _checked(addresses: list[str]) -> list[str]:
-    from overlay.invitation import MOST_ADDRESSES
+    from overlay.sealing.invitation import MOST_ADDRESSES
 
     for address in addresses:
         try:
@@ -263,7 +263,7 @@ def _known_addresses(config: Config, client: NodeClient | None) -> list[str]:
 
 
 def _fresh() -> SwarmKey:
-    from overlay.swarm_key import KEY_BYTES, SwarmKey
+    from overlay.sealing.swarm_key import KEY_BYTES, SwarmKey
 
     return SwarmKey(secrets.token_bytes(KEY_BYTES))
 
@@ -274,7 +274,7 @@ def _settings(config: Path | None, state_dir: str | None, settings: list[str] | 
 
 
 def _keys(config: Config) -> KeyRing:
-    from p2pnode.swarm_keys import find_keys, own_input
+    from p2pnode.keys.key_files import find_keys, own_input
 
     keys = find_keys(config, dict(os.environ), own_input())
     assert keys is not None  # `_settings` names a file where none is named

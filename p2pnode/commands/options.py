@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from p2pnode.client import NodeClient, NotReachable, find
-from p2pnode.config import Loaded, Override, load
-from p2pnode.config_rules import split_address
+from p2pnode.config.load import Loaded, Override, load
+from p2pnode.config.rules import split_address
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.swarm_folder import remembered
+from p2pnode.keys.invitation_files import remembered
 
 #: Read when no --config is given and it exists in the working directory.
 DEFAULT_FILE = Path("node.toml")

@@ -22,8 +22,8 @@ from p2pnode.commands.output import say
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from training.simulation.plan import Plan
-    from training.simulation.reproduction import Row
+    from training.simulation.figures.reproduction import Row
+    from training.simulation.model.plan import Plan
 
 #: Moments of a run that `--plot` shows.
 MOMENTS = 100
@@ -79,9 +79,9 @@ def simulate(
     """
     if context.invoked_subcommand is not None:
         return 0
-    from training.barriers import BarrierNotFound
+    from training.barriers.predicates import BarrierNotFound
+    from training.simulation.model.step_times import BadModel
     from training.simulation.run import NotCompiled
-    from training.simulation.steptimes import BadModel
 
     if plot is not None:
         _need_matplotlib()
@@ -92,11 +92,11 @@ def simulate(
         outcomes = [(name, _run(plan, engine, moments, name)) for name, plan in plans]
     except (BadModel, BarrierNotFound, NotCompiled, ValueError) as error:
         raise UserError(str(error), "p2pnode simulate --help shows what each option takes", ExitCode.USAGE) from error
-    from training.simulation.metrics import summary
+    from training.simulation.model.metrics import summary
 
     runs = [{"barrier": name, **summary(outcome)} for name, outcome in outcomes]
     if plot is not None:
-        from training.simulation.drawing import draw, progress_panel, step_panel
+        from training.simulation.figures.plots import draw, progress_panel, step_panel
 
         with _writing(plot):
             draw([step_panel(outcomes), progress_panel(outcomes)], plot, _title(plans[0][1]))
@@ -135,10 +135,10 @@ def _plan(options: dict[str, Any]) -> Plan:
     """The plan of the command line's options. Raises `BadModel` and `ValueError`."""
     import msgspec
 
-    from training.barriers import resample_after
+    from training.barriers.predicates import resample_after
     from training.settings import BarrierMethod, BarrierSettings
-    from training.simulation.plan import DISCIPLINES, SAMPLERS, Churn, Plan
-    from training.simulation.steptimes import parse_step_times, parse_stragglers
+    from training.simulation.model.plan import DISCIPLINES, SAMPLERS, Churn, Plan
+    from training.simulation.model.step_times import parse_step_times, parse_stragglers
 
     for option, known in (("barrier", get_args(BarrierMethod)), ("discipline", DISCIPLINES), ("sampler", SAMPLERS)):
         if options[option] not in known:
@@ -204,7 +204,7 @@ def _title(plan: Plan) -> str:
 
 def _need_matplotlib() -> None:
     """Before minutes of work, not after."""
-    from training.simulation.drawing import NoMatplotlib, require_matplotlib
+    from training.simulation.figures.plots import NoMatplotlib, require_matplotlib
 
     try:
         require_matplotlib()
@@ -244,9 +244,9 @@ def reproduce(
     # Before NumPy is loaded, here and in the processes: two threads on small matrices wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need_matplotlib()
-    from training.simulation.problems import BadData
-    from training.simulation.reproduction import FIGURES, NEED_IMAGES, Order
-    from training.simulation.reproduction import reproduce as make
+    from training.simulation.figures.reproduction import FIGURES, NEED_IMAGES, Order
+    from training.simulation.figures.reproduction import reproduce as make
+    from training.simulation.learning.problems import BadData
     from training.simulation.run import has_numba
 
     if what == ["list"]:

@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from p2pnode.commands.options import ConfigOption, DebugOption, SetOption, StateDirOption, loaded
-from p2pnode.config import Config
-from p2pnode.documentation import toml
+from p2pnode.config.documentation import toml
+from p2pnode.config.load import Config
 from p2pnode.errors import ExitCode, UserError
 
 BootstrapOption = Annotated[
@@ -113,7 +113,7 @@ def _without_invite(arguments: list[str]) -> list[str]:
 
 
 def _daemon(config: Config, command: list[str] | None) -> int:
-    gc.disable()  # all that importing makes stays; `p2pnode.memory` looks through it once
+    gc.disable()  # all that importing makes stays; `p2pnode.malloc` looks through it once
     from p2pnode import daemon
 
     gc.enable()

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from p2pnode.config import load
-from p2pnode.config_rules import check
-from p2pnode.demo import DemoPlan, Reached, goal_held, node_config, run, summary
-from p2pnode.documentation import node_toml
+from p2pnode.config.documentation import node_toml
+from p2pnode.config.load import load
+from p2pnode.config.rules import check
+from p2pnode.demo.run import DemoPlan, Reached, goal_held, node_config, run, summary
 
 ROOT = Path(__file__).parent.parent.parent
 FAKE = ROOT / "tests" / "process" / "fake_node.py"
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
-PLAN = DemoPlan(nodes=2, start_command=(sys.executable, "-m", "tests.process.fake_node"), alone_command=ALONE)
+PLAN = DemoPlan(nodes=2, start_command=(sys.executable, "-m", "tests.process.harness.fake_node"), alone_command=ALONE)
 
 
 @pytest.fixture(autouse=True)
@@ -141,14 +141,14 @@ def test_a_daemon_that_does_not_leave_is_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Requests and SIGTERM are ignored: the process is killed all the same, with the child it has started."""
-    monkeypatch.setattr("p2pnode.demo.end_all", impatient)
+    monkeypatch.setattr("p2pnode.demo.run.end_all", impatient)
     assert run(dataclasses.replace(PLAN, nodes=1, task="fake:Ignore")) == 0
 
     assert "had to be killed: node-0" in capsys.readouterr().out
 
 
 def impatient(processes: Any, hurry: Any) -> list[str]:
-    from p2pnode.demo_nodes import end_all
+    from p2pnode.demo.nodes import end_all
 
     return end_all(processes, hurry, leave_s=0.3, term_s=0.3)
 
@@ -167,7 +167,7 @@ def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, SIGTERM or a closed terminal in the middle: exit code 10, what was reached, no process and no file."""
     code = (
-        "import dataclasses, sys; from tests.process.test_demo import PLAN; from p2pnode.demo import run;"
+        "import dataclasses, sys; from tests.process.test_demo import PLAN; from p2pnode.demo.run import run;"
         "sys.exit(run(dataclasses.replace(PLAN, until=1.0, task='fake:Fork')))"
     )
     demo = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)

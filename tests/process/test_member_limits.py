@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from overlay import sockets_turns
-from overlay.sockets_turns import TooMany, Turns
+from overlay.sockets import concurrency
+from overlay.sockets.concurrency import TooMany, Turns
 from overlay.transport import Incoming, Reply, TransportError, id_behind
 from tests.process.test_sealed_sockets import Member, ask, until
 from tests.process.test_sockets import MB, Run, run
@@ -46,9 +46,9 @@ class Busy(Member):
 
 @pytest.fixture
 def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets_turns, "HANDLERS_AT_ONCE", ALL)
-    monkeypatch.setattr(sockets_turns, "HANDLERS_OF_ONE", OWN)
-    monkeypatch.setattr(sockets_turns, "WAITING_OF_ONE", WAITING)
+    monkeypatch.setattr(concurrency, "HANDLERS_AT_ONCE", ALL)
+    monkeypatch.setattr(concurrency, "HANDLERS_OF_ONE", OWN)
+    monkeypatch.setattr(concurrency, "WAITING_OF_ONE", WAITING)
 
 
 async def outcome(member: Member, busy: Busy) -> str:
@@ -134,7 +134,7 @@ def test_large_heads_are_read_a_few_at_a_time(run: Run) -> None:
 
         tasks = [asyncio.create_task(read(bytes([party]))) for party in range(6) for _ in range(3)]
         await until(lambda: sum(task.done() for task in tasks) == 6, "the third of each is refused")
-        assert len(inside) == sockets_turns.LARGE_HEADS_AT_ONCE
+        assert len(inside) == concurrency.LARGE_HEADS_AT_ONCE
         release.set()
         outcomes = await asyncio.gather(*tasks)
         assert (outcomes.count("read"), outcomes.count("refused")) == (12, 6)

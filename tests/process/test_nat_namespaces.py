@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from overlay.swarm_key import SwarmKey
+from overlay.sealing.swarm_key import SwarmKey
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
-from tests.process.namespaces import command, inside, missing, namespaces
+from tests.process.harness.namespaces import command, inside, missing, namespaces
 from tests.process.test_swarm_process import ROOT, START_S, until
 from tests.process.test_swarm_process import Daemon as LoopbackDaemon
 

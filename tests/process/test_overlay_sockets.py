@@ -19,20 +19,20 @@ import uvloop
 from kademlia.network import Server
 from kademlia.node import Node
 
-from overlay import wire
-from overlay.bootstrap import resolve
-from overlay.doors import SystemClock, SystemEntropy
+from overlay.bootstrap.dialer import resolve
+from overlay.environment import SystemClock, SystemEntropy
 from overlay.identity import load_identity, next_incarnation
-from overlay.node import Overlay
+from overlay.kademlia import messages
+from overlay.overlay import Overlay
 from overlay.peers import Beat
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
-from overlay.sockets import SocketTransport
+from overlay.sockets.transport import SocketTransport
 from overlay.transport import Address
-from tests.world.doors import ListLog, MemoryDisk, Record
+from tests.harness.environment import ListLog, MemoryDisk, Record
 
 V4, V6 = "127.0.0.1", "::1"
 GENESIS = b"genesis of tests"
-TAG = wire.swarm_tag("tests", GENESIS)
+TAG = messages.swarm_tag("tests", GENESIS)
 #: Everything here takes milliseconds; this is for a machine that does other things.
 LATE_S = 20.0
 
@@ -250,16 +250,16 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
             await other.join([str(node.address)], genesis=None)
             await until(lambda: node.is_alive(other.node_id), "they know each other")
             entries = [b"\x7f\x00\x00\x01\x00\x00", b"\x00" * 6, b"\xe0\x00\x00\x01\x00\x09", b"\xff" * 6]
-            lies = wire.Nodes(
+            lies = messages.Nodes(
                 b"".join(b"x" * 20 + entry for entry in entries), b"y" * 20 + b"\x00" * 15 + b"\x01\x00\x07"
             )
             asked = asyncio.Event()
 
-            def lying(_body: Any, _beat: Any, _source: Any, _message_id: Any) -> wire.Nodes:
+            def lying(_body: Any, _beat: Any, _source: Any, _message_id: Any) -> messages.Nodes:
                 asked.set()
                 return lies
 
-            other._protocol.serve(wire.FindNode, lying)
+            other._protocol.serve(messages.FindNode, lying)
             for _ in range(3):
                 await node.lookup(b"t" * 20)
             assert asked.is_set()
@@ -267,8 +267,8 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
             beats = [Beat(b"z" * 20, 1, 1, 1, host) for host in ("nowhere.invalid", "255.255.255.255", "fe80::1%lo")]
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
                 for beat in beats:
-                    head = wire.encode_head(TAG, beat)
-                    raw.sendto(wire.encode(0, os.urandom(20), head, wire.Ping()), node.address)
+                    head = messages.encode_head(TAG, beat)
+                    raw.sendto(messages.encode(0, os.urandom(20), head, messages.Ping()), node.address)
                     forged = msgspec.msgpack.encode([TAG, [*msgspec.to_builtins(beat)[:3], 99999], ["ping"], []])
                     raw.sendto(b"\x00" + os.urandom(20) + forged, node.address)
             await until(lambda: node.report().get("dropped_host", 0) == 3, "hosts that are none are dropped")
@@ -345,19 +345,19 @@ def test_mutated_datagrams_through_a_real_socket(run: Run) -> None:
             await until(lambda: node.is_alive(other.node_id), "they know each other")
             contact = other.contact(node.node_id)
             assert contact is not None
-            heads = [wire.encode_head(TAG, Beat(rng.randbytes(20), 1, 1, 4000)) for _ in range(20)]
+            heads = [messages.encode_head(TAG, Beat(rng.randbytes(20), 1, 1, 4000)) for _ in range(20)]
             bodies = [
-                wire.Ping(),
-                wire.FindNode(b"t" * 20),
-                wire.Unreached(),
-                wire.Pong(),
+                messages.Ping(),
+                messages.FindNode(b"t" * 20),
+                messages.Unreached(),
+                messages.Pong(),
             ]  # nothing that names another address
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
                 for burst in range(100):
                     for _ in range(200):
                         body = rng.choice(bodies)
-                        kind = isinstance(body, wire.Pong)
-                        datagram = bytearray(wire.encode(kind, rng.randbytes(20), rng.choice(heads), body))
+                        kind = isinstance(body, messages.Pong)
+                        datagram = bytearray(messages.encode(kind, rng.randbytes(20), rng.choice(heads), body))
                         for _ in range(rng.randrange(3)):
                             datagram[rng.randrange(len(datagram))] = rng.randrange(256)
                         if rng.random() < 0.1:

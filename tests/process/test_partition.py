@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.partition import BOUND_S, RATE_MBIT, SIDES, play
-from tests.process.lan_world import NotPermitted, lan
+from tests.process.harness.lan_world import NotPermitted, lan
 
 
 @pytest.mark.long

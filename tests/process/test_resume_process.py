@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from overlay.doors import FolderDisk
+from overlay.environment import FolderDisk
 from p2pnode.commands.files import newest_checkpoint
-from tests.process.swarm_world import ROOT, START_S, ProcessNode, until
-from tests.unit.test_checkpoint import Lines
+from tests.process.harness.swarm_world import ROOT, START_S, ProcessNode, until
+from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
-from training.codecs import Vector
-from training.exchange.stored import Stored
+from training.encoding.codecs import Vector
+from training.exchange.store.state_files import Stored
 from training.layout import shard_bounds
 
 NODES = 3
 TOTAL, SHARDS = NODES * 64, 8
 BOUNDS = shard_bounds(TOTAL, SHARDS)
 SETTINGS: dict[str, Any] = {
-    "training.task": "tests.world_tasks:Ledger",
+    "training.task": "tests.harness.tasks:Ledger",
     "training.local_steps": 1,
     "training.eval_steps": 0,
     "training.checkpoint_s": 1.5,

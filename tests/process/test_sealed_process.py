@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.invitation import Invitation
-from overlay.swarm_key import KeyRing
+from overlay.sealing.invitation import Invitation
+from overlay.sealing.swarm_key import KeyRing
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode
 from tests.process.test_swarm_process import ROOT, START_S, until

@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from overlay.admission import Admission, Judgement
-from overlay.certificate_order import Order
-from overlay.certificates import deliver
-from overlay.credentials import Credentials
-from overlay.doors import SystemClock, SystemEntropy
+from overlay.environment import SystemClock, SystemEntropy
 from overlay.identity import Identity, identity_from_seed
-from overlay.sealed_transport import SealedTransport
-from overlay.sockets import SocketTransport
-from overlay.sockets_admission import Threshold
-from overlay.sockets_pool import StreamSeal
-from overlay.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.certificate_maker import deliver
+from overlay.sealing.certificate_request import Order
+from overlay.sealing.sealed_transport import SealedTransport
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.tickets import Admission, Judgement
+from overlay.sealing.tls import Credentials
+from overlay.sockets.connection_pool import StreamSeal
+from overlay.sockets.ticket_gate import Threshold
+from overlay.sockets.transport import SocketTransport
 from overlay.transport import MAX_DATAGRAM_BYTES, Address, Incoming, NodeAddress, Reply, TransportError, id_behind
 from tests.process.test_sockets import LOCAL, MB, Recorder, Run, failure, pattern, run
 

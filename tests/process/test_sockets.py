@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from overlay.doors import SystemClock
-from overlay.sockets import SocketTransport
+from overlay.environment import SystemClock
+from overlay.sockets.transport import SocketTransport
 from overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,

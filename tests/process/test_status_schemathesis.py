@@ -21,12 +21,12 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from overlay.doors import SystemClock
-from p2pnode import guard
-from p2pnode.config import Config, StatusSettings
-from p2pnode.openapi import description
-from p2pnode.status_server import StatusServer
-from tests.process.fake_node import FakeSource
+from overlay.environment import SystemClock
+from p2pnode.config.load import Config, StatusSettings
+from p2pnode.status import guard
+from p2pnode.status.openapi import description
+from p2pnode.status.server import StatusServer
+from tests.process.harness.fake_node import FakeSource
 from tests.process.test_status_server import TOKEN
 
 SEED = 20261121

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from overlay.doors import SystemClock
-from p2pnode import status_server
+from overlay.environment import SystemClock
 from p2pnode.client import NodeClient, NotReachable
-from p2pnode.config import Config, StatusSettings
+from p2pnode.config.load import Config, StatusSettings
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.status_server import StatusServer
-from tests.process.fake_node import FakeSource
+from p2pnode.status import server as status_server
+from p2pnode.status.server import StatusServer
+from tests.process.harness.fake_node import FakeSource
 
 TOKEN = "a-token-for-tests-only"
 HEADER = {"X-P2PNode": "1"}

@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlay import wire
-from overlay.admission import server_name
-from overlay.hello import NONCE_BYTES, Caller, say_hello
+from overlay.bootstrap.hello import NONCE_BYTES, Caller, say_hello
 from overlay.identity import Identity, identity_from_seed
+from overlay.kademlia import messages
+from overlay.kademlia.messages import Ping
 from overlay.peers import Beat
 from overlay.requests import Envelope
-from overlay.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.tickets import server_name
 from overlay.transport import Address, NodeAddress, TransportError
-from overlay.wire import Ping
 from p2pnode.client import find
 from tests.process.test_sealed_process import Daemon
 from tests.process.test_sealed_sockets import Member, Relay, Stranger, Tap, ask, failure, flipped, say
@@ -176,11 +176,14 @@ async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -
     """What a member says under its own seal or certificate in the name of another is refused, and counted."""
     caller = Caller(member.identity, 1, RUN, lambda: os.urandom(NONCE_BYTES))
     greeted = await say_hello(member.door, home, caller=caller, genesis=None, timeout_s=5.0)
-    tag = wire.swarm_tag(RUN, greeted.genesis)
+    tag = messages.swarm_tag(RUN, greeted.genesis)
     beat = Beat(ABSENT.node_id, 1, 1, 8468, step=99)
     before, stood = page(daemon), standing(daemon)
     member.door.send(
-        home, wire.encode(wire.REQUEST, os.urandom(wire.MESSAGE_ID_BYTES), wire.encode_head(tag, beat), Ping())
+        home,
+        messages.encode(
+            messages.REQUEST, os.urandom(messages.MESSAGE_ID_BYTES), messages.encode_head(tag, beat), Ping()
+        ),
     )
     envelope = msgspec.msgpack.encode(Envelope(tag, beat, home.node_id, b""))
     with pytest.raises(TransportError, match="speaks in the name of"):

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.process.trainer_world import ROOT, World, lives, until
-from training.trainer_door import StepOrder, TrainerFailed
+from tests.process.harness.trainer_world import ROOT, World, lives, until
+from training.trainer_link.interface import StepOrder, TrainerFailed
 
 BEGIN = """
 import sys
@@ -261,8 +261,8 @@ def test_a_script_ends_with_its_daemon(tmp_path: Path) -> None:
     text = f"""
 import asyncio, sys
 from pathlib import Path
-from tests.process.trainer_world import World
-from training.trainer_door import StepOrder
+from tests.process.harness.trainer_world import World
+from training.trainer_link.interface import StepOrder
 async def main():
     world = World(Path({str(tmp_path / "state")!r}))
     trainer = world.trainer(command=[sys.executable, {str(tmp_path / "train.py")!r}])

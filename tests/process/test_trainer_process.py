@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.process.trainer_world import ROOT, World, descriptors, lives, until, wait_until
-from training import shared_memory
+from tests.process.harness.trainer_world import ROOT, World, descriptors, lives, until, wait_until
 from training.layout import Layout
-from training.supervisor import KEEP_MEMORY
-from training.trainer_door import StepOrder, TrainerFailed
-from training.trainer_process import OutputLog
-from training.trainer_session import hidden_package
+from training.supervisor.process import OutputLog
+from training.supervisor.process_trainer import KEEP_MEMORY
+from training.supervisor.session import hidden_package
+from training.trainer_link import shared_memory
+from training.trainer_link.interface import StepOrder, TrainerFailed
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.chdir(ROOT)  # Where `tests.world_tasks` is found.
+    monkeypatch.chdir(ROOT)  # Where `tests.harness.tasks` is found.
     return World(tmp_path / "state")
 
 
@@ -58,7 +58,7 @@ def test_a_trainer_trains_evaluates_saves_exports_and_stops(world: World, uvloop
         trainer = world.trainer("Line")
         hello = await trainer.start()
         assert isinstance(hello.layout, Layout)
-        assert (hello.task, hello.task_version, hello.evaluates) == ("tests.world_tasks:Line", "1", True)
+        assert (hello.task, hello.task_version, hello.evaluates) == ("tests.harness.tasks:Line", "1", True)
         assert trainer.vector.shape == trainer.delta.shape == (hello.layout.total,)
         assert trainer.vector.any()
         before = await trainer.evaluate(0)
@@ -88,9 +88,9 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
     """200 optimiser steps through the process, plain sum, agree to 1e-6 with the bare torch loop."""
     import torch
 
-    from tests import world_tasks
-    from training.link import derive_node_seed
+    from tests.harness import tasks
     from training.trainer.snapshot import seed_all
+    from training.trainer_link.messages import derive_node_seed
 
     async def scenario(world: World) -> Any:
         trainer = world.trainer("Adaptive", seed=3)
@@ -106,7 +106,7 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
     torch.set_num_threads(1)
     node_seed = derive_node_seed(3, b"n" * 20)
     seed_all(3)
-    task = world_tasks.Adaptive({}, data_dir="", seed=3, node_seed=node_seed, device="cpu")
+    task = tasks.Adaptive({}, data_dir="", seed=3, node_seed=node_seed, device="cpu")
     spec = task.build()
     seed_all(node_seed)
     batches = iter(task.batches())
@@ -300,8 +300,8 @@ def test_a_warning_of_the_trainer_reaches_the_log(world: World) -> None:
     ("settings", "reason"),
     [
         ({"task": "no_such_module:Task"}, "does not import"),
-        ({"task": "tests.world_tasks:Frozen"}, "no trainable parameter"),
-        ({"task": "tests.world_tasks:DiesAtStart"}, "exit code 5: library version mismatch"),
+        ({"task": "tests.harness.tasks:Frozen"}, "no trainable parameter"),
+        ({"task": "tests.harness.tasks:DiesAtStart"}, "exit code 5: library version mismatch"),
         ({"task": "text", "data_dir": "/nowhere/book.txt"}, "finds no file /nowhere/book.txt"),
     ],
 )
@@ -412,7 +412,7 @@ def test_what_a_trainer_prints_is_kept_and_bounded(world: World) -> None:
 
 def start_daemon(folder: Path, seconds: float) -> tuple[subprocess.Popen[str], int]:
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "tests.process.trainer_daemon", str(folder), str(seconds)],
+        [sys.executable, "-m", "tests.process.harness.trainer_daemon", str(folder), str(seconds)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

@@ -10,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.transport import Buffer
-from training import codecs
-from training.codecs import CodecName, Vector
-from training.frames import HEADER_BYTES, BadFrame, FrameReader, Part, encoded_frames, frames, header, read_array
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+from training.encoding.frames import (
+    HEADER_BYTES,
+    BadFrame,
+    FrameReader,
+    Part,
+    encoded_frames,
+    frames,
+    header,
+    read_array,
+)
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay import sockets_http as http
-from overlay.sockets_connection import DIRECT_BYTES, ROOM_BYTES, Broken, Connection
-from overlay.sockets_http import HttpBody, NotOurs
-from overlay.sockets_streams import chunk
+from overlay.sockets import http1 as http
+from overlay.sockets.connection import DIRECT_BYTES, ROOM_BYTES, Broken, Connection
+from overlay.sockets.framing import chunk
+from overlay.sockets.http1 import HttpBody, NotOurs
 from overlay.transport import Address
-from tests.world.loop import VirtualLoop
+from tests.harness.virtual_loop import VirtualLoop
 
 PEER = Address("10.0.0.1", 9)
 

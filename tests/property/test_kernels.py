@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training import codecs, kernels
-from training.codecs import CodecName, Vector
-from training.shards import DeltaId, Rule, ShardState
+from training import kernels
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+from training.shards.state import DeltaId, Rule, ShardState
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "training" / "kernels" / "kernels.c"

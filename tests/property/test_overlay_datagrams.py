@@ -9,11 +9,11 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay import wire
+from overlay.kademlia import messages as wire
 from overlay.peers import Beat
 from overlay.transport import Address, Rejection
-from tests.simulated.overlay_world import GENESIS, OverlayWorld, endpoint
-from tests.world.loop import VirtualLoop
+from tests.harness.overlay_swarm import GENESIS, OverlayWorld, endpoint
+from tests.harness.virtual_loop import VirtualLoop
 
 STRANGER = Address("10.7.7.7", 4000)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.world.fuzz import Fuzz
-from tests.world.loop import VirtualLoop
+from tests.harness.fuzz import Fuzz
+from tests.harness.virtual_loop import VirtualLoop
 
 ROUNDS = 60
 

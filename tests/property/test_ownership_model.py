@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.world.ownership_model import RULES, SCENARIOS, search
+from tests.harness.ownership_model import RULES, SCENARIOS, search
 
 #: Where leaving a rule out shows soonest.
 SHOWN_IN = {

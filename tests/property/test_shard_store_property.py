@@ -1,6 +1,6 @@
 """One shard among four stores: whatever is late, lost, suspected, handed over or dead, no delta is lost or doubled.
 
-`tests.world.shard_world` plays the services around the stores and knows what must hold. Random histories go far;
+`tests.harness.store_histories` plays the services around the stores and knows what must hold. Random histories go far;
 Hypothesis makes a failing one short.
 """
 
@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.world.shard_world import DELTAS, NAMES, World
+from tests.harness.store_histories import DELTAS, NAMES, World
 
 ACTIONS = {
     "push": 6,

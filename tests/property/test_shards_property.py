@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.shards import Applied, DeltaId, Rule, ShardState
+from training.shards.state import Applied, DeltaId, Rule, ShardState
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 

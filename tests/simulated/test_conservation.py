@@ -1,4 +1,4 @@
-"""Nothing acknowledged is lost: histories full of faults over the real exchange (`tests.world.conservation`)."""
+"""Nothing acknowledged is lost: histories full of faults over the real exchange (`tests.harness.conservation`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.world.conservation import BOUND_S, STEP_MOST_S, play
-from training.exchange.core import Turn
+from tests.harness.conservation import BOUND_S, STEP_MOST_S, play
+from training.exchange.context import Turn
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
 BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 24, 12), (1300, 24, 12), (0, 4, 50), (4, 4, 50)]
@@ -19,7 +19,7 @@ def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, 
     nobody stood still for longer than the detection bound and a step."""
     tallies = []
     for seed in range(first, first + histories):
-        print(f"seed {seed}: python -m tests.world.conservation --nodes {nodes} --seed {seed}")
+        print(f"seed {seed}: python -m tests.harness.conservation --nodes {nodes} --seed {seed}")
         tallies.append(play(seed, nodes))
 
     assert max(tally.longest_s for tally in tallies) <= BOUND_S + STEP_MOST_S
@@ -32,7 +32,7 @@ def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -
     was acknowledged."""
     tallies = []
     for seed in range(1000, 1024):
-        print(f"seed {seed}: python -m tests.world.conservation --nodes 8 --seed {seed} --robust trimmed-mean")
+        print(f"seed {seed}: python -m tests.harness.conservation --nodes 8 --seed {seed} --robust trimmed-mean")
         tallies.append(play(seed, 8, "trimmed-mean"))
 
     assert max(tally.longest_s for tally in tallies) <= BOUND_S + STEP_MOST_S
@@ -44,7 +44,7 @@ def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults; and
     decoding, adding, copying and teaching all give the loop its turns."""
-    for module in ("core", "pulling", "pushing"):
+    for module in ("context", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 1)
     places: dict[str, None] = {}
     after = Turn.after

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import world_tasks
-from tests.world.loop import VirtualLoop
-from tests.world.real_trainer import InlineTrainer
-from tests.world.swarm import Swarm
+from tests.harness import tasks as world_tasks
+from tests.harness.real_trainer import InlineTrainer
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
 from training.step_loop import Progress
 
 PLAIN_SUM: dict[str, Any] = {

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from tests.world.exchange_world import Member, World
-from tests.world.loop import VirtualLoop
-from training.exchange.service import Exchange
+from tests.harness.exchange_swarm import Member, World
+from tests.harness.virtual_loop import VirtualLoop
+from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings
 
 VALUES_PER_SHARD = 2000

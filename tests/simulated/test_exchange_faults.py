@@ -1,4 +1,4 @@
-"""One fault at a time over the real exchange, on the light network of `tests.world.exchange_world`."""
+"""One fault at a time over the real exchange, on the light network of `tests.harness.exchange_swarm`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.world.exchange_world import GENESIS, Links, Member, World
-from tests.world.loop import VirtualLoop
-from training.exchange.judging import Item
-from training.exchange.keeping import Keeping
+from tests.harness.exchange_swarm import GENESIS, Links, Member, World
+from tests.harness.virtual_loop import VirtualLoop
+from training.exchange.exchange import FENCES_FILE, Exchange
 from training.exchange.messages import Mended, Push, Term
-from training.exchange.service import FENCES_FILE, Exchange
-from training.exchange.store import Belief
+from training.exchange.owner.validation import Item
+from training.exchange.recovery.rebalancing import Keeping
+from training.exchange.store.shard_store import Belief
 from training.settings import ExchangeSettings
-from training.shards import DeltaId
+from training.shards.state import DeltaId
 
 VALUES = 8
 ONES = np.ones(VALUES, np.float32)

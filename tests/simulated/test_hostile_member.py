@@ -13,17 +13,17 @@ import pytest
 
 from overlay import requests
 from overlay.peers import Contact
-from overlay.quotas import Allowance
+from overlay.rate_limits import Allowance
 from overlay.transport import Buffer, TransportError
-from tests.world.loop import VirtualLoop
-from tests.world.shard_stores import contact, owner_of, store_of, term
-from tests.world.swarm import Host, Swarm
-from tests.world.trainer import StubTrainer, exponential
-from training.exchange import store as store_module
+from tests.harness.stores import contact, owner_of, store_of, term
+from tests.harness.stub_trainer import StubTrainer, exponential
+from tests.harness.swarm import Host, Swarm
+from tests.harness.virtual_loop import VirtualLoop
+from training.encoding.frames import Part, frames
 from training.exchange.messages import Fetch, Mend, MendAnswer, Mended, Push, PushAnswer, WhereIs, decode, encode
-from training.exchange.store import Waiting
-from training.frames import Part, frames
-from training.shards import Applied, DeltaId
+from training.exchange.store import shard_store as store_module
+from training.exchange.store.shard_store import Waiting
+from training.shards.state import Applied, DeltaId
 
 SIZE = 64
 SHARDS = 4

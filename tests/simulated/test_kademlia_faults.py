@@ -17,19 +17,19 @@ from kademlia.node import Node
 from kademlia.routing import RoutingTable
 from kademlia.utils import digest
 
-from overlay import wire
 from overlay.identity import identity_from_seed
 from overlay.ids import distance, random_id
-from overlay.node import NotThisSwarm
+from overlay.kademlia import messages
+from overlay.kademlia.identity_proofs import Proofs
+from overlay.kademlia.routing_table import ContactTable
+from overlay.overlay import NotThisSwarm
 from overlay.peers import Beat, Contact
-from overlay.proofs import Proofs
-from overlay.routing import ContactTable
 from overlay.transport import MAX_DATAGRAM_BYTES, Address, Rejection
-from tests.simulated.overlay_world import GENESIS, PORT, OverlayWorld, address_of, endpoint
-from tests.world.loop import Unhandled, VirtualLoop
-from tests.world.stock_kademlia import StockNetwork, ids_in, known
+from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
+from tests.harness.stock_kademlia import StockNetwork, ids_in, known
+from tests.harness.virtual_loop import Unhandled, VirtualLoop
 
-TAG = wire.swarm_tag("tests", GENESIS)
+TAG = messages.swarm_tag("tests", GENESIS)
 SOMEBODY = Address("10.7.7.7", 4000)
 
 
@@ -86,11 +86,11 @@ class Member:
         self._transport.send(greet, request(self._beat, ["ping"]))
 
     def _receive(self, datagram: bytes, source: Address) -> None:
-        message_id, message = wire.decode(datagram)
-        if isinstance(message, wire.Request):
-            head = wire.encode_head(TAG, self._beat)
+        message_id, message = messages.decode(datagram)
+        if isinstance(message, messages.Request):
+            head = messages.encode_head(TAG, self._beat)
             proof = self._proofs.make(message.beat.node_id, message_id, head, 0.0)
-            body = self._shape if isinstance(message.body, wire.FindNode) else ["pong"]
+            body = self._shape if isinstance(message.body, messages.FindNode) else ["pong"]
             encoded = msgspec.msgpack.encode([TAG, self._beat, body, [], proof])
             self._transport.send(source, b"\x01" + message_id + encoded)
 
@@ -403,9 +403,9 @@ def test_kademlia_fault_13_a_reply_may_be_larger_than_any_datagram() -> None:
             node._protocol.router.add(Contact(random_id(rng), Address(f"2001:db8::{number + 1:x}", 65535)))
         node.announce(step=2**63 - 1, samples=2**63 - 1, step_seconds=0.1)
         for _ in range(30):
-            node._protocol.queue.put(wire.News(1, random_id(rng), 2**63 - 1, 2**63 - 1), 1000)
-            ask = wire.encode(
-                0, rng.randbytes(20), wire.encode_head(TAG, beat), wire.FindNode(random_id(rng)), (), True
+            node._protocol.queue.put(messages.News(1, random_id(rng), 2**63 - 1, 2**63 - 1), 1000)
+            ask = messages.encode(
+                0, rng.randbytes(20), messages.encode_head(TAG, beat), messages.FindNode(random_id(rng)), (), True
             )
             node._protocol.datagram_received(ask, SOMEBODY)
         await world.stop()
@@ -515,7 +515,7 @@ def test_kademlia_fault_16_one_socket_surrounds_a_key() -> None:
         world = OverlayWorld(seed=16)
         nodes = await world.raise_swarm(12)
         await asyncio.sleep(2)
-        named = [wire.pack_contact(Contact(node_id, Address("10.0.0.99", PORT))) for node_id in around]
+        named = [messages.pack_contact(Contact(node_id, Address("10.0.0.99", PORT))) for node_id in around]
         liar = Member(world, b"l", ["nodes", b"".join(named[:20]), b""])
         await liar.open(greet=endpoint(0))
         await world.until(lambda: nodes[0].is_alive(liar.contact.node_id), 2.0, "the liar is a member")
@@ -649,7 +649,7 @@ def test_kademlia_fault_r1_set_is_true_although_every_store_failed() -> None:
         node = await world.found(0)
         with pytest.raises(NotImplementedError):
             await node._server.set("key", "value")
-        assert await node._questions.ask(Contact(b"nobody lives there!!", SOMEBODY), wire.Ping()) is None
+        assert await node._questions.ask(Contact(b"nobody lives there!!", SOMEBODY), messages.Ping()) is None
         await world.stop()
 
     play(stock())

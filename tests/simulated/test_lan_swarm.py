@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from overlay.lan import Announcement
-from overlay.wire import PROTOCOL_VERSION
-from tests.world.loop import VirtualLoop
-from tests.world.swarm import Swarm
-from tests.world.trainer import StubTrainer
+from overlay.bootstrap.local_network import Announcement
+from overlay.kademlia.messages import PROTOCOL_VERSION
+from tests.harness.stub_trainer import StubTrainer
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
 
 Heard = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 

@@ -7,11 +7,11 @@ from collections.abc import Coroutine
 from itertools import pairwise
 from typing import Any
 
-from overlay.mapping import LEASE_S, REMOVE_S, GatewayFailed, Mapped
+from overlay.nat.port_mapping import LEASE_S, REMOVE_S, GatewayFailed, Mapped
 from overlay.transport import Address
-from tests.simulated.overlay_world import PORT, OverlayWorld, address_of
-from tests.world.loop import VirtualLoop
-from tests.world.nat import Nat
+from tests.harness.nat import Nat
+from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
+from tests.harness.virtual_loop import VirtualLoop
 
 PUBLIC = "93.184.216.34"
 #: What the router grants, less than it is asked for.

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from overlay.peers import Activity
-from overlay.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.transport import TransportError
-from p2pnode.events import EventRing
-from p2pnode.loop_delay import LoopDelay
-from p2pnode.report import Report
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import Report
 from p2pnode.tables import status_text
-from tests.simulated.overlay_world import OverlayWorld, address_of
-from tests.world.loop import VirtualLoop
-from tests.world.nat import Nat
-from tests.world.swarm import Swarm
-from tests.world.trainer import StubTrainer
-from training.shards import DeltaId
+from tests.harness.nat import Nat
+from tests.harness.overlay_swarm import OverlayWorld, address_of
+from tests.harness.stub_trainer import StubTrainer
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
+from training.shards.state import DeltaId
 
 PUBLIC = "203.0.113.7"
 KEYS = KeyRing((SwarmKey(bytes(range(32))),))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from overlay.bootstrap import LAST_PAUSE_S
-from overlay.node import Overlay
+from overlay.bootstrap.dialer import LAST_PAUSE_S
+from overlay.overlay import Overlay
 from overlay.transport import Address
-from tests.simulated.overlay_world import PORT, OverlayWorld, address_of, endpoint
-from tests.world.loop import VirtualLoop
+from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of, endpoint
+from tests.harness.virtual_loop import VirtualLoop
 
 HOUR_S = 3600.0
 

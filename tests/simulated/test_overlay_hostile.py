@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay import wire
 from overlay.ids import random_id
-from overlay.kademlia_server import MOST_OUTSTANDING
-from overlay.membership import ASK_BACK_ENTRIES, MOST_ASKED_BACK, MOST_PEERS
+from overlay.kademlia import messages
+from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S
+from overlay.kademlia.protocol import MOST_OUTSTANDING
+from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK, MOST_PEERS
+from overlay.membership.prober import MOST_FOR_OTHERS
 from overlay.peers import Activity, Beat, Contact
-from overlay.probing import MOST_FOR_OTHERS
-from overlay.proofs import PROOFS_AT_ONCE, PROOFS_PER_S
 from overlay.transport import Address
-from tests.simulated.overlay_world import GENESIS, PORT, OverlayWorld, endpoint
-from tests.world.loop import VirtualLoop
+from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
+from tests.harness.virtual_loop import VirtualLoop
 
-TAG = wire.swarm_tag("tests", GENESIS)
+TAG = messages.swarm_tag("tests", GENESIS)
 STRANGER = Address("10.7.7.7", 4000)
 
 
@@ -30,8 +30,8 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
     return VirtualLoop().run(story)
 
 
-def asked(beat: Beat, body: wire.Call, message_id: bytes, *, prove: bool = False, news: Any = ()) -> bytes:
-    return wire.encode(wire.REQUEST, message_id, wire.encode_head(TAG, beat), body, news, prove)
+def asked(beat: Beat, body: messages.Call, message_id: bytes, *, prove: bool = False, news: Any = ()) -> bytes:
+    return messages.encode(messages.REQUEST, message_id, messages.encode_head(TAG, beat), body, news, prove)
 
 
 @pytest.mark.parametrize("body", ["ping", "find_node", "probe", "news", "unreached", "twin"])
@@ -46,12 +46,12 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         node, other = nodes
         rng = random.Random(61)
         made = {
-            "ping": lambda: wire.Ping(),
-            "find_node": lambda: wire.FindNode(rng.randbytes(20)),
-            "probe": lambda: wire.Probe(rng.randbytes(20) + b"\x0a\x09" + rng.randbytes(4)),
-            "news": lambda: wire.Tell(),
-            "unreached": lambda: wire.Unreached(),
-            "twin": lambda: wire.Twin(rng.getrandbits(32), node.node_id + b"\x0a\x09" + rng.randbytes(4)),
+            "ping": lambda: messages.Ping(),
+            "find_node": lambda: messages.FindNode(rng.randbytes(20)),
+            "probe": lambda: messages.Probe(rng.randbytes(20) + b"\x0a\x09" + rng.randbytes(4)),
+            "news": lambda: messages.Tell(),
+            "unreached": lambda: messages.Unreached(),
+            "twin": lambda: messages.Twin(rng.getrandbits(32), node.node_id + b"\x0a\x09" + rng.randbytes(4)),
         }[body]
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
@@ -59,7 +59,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
             for _ in range(200):
                 beat = Beat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
                 source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", beat.port)
-                news = [wire.News(2, rng.randbytes(20), 1, 0)]
+                news = [messages.News(2, rng.randbytes(20), 1, 0)]
                 node._protocol.datagram_received(asked(beat, made(), rng.randbytes(20), prove=True, news=news), source)
             report = node.report()
             assert report["calls_waiting"] <= min(MOST_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
@@ -165,7 +165,7 @@ def test_more_calls_than_the_limit_are_not_made() -> None:
         rng = random.Random(64)
         results: list[Any] = []
         for _ in range(MOST_OUTSTANDING + 100):
-            node._protocol.call(Contact(random_id(rng), STRANGER), wire.Ping(), results.append)
+            node._protocol.call(Contact(random_id(rng), STRANGER), messages.Ping(), results.append)
         assert len(results) >= 100
         assert node.report()["calls_not_made"] == len(results)
         assert node.report()["calls_waiting"] == MOST_OUTSTANDING
@@ -207,12 +207,14 @@ def test_each_reason_to_drop_is_counted_where_people_look() -> None:
         world = OverlayWorld(seed=66)
         node = await world.found(0)
         beat = Beat(b"a stranger's node id", 1, 1, 4000)
-        ping = asked(beat, wire.Ping(), b"m" * 20)
-        own = asked(node.beat, wire.Ping(), b"m" * 20)
-        twin = asked(msgspec.structs.replace(node.beat, boot=1), wire.Ping(), b"m" * 20)
-        other = wire.encode(0, b"m" * 20, wire.encode_head(b"no swarm", beat), wire.Ping())
-        pong = wire.encode(1, b"m" * 20, wire.encode_head(TAG, beat), wire.Pong())
-        named = wire.encode(0, b"m" * 20, wire.encode_head(TAG, Beat(beat.node_id, 1, 1, 1, "a.name")), wire.Ping())
+        ping = asked(beat, messages.Ping(), b"m" * 20)
+        own = asked(node.beat, messages.Ping(), b"m" * 20)
+        twin = asked(msgspec.structs.replace(node.beat, boot=1), messages.Ping(), b"m" * 20)
+        other = messages.encode(0, b"m" * 20, messages.encode_head(b"no swarm", beat), messages.Ping())
+        pong = messages.encode(1, b"m" * 20, messages.encode_head(TAG, beat), messages.Pong())
+        named = messages.encode(
+            0, b"m" * 20, messages.encode_head(TAG, Beat(beat.node_id, 1, 1, 1, "a.name")), messages.Ping()
+        )
         for datagram, reason in [
             (b"", "short"),
             (ping + bytes(1400), "long"),
@@ -250,7 +252,7 @@ def test_a_farewell_in_anothers_name_from_elsewhere_is_not_believed() -> None:
             (msgspec.structs.replace(leaving, incarnation=9), endpoint(2)),
             (msgspec.structs.replace(leaving, boot=9), endpoint(2)),
         ]:
-            nodes[0]._protocol.datagram_received(asked(beat, wire.Tell(), b"m" * 20), source)
+            nodes[0]._protocol.datagram_received(asked(beat, messages.Tell(), b"m" * 20), source)
             await asyncio.sleep(1)
             assert nodes[0].is_alive(nodes[2].node_id)
         await world.stop()

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay import wire
 from overlay.identity import Identity, identity_from_seed
-from overlay.node import NotThisSwarm, Overlay
+from overlay.kademlia import messages
+from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S, Proofs
+from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Beat, Contact
-from overlay.proofs import PROOFS_AT_ONCE, PROOFS_PER_S, Proofs
 from overlay.transport import Address, Rejection, group_of
-from tests.simulated.overlay_world import GENESIS, PORT, OverlayWorld, address_of, endpoint
-from tests.world.doors import MemoryDisk
-from tests.world.loop import VirtualLoop
+from tests.harness.environment import MemoryDisk
+from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
+from tests.harness.virtual_loop import VirtualLoop
 
-TAG = wire.swarm_tag("tests", GENESIS)
+TAG = messages.swarm_tag("tests", GENESIS)
 
 
 def play(story: Coroutine[Any, Any, Any]) -> Any:
@@ -45,7 +45,7 @@ class Forger:
 
     def __init__(self, world: OverlayWorld, host: str, *, answer: Any = None) -> None:
         self.address = Address(host, PORT)
-        self.heard: list[tuple[wire.Request | wire.Response, bytes, Address]] = []
+        self.heard: list[tuple[messages.Request | messages.Response, bytes, Address]] = []
         self._transport = world.network.transport(host, PORT)
         self._answer = answer
 
@@ -57,27 +57,27 @@ class Forger:
         return self
 
     def _receive(self, datagram: bytes, source: Address) -> None:
-        message_id, message = wire.decode(datagram)
+        message_id, message = messages.decode(datagram)
         self.heard.append((message, message_id, source))
-        if self._answer is not None and isinstance(message, wire.Request):
+        if self._answer is not None and isinstance(message, messages.Request):
             self._answer(self, message, message_id, source)
 
     def ask(self, to: Address, beat: Beat, body: Any = None, *, prove: bool = False) -> None:
-        head = wire.encode_head(TAG, beat)
+        head = messages.encode_head(TAG, beat)
         self._transport.send(
-            to, wire.encode(wire.REQUEST, b"forged message id 20", head, body or wire.Ping(), (), prove)
+            to, messages.encode(messages.REQUEST, b"forged message id 20", head, body or messages.Ping(), (), prove)
         )
 
     def respond(self, to: Address, message_id: bytes, beat: Beat, proof: bytes = b"") -> None:
-        head = wire.encode_head(TAG, beat)
-        self._transport.send(to, wire.encode(wire.RESPONSE, message_id, head, wire.Pong(), (), proof))
+        head = messages.encode_head(TAG, beat)
+        self._transport.send(to, messages.encode(messages.RESPONSE, message_id, head, messages.Pong(), (), proof))
 
     async def close(self) -> None:
         await self._transport.close()
 
 
 def proof(identity: Identity, asker: bytes, message_id: bytes, beat: Beat) -> bytes:
-    return Proofs(identity).make(asker, message_id, wire.encode_head(TAG, beat), 0.0)
+    return Proofs(identity).make(asker, message_id, messages.encode_head(TAG, beat), 0.0)
 
 
 # -- one key, two processes
@@ -170,7 +170,7 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
         lie = msgspec.structs.replace(victim.beat, boot=victim.beat.boot + 1, incarnation=99)
         stolen: list[bytes] = []
 
-        def answer(forger: Forger, request: wire.Request, message_id: bytes, source: Address) -> None:
+        def answer(forger: Forger, request: messages.Request, message_id: bytes, source: Address) -> None:
             forger.respond(source, message_id, lie)
             forger.respond(source, message_id, lie, proof(other_key, victim.node_id, message_id, lie))
             for old in stolen:
@@ -182,18 +182,18 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
         forger.ask(endpoint(1), Beat(other_key.node_id, 1, 1, PORT), prove=True)
         forger.ask(endpoint(1), lie, prove=True)
         await asyncio.sleep(1)
-        stolen += [m.proof for m, _, _ in forger.heard if isinstance(m, wire.Response) and m.proof]
+        stolen += [m.proof for m, _, _ in forger.heard if isinstance(m, messages.Response) and m.proof]
         assert len(stolen) == 2
         for body in (
-            wire.Ping(),
-            wire.FindNode(b"t" * 20),
-            wire.Twin(5, wire.pack_contact(Contact(victim.node_id, forger.address))),
+            messages.Ping(),
+            messages.FindNode(b"t" * 20),
+            messages.Twin(5, messages.pack_contact(Contact(victim.node_id, forger.address))),
         ):
             for _ in range(5):
                 forger.ask(endpoint(1), lie, body)
                 forger.ask(endpoint(1), Beat(other_key.node_id, 1, 1, PORT), body)
                 await asyncio.sleep(1.1)
-        asked = [m for m, _, _ in forger.heard if isinstance(m, wire.Request) and m.prove]
+        asked = [m for m, _, _ in forger.heard if isinstance(m, messages.Request) and m.prove]
         assert len(asked) >= 5, "it was asked for a proof"
         assert len(asked) <= 70, "and each of the two ids not more often than once a second, with a retry"
         assert twins(world, 0, 1, 2) == [False] * 3
@@ -256,11 +256,11 @@ def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
         real, thief = identity_from_seed(b"r" * 32), identity_from_seed(b"t" * 32)
         beat = Beat(real.node_id, 1, 1, PORT)
 
-        def answer(forger: Forger, request: wire.Request, message_id: bytes, source: Address) -> None:
+        def answer(forger: Forger, request: messages.Request, message_id: bytes, source: Address) -> None:
             asker = request.beat.node_id
             forged = {
                 "none": b"",
-                "empty key": bytes(wire.PROOF_BYTES),
+                "empty key": bytes(messages.PROOF_BYTES),
                 "another key": proof(thief, asker, message_id, beat),
                 "another question": proof(real, asker, b"x" * 20, beat),
                 "another beat": proof(real, asker, message_id, msgspec.structs.replace(beat, incarnation=2)),
@@ -301,7 +301,7 @@ def test_a_forged_start_does_not_replace_a_peer() -> None:
             msgspec.structs.replace(real.beat, host="10.0.0.66"),
         ]
         for claim in claims:
-            for body in (wire.Ping(), wire.FindNode(b"t" * 20)):
+            for body in (messages.Ping(), messages.FindNode(b"t" * 20)):
                 forger.ask(endpoint(0), claim, body)
                 await asyncio.sleep(2)
         peer = nodes[0].peers.get(real.node_id)
@@ -386,20 +386,20 @@ async def sybil(world: OverlayWorld, identity: Identity, port: int, others: list
     """One of many nodes on one host: it proves its id, and names all the others as the closest to anything."""
     transport = world.network.transport("10.0.0.66", port)
     beat = Beat(identity.node_id, 1, port, port)
-    head = wire.encode_head(TAG, beat)
-    packed = [wire.pack_contact(Contact(o.node_id, Address("10.0.0.66", 9000 + n))) for n, o in enumerate(others)]
+    head = messages.encode_head(TAG, beat)
+    packed = [messages.pack_contact(Contact(o.node_id, Address("10.0.0.66", 9000 + n))) for n, o in enumerate(others)]
 
     def receive(datagram: bytes, source: Address) -> None:
-        message_id, message = wire.decode(datagram)
-        if isinstance(message, wire.Request):
+        message_id, message = messages.decode(datagram)
+        if isinstance(message, messages.Request):
             asker = message.beat.node_id
-            body = wire.pack_nodes(packed) if isinstance(message.body, wire.FindNode) else wire.Pong()
+            body = messages.pack_nodes(packed) if isinstance(message.body, messages.FindNode) else messages.Pong()
             signed = proof(identity, asker, message_id, beat) if message.prove else b""
-            transport.send(source, wire.encode(wire.RESPONSE, message_id, head, body, (), signed))
+            transport.send(source, messages.encode(messages.RESPONSE, message_id, head, body, (), signed))
 
     async def refuse(_: Any) -> Any:
         raise Rejection("no streams here")
 
     await transport.open(receive, refuse)
-    transport.send(endpoint(0), wire.encode(wire.REQUEST, b"i" * 20, head, wire.Ping()))
+    transport.send(endpoint(0), messages.encode(messages.REQUEST, b"i" * 20, head, messages.Ping()))
     return transport

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from benchmarks import overlay_churn, overlay_liveness, overlay_population, overlay_sampling, overlay_scale
+from overlay.nat.reachability import DIAL_BACK, DialBackAnswer
 from overlay.peers import Contact
-from overlay.reachability import DIAL_BACK, DialBackAnswer
 from overlay.transport import Buffer, Reply, TransportError
-from tests.simulated.overlay_world import OverlayWorld, address_of
-from tests.world.loop import VirtualLoop
+from tests.harness.overlay_swarm import OverlayWorld, address_of
+from tests.harness.virtual_loop import VirtualLoop
 
 
 def play(story: Coroutine[Any, Any, Any]) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from overlay.ids import distance, random_id
-from overlay.node import NotThisSwarm, Overlay
+from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity
 from overlay.transport import Answer, Reply, TransportError
-from tests.simulated.overlay_world import PORT, OverlayWorld, address_of
-from tests.world.loop import VirtualLoop
+from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
+from tests.harness.virtual_loop import VirtualLoop
 
 DETECTION_S = 6.0
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from tests.world.loop import VirtualLoop
-from tests.world.swarm import Swarm
-from tests.world.trainer import StubTrainer, exponential
-from training.trainer_door import StepOrder, StepReport
+from tests.harness.stub_trainer import StubTrainer, exponential
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
+from training.trainer_link.interface import StepOrder, StepReport
 
 SIZE = 256
 LIAR = "n3"

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
+from overlay.kademlia.messages import News, NewsKind
 from overlay.peers import Activity, Beat
-from overlay.sealing import CLOCK_BOUND_S
-from overlay.swarm_key import KeyRing, SwarmKey
+from overlay.sealing.sealer import CLOCK_BOUND_S
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.transport import Address
-from overlay.wire import News, NewsKind
-from tests.simulated import overlay_world
+from tests.harness import overlay_swarm
+from tests.harness.environment import VirtualClock
+from tests.harness.network import MemoryTransport
+from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
 from tests.simulated import test_overlay_swarm as open_swarm
-from tests.simulated.overlay_world import PORT, OverlayWorld, address_of
 from tests.simulated.test_overlay_swarm import play
-from tests.world.doors import VirtualClock
-from tests.world.network import MemoryTransport
 
 KEY, NEXT_KEY = SwarmKey(b"k" * 32), SwarmKey(b"n" * 32)
 RING = KeyRing((KEY,))
@@ -43,14 +43,14 @@ def test_what_holds_in_an_open_swarm_holds_in_a_closed_one(
     story: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same story, every datagram sealed."""
-    monkeypatch.setattr(overlay_world, "SEALED_BY_DEFAULT", RING)
+    monkeypatch.setattr(overlay_swarm, "SEALED_BY_DEFAULT", RING)
     story()
 
 
 @pytest.mark.parametrize(("seed", "loss"), [(21, 0.0), (23, 0.02)])
 def test_a_crash_is_found_within_the_bound(seed: int, loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an open swarm, with lost first contacts too."""
-    monkeypatch.setattr(overlay_world, "SEALED_BY_DEFAULT", RING)
+    monkeypatch.setattr(overlay_swarm, "SEALED_BY_DEFAULT", RING)
     open_swarm.test_a_crash_is_found_within_the_bound_by_those_who_watch(seed, loss)
 
 
@@ -83,7 +83,7 @@ def test_a_stranger_changes_nothing() -> None:
         await asyncio.sleep(2)
         stranger = world.make(9, keys=KeyRing((NEXT_KEY,)))
         await stranger.start()
-        stranger.found(overlay_world.GENESIS)
+        stranger.found(overlay_swarm.GENESIS)
         for node in nodes:
             stranger._membership.ask_back(node._own_contact())
         await asyncio.sleep(5)

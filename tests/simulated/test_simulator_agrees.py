@@ -13,12 +13,12 @@ from random import Random
 import pytest
 
 from benchmarks.agreement import Run, simulated
-from tests.world.loop import VirtualLoop
-from tests.world.swarm import Swarm
-from tests.world.trainer import StepTime, StubTrainer
+from tests.harness.stub_trainer import StepTime, StubTrainer
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
 from training.settings import BarrierMethod, BarrierSettings
-from training.simulation.steptimes import StepTimes
-from training.simulation.streams import DURATIONS, Stream
+from training.simulation.model.random_streams import DURATIONS, Stream
+from training.simulation.model.step_times import StepTimes
 
 SEED = 5
 NODES = 16

@@ -1,7 +1,7 @@
 """The published description of the HTTP API against what a node really says, in every state of its life.
 
-The answers of `p2pnode.report` for nodes on the simulated network are validated against the OpenAPI schemas, and held
-to describe every key: a key that is added to an answer without a word in `p2pnode.openapi` fails here.
+The answers of `p2pnode.status.report` for nodes on the simulated network are validated against the OpenAPI schemas, and
+held to describe every key: a key that is added to an answer without a word in `p2pnode.status.openapi` fails here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import jsonschema_rs
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from p2pnode.events import EventRing
-from p2pnode.loop_delay import LoopDelay
-from p2pnode.metrics import render
-from p2pnode.openapi import SCHEMAS, description
-from p2pnode.report import Report
-from tests.world.loop import VirtualLoop
-from tests.world.swarm import Host, Swarm
-from tests.world.trainer import StubTrainer, exponential
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.openapi import SCHEMAS, description
+from p2pnode.status.prometheus import render
+from p2pnode.status.report import Report
+from tests.harness.stub_trainer import StubTrainer, exponential
+from tests.harness.swarm import Host, Swarm
+from tests.harness.virtual_loop import VirtualLoop
 
 SEED = 41
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from p2pnode.events import EventRing
-from p2pnode.loop_delay import LoopDelay
-from p2pnode.report import Report
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import Report
+from tests.harness.stub_trainer import StubTrainer, exponential
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
-from tests.world.loop import VirtualLoop
-from tests.world.swarm import Swarm
-from tests.world.trainer import StubTrainer, exponential
 
 SEED = 101
 KEYS = ("repair_reach_seconds", "repair_log_bytes", "repaired", "lost_in_splits", "shards_to_mend")

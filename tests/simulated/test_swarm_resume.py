@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
+from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
-from tests.world.loop import VirtualLoop
-from tests.world.swarm import Swarm
-from tests.world.trainer import StubTrainer, delta_of, exponential, initial_vector
-from training.exchange.service import Exchange
+from training.exchange.exchange import Exchange
 
 
 def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:

@@ -15,7 +15,7 @@ SEED = 7
 
 
 def history(hash_seed: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.world.history", "--nodes", "200", "--steps", "100", "--crash", "0.1"]
+    command = [sys.executable, "-m", "tests.harness.history", "--nodes", "200", "--steps", "100", "--crash", "0.1"]
     return subprocess.Popen(
         [*command, "--seed", str(SEED)],
         cwd=ROOT,

@@ -12,10 +12,10 @@ import pytest
 
 from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
-from tests.world.loop import OWNER, VirtualLoop
-from tests.world.swarm import Host, Swarm
-from tests.world.trainer import StubTrainer, delta_of, exponential, initial_vector
-from training.shards import DeltaId
+from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
+from tests.harness.swarm import Host, Swarm
+from tests.harness.virtual_loop import OWNER, VirtualLoop
+from training.shards.state import DeltaId
 
 SIZE = 256
 #: Every delta added once with weight 1: the model must equal the initial vector plus the sum of all deltas, exactly.

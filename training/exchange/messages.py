@@ -1,7 +1,7 @@
 """The words of the exchange: heads of requests and answers, as MessagePack through msgspec.
 
 Every struct is checked on decoding (types, lengths of lists and texts); what a handler gets is typed. Arrays travel as
-frames in the body (`training.frames`). `docs/protocol.md` describes the same messages.
+frames in the body (`training.encoding.frames`). `docs/protocol.md` describes the same messages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from overlay.peers import Contact
 from overlay.transport import Address
-from training.robust import MOST_NORMS
-from training.shards import DeltaId
+from training.shards.robust import MOST_NORMS
+from training.shards.state import DeltaId
 
 NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
 ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]

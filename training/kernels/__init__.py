@@ -1,8 +1,8 @@
 """The passes over values that cost most, compiled from `kernels.c` where the installation found a C compiler.
 
-`COMPILED` is the library, or None: then `training.codecs` and `training.shards` do the same with NumPy, in three to
-ten passes for each of these and to the same bits (tests/property/test_kernels.py). Called through ctypes: the library
-knows nothing of Python, and other threads run meanwhile.
+`COMPILED` is the library, or None: then `training.encoding.codecs` and `training.shards.state` do the same with NumPy,
+in three to ten passes for each of these and to the same bits (tests/property/test_kernels.py). Called through ctypes:
+the library knows nothing of Python, and other threads run meanwhile.
 
 Arrays are float32, aligned, in one piece and do not overlap: `fits` tells what can be seen of it. Sizes that do not go
 together raise `ValueError` before anything is touched. Pure: memory in, memory out.

@@ -1,6 +1,6 @@
 /* The passes over a shard's values that cost most: one each, where NumPy needs three to ten.
  *
- * Every function does for each value what the NumPy code of training/codecs.py and training/shards.py does, operation by
+ * Every function does for each value what the NumPy code of training/encoding/codecs.py and training/shards/state.py does, operation by
  * operation and in the same order, so that both give the same bits: no contraction to fused multiply-adds, no reordering
  * (the flags in pyproject.toml), and no sums over values. No Python here: ctypes calls it (training/kernels/__init__.py).
  *

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from training.barriers import resample_after, sample_size
+from training.barriers.predicates import resample_after, sample_size
 from training.settings import BarrierSettings
-from training.simulation.metrics import summary
-from training.simulation.plan import Plan
-from training.simulation.points import barrier_of
+from training.simulation.figures.points import barrier_of
+from training.simulation.model.metrics import summary
+from training.simulation.model.plan import Plan
+from training.simulation.model.step_times import StepTimes, Stragglers
 from training.simulation.run import simulate
-from training.simulation.steptimes import StepTimes, Stragglers
 
 #: More nodes change a sampled barrier's progress by less than a percent (`docs/psp.md`), and cost time.
 MOST_NODES = 1000

@@ -10,11 +10,11 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from training.simulation.compiled import Compiled
-from training.simulation.engine import Engine, Observer
-from training.simulation.outcome import Outcome
-from training.simulation.plan import Plan
-from training.simulation.slices import Sliced
+from training.simulation.engines.compiled import Compiled
+from training.simulation.engines.reference import Engine, Observer
+from training.simulation.engines.sliced import Sliced
+from training.simulation.model.outcome import Outcome
+from training.simulation.model.plan import Plan
 
 EngineName = Literal["auto", "compiled", "grouped", "reference"]
 

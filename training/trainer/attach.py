@@ -31,8 +31,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from training import link
-from training.shared_memory import map_vectors
 from training.trainer import snapshot
 from training.trainer.connection import Connection, DaemonGone, StopAsked, end_with_daemon, report_failure
 from training.trainer.export import export
@@ -40,7 +38,9 @@ from training.trainer.ranks import Ranks, Turn
 from training.trainer.schedule import Schedule
 from training.trainer.snapshot import CannotWrite
 from training.trainer.vector import ModelVector
-from training.trainer_door import StepReport, TrainerFailed, TrainerHello, Vector
+from training.trainer_link import messages
+from training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
+from training.trainer_link.shared_memory import map_vectors
 
 #: Ranks that wait for rank 0 hear of it this often, so that no collective times out in a long barrier.
 RANKS_WAIT_S = 30.0
@@ -70,7 +70,7 @@ def attach(
     entries with `state_dict` and `load_state_dict` through these, others as plain values, replaced in the mapping.
     Raises `NotAttached`.
     """
-    path = os.environ.get(link.SOCKET_VARIABLE, "")
+    path = os.environ.get(messages.SOCKET_VARIABLE, "")
     if not path:
         raise NotAttached(
             "p2pnode.attach() was called outside of a node: start the script with "
@@ -112,7 +112,7 @@ class Swarm:
         self._scaler = scaler
         self._state = state
         self._ranks = ranks
-        self._warned: list[link.Warned] = []
+        self._warned: list[messages.Warned] = []
         self._connection: Connection | None = None
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
@@ -190,7 +190,7 @@ class Swarm:
             self._restore(Path(start.restore))
         vector = self._model_vector
         connection.send(
-            link.Hello(
+            messages.Hello(
                 TrainerHello(
                     layout=vector.layout,
                     task=TASK,
@@ -206,7 +206,7 @@ class Swarm:
         self._vector, self._delta = map_vectors(descriptors, memory.total)
         if memory.initialise:
             vector.read(self._vector)
-        connection.send(link.Ready())
+        connection.send(messages.Ready())
 
     # --- turns --------------------------------------------------------------------------------------------------
 
@@ -241,15 +241,15 @@ class Swarm:
             match message:
                 case None:
                     self._ranks.still_waiting()
-                case link.Train(turn, order):
+                case messages.Train(turn, order):
                     self._turn = turn
                     found = Turn(order.step, order.local_steps, order.workers, order.is_first)
                     self._ranks.lead(found)
                     return found
-                case link.Evaluate(turn, _):
-                    self._connection.send(link.Evaluated(turn, None))
-                case link.Save(turn, path) | link.Export(turn, path):
-                    self._connection.send(self._written(turn, Path(path), save=isinstance(message, link.Save)))
+                case messages.Evaluate(turn, _):
+                    self._connection.send(messages.Evaluated(turn, None))
+                case messages.Save(turn, path) | messages.Export(turn, path):
+                    self._connection.send(self._written(turn, Path(path), save=isinstance(message, messages.Save)))
 
     def _hand_over(self) -> None:
         loss, metrics, samples = self._ranks.combine(self._means(), self._samples)
@@ -263,7 +263,7 @@ class Swarm:
         seconds = time.perf_counter() - self._began_s
         report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics)
         with contextlib.suppress(DaemonGone):  # Waiting for the next turn will tell, on all ranks.
-            self._connection.send(link.Trained(self._turn, report))
+            self._connection.send(messages.Trained(self._turn, report))
 
     def _tell_progress(self) -> None:
         connection = self._connection
@@ -298,7 +298,7 @@ class Swarm:
         return self._scale < before
 
     def _warn(self, event: str, message: str) -> None:
-        self._warned.append(link.Warned(event, message))
+        self._warned.append(messages.Warned(event, message))
 
     def _flush_warnings(self, connection: Connection) -> None:
         for warned in self._warned:
@@ -307,7 +307,7 @@ class Swarm:
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    def _written(self, turn: int, path: Path, *, save: bool) -> link.Written | link.NotWritten:
+    def _written(self, turn: int, path: Path, *, save: bool) -> messages.Written | messages.NotWritten:
         try:
             if save:
                 self._save(path)
@@ -315,8 +315,8 @@ class Swarm:
                 self._model_vector.load(self._vector)
                 export(self._model, path)
         except CannotWrite as error:
-            return link.NotWritten(turn, error.reason, error.hint)
-        return link.Written(turn)
+            return messages.NotWritten(turn, error.reason, error.hint)
+        return messages.Written(turn)
 
     def _save(self, path: Path) -> None:
         own = {

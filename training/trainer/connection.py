@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from training import link
-from training.trainer_door import TrainerFailed
+from training.trainer_link import messages
+from training.trainer_link.interface import TrainerFailed
 
 #: Signs of life are sent at most this often.
 PROGRESS_INTERVAL_S = 0.2
@@ -41,7 +41,7 @@ class Connection:
         self.lost = False
         self._socket = connection
         self._on_lost = on_lost
-        self._inbox: queue.SimpleQueue[link.FromDaemon | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[messages.FromDaemon | None] = queue.SimpleQueue()
         self._descriptors: list[int] = []
         self._cancelled = 0
         self._turn = 0
@@ -61,10 +61,10 @@ class Connection:
 
     # --- speaking -----------------------------------------------------------------------------------------------
 
-    def send(self, message: link.FromTrainer) -> None:
+    def send(self, message: messages.FromTrainer) -> None:
         """Raises `DaemonGone`."""
         try:
-            self._socket.sendall(link.encode(message))
+            self._socket.sendall(messages.encode(message))
         except OSError as error:
             raise DaemonGone from error
 
@@ -75,7 +75,7 @@ class Connection:
         now_s = time.monotonic()
         if now_s - self._progress_s >= PROGRESS_INTERVAL_S:
             self._progress_s = now_s
-            self.send(link.Progress(optimizer_steps))
+            self.send(messages.Progress(optimizer_steps))
 
     def close(self) -> None:
         """Ends the listening thread as well."""
@@ -84,7 +84,7 @@ class Connection:
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
-    def receive(self, timeout_s: float | None = None) -> link.FromDaemon | None:
+    def receive(self, timeout_s: float | None = None) -> messages.FromDaemon | None:
         """The next message; None after `timeout_s`. Raises `StopAsked`, `DaemonGone`."""
         try:
             message = self._inbox.get(timeout=timeout_s)
@@ -93,24 +93,24 @@ class Connection:
         if message is None:
             self._inbox.put(None)  # For whoever asks again.
             raise DaemonGone
-        if isinstance(message, link.Stop):
+        if isinstance(message, messages.Stop):
             self._inbox.put(message)
             raise StopAsked
-        if isinstance(message, link.Train | link.Evaluate | link.Save | link.Export):
+        if isinstance(message, messages.Train | messages.Evaluate | messages.Save | messages.Export):
             self._turn = message.turn
         return message
 
-    def receive_start(self) -> link.Start:
+    def receive_start(self) -> messages.Start:
         """The daemon's first message."""
         message = self.receive()
-        if not isinstance(message, link.Start):
+        if not isinstance(message, messages.Start):
             raise DaemonGone
         return message
 
-    def receive_memory(self) -> tuple[link.Memory, tuple[int, int]]:
+    def receive_memory(self) -> tuple[messages.Memory, tuple[int, int]]:
         """The answer to the hello, and the descriptors of vector and delta."""
         message = self.receive()
-        if not isinstance(message, link.Memory) or len(self._descriptors) != 2:
+        if not isinstance(message, messages.Memory) or len(self._descriptors) != 2:
             raise DaemonGone
         vector, delta = self._descriptors
         return message, (vector, delta)
@@ -120,14 +120,14 @@ class Connection:
         return self.stopping or self.lost or self._cancelled >= self._turn > 0
 
     def _listen(self) -> None:
-        decoder = link.Decoder()
-        with contextlib.suppress(OSError, link.LinkBroken):
+        decoder = messages.Decoder()
+        with contextlib.suppress(OSError, messages.LinkBroken):
             while data := self._read():
                 for message in decoder.from_daemon(data):
-                    if isinstance(message, link.Cancel):
+                    if isinstance(message, messages.Cancel):
                         self._cancelled = max(self._cancelled, message.turn)
                         continue
-                    self.stopping = self.stopping or isinstance(message, link.Stop)
+                    self.stopping = self.stopping or isinstance(message, messages.Stop)
                     self._inbox.put(message)
         self.lost = True
         self._inbox.put(None)
@@ -148,7 +148,7 @@ class Connection:
 def report_failure(connection: Connection, failure: TrainerFailed) -> None:
     """The last words, for a daemon that may be gone."""
     with contextlib.suppress(DaemonGone):
-        connection.send(link.Failed(failure.reason, failure.hint, failure.fatal))
+        connection.send(messages.Failed(failure.reason, failure.hint, failure.fatal))
 
 
 def end_with_daemon(number: signal.Signals) -> None:
@@ -156,7 +156,7 @@ def end_with_daemon(number: signal.Signals) -> None:
 
     Only for the daemon's direct child: another parent's death means nothing.
     """
-    daemon = os.environ.get(link.DAEMON_VARIABLE, "")
+    daemon = os.environ.get(messages.DAEMON_VARIABLE, "")
     if not sys.platform.startswith("linux") or str(os.getppid()) != daemon:
         return
     with contextlib.suppress(OSError, AttributeError):

@@ -17,7 +17,7 @@ from training.tasks import BUILT_IN
 from training.tasks.task import Task, TaskError, TrainSpec
 from training.trainer.connection import DaemonGone, StopAsked
 from training.trainer.snapshot import seed_all
-from training.trainer_door import TrainerFailed
+from training.trainer_link.interface import TrainerFailed
 
 _METHODS = ("build", "batches", "loss", "evaluate")
 _OUR_PACKAGES = ("overlay", "p2pnode", "training")

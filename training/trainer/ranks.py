@@ -15,7 +15,7 @@ import torch.distributed
 
 from training.trainer.connection import DaemonGone
 from training.trainer.vector import ModelVector
-from training.trainer_door import TrainerFailed
+from training.trainer_link.interface import TrainerFailed
 
 _STILL_WAITING, _TURN, _DONE, _LOST = 0.0, 1.0, 2.0, 3.0
 

@@ -1,7 +1,7 @@
 """The training loop of a task: one order of the daemon at a time, on the shared vector.
 
 `local_steps` counts optimiser steps, after accumulation and without those the scaler skipped. Nothing here knows of
-the link: the same runner trains alone (`training.trainer.alone`) and in tests.
+the link: the same runner trains alone (`training.trainer.standalone`) and in tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.trainer.export import export
 from training.trainer.loading import users_code
 from training.trainer.schedule import Schedule
 from training.trainer.vector import ModelVector
-from training.trainer_door import Evaluation, StepOrder, StepReport, TrainerFailed, Vector
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, Vector
 
 #: A scaler that starts at 2^16 and halves finds its scale in sixteen skipped steps; one that still skips never will.
 MAX_SKIPPED = 50

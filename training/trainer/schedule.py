@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from training.trainer_door import TrainerFailed
+from training.trainer_link.interface import TrainerFailed
 
 
 class Schedule:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.trainer_door import TrainerFailed
+from training.trainer_link.interface import TrainerFailed
 
 FORMAT = 1
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from training.layout import Entry, Layout
-from training.trainer_door import TrainerFailed, Vector
+from training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of a name that wrappers put in: `torch.compile`, activation checkpointing.
 _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
@@ -46,7 +46,7 @@ class ModelVector:
 
     `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. A model
     that is float32 in the machine's own memory is copied straight from and to the vectors given: then the base of a
-    delta is the loaded vector itself, which must stay as it is until `delta` (`training.trainer_door`).
+    delta is the loaded vector itself, which must stay as it is until `delta` (`training.trainer_link.interface`).
     """
 
     def __init__(self, model: nn.Module) -> None:

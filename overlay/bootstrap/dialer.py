@@ -1,0 +1,242 @@
+"""Getting into a swarm, and back into it: names, addresses, remembered peers, for ever, with backoff.
+
+Every address of every bootstrap and every remembered peer is tried, remembered ones first; each failure has its
+reason. Names are resolved beside the dialling, never before it; while a resolver is silent the addresses it gave last
+are good enough. Giving up is for one case only: every bootstrap answered, and none belongs to our swarm
+(`NotThisSwarm`). A node never founds a swarm because nobody answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from overlay.bootstrap.hello import Caller, Greeted, TwinMet, Unsuitable, say_hello
+from overlay.environment import Log
+from overlay.kademlia.messages import literal
+from overlay.transport import Address, Transport
+
+#: Longest wait for one `hello`: connecting, and its answer.
+HELLO_TIMEOUT_S = 2.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 10.0
+#: Longest wait for a resolver.
+RESOLVE_TIMEOUT_S = 5.0
+UNRESOLVED = "cannot be resolved"
+#: Remembered peers get this much of a start before the bootstraps are dialled too.
+REMEMBERED_FIRST_S = 0.2
+#: Remembered peers dialled in one round.
+MOST_REMEMBERED = 16
+
+
+class NotThisSwarm(Exception):
+    """Every bootstrap answered and none belongs to our swarm. `attempts`: (address, reason)."""
+
+    def __init__(self, attempts: list[tuple[str, str]]) -> None:
+        tried = "; ".join(f"{address} {reason}" for address, reason in attempts)
+        super().__init__(f"no bootstrap belongs to this swarm: {tried}. Check swarm.run and swarm.bootstrap")
+        self.attempts = attempts
+
+
+@dataclass(frozen=True)
+class _Target:
+    """One address to dial, and the text the user gave it as (the address itself for remembered peers)."""
+
+    label: str
+    address: Address
+    remembered: bool
+
+
+_Outcome = tuple[_Target, Greeted | Unsuitable]
+#: All addresses of `host:port`. Raises `OSError`, `ValueError`.
+Resolver = Callable[[str], Awaitable[Sequence[Address]]]
+
+
+class Dialler:
+    """Dials until somebody of our swarm answers. `attempts` holds the last failure by address.
+
+    `bound` is where our own datagrams leave from, once that is known: who cannot hear them is not dialled.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        rng: random.Random,
+        log: Log,
+        caller: Caller,
+        *,
+        twin: Callable[[int, int, Address], None],
+        resolver: Resolver | None = None,
+    ) -> None:
+        self.attempts: dict[str, str] = {}
+        self.bound: Address | None = None
+        self.resolver: Resolver = resolver or resolve
+        self._resolved: dict[str, Sequence[Address]] = {}
+        self._transport = transport
+        self._rng = rng
+        self._log = log
+        self._caller = caller
+        self._twin = twin
+
+    async def dial(
+        self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
+    ) -> Greeted:
+        """The first node of our swarm that answers; for ever. `remembered` is asked anew for each round. Raises
+        `NotThisSwarm`."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            greeted, hopeless = await self._round(bootstraps, remembered(), genesis)
+            if greeted is not None:
+                self.attempts.clear()
+                return greeted
+            if bootstraps and hopeless:
+                raise NotThisSwarm(list(self.attempts.items()))
+            await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
+            pause_s = min(1.6 * pause_s, LAST_PAUSE_S)
+
+    async def knock(self, label: str | Address, genesis: bytes | None) -> Greeted | None:
+        """Dial every address of one bootstrap or peer once, without a word; the first of our swarm that answers."""
+        for address in await self._addresses(label):
+            try:
+                if not _out_of_reach(self.bound, address):
+                    return await self._hello(address, genesis)
+            except Unsuitable:
+                continue
+        return None
+
+    async def _round(
+        self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None
+    ) -> tuple[Greeted | None, bool]:
+        """One try of everybody; whether all bootstraps have answered for good that they are not ours."""
+        outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue()
+        later_s = REMEMBERED_FIRST_S if remembered else 0.0
+        tasks = [
+            asyncio.create_task(self._try(address, 0.0, genesis, outcomes), name=f"hello {address}")
+            for address in remembered[:MOST_REMEMBERED]
+        ] + [
+            asyncio.create_task(self._try(label, later_s, genesis, outcomes), name=f"hello {label}")
+            for label in bootstraps
+        ]
+        final: dict[str, None] = {}
+        left = len(tasks)
+        try:
+            while left:
+                outcome = await outcomes.get()
+                if outcome is None:
+                    left -= 1
+                    continue
+                target, answer = outcome
+                if isinstance(answer, Greeted):
+                    return answer, False
+                self._note(str(target.address), answer.reason)
+                if answer.final and not target.remembered:
+                    final[target.label] = None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return None, all(label in final for label in bootstraps)
+
+    async def _try(
+        self, label: str | Address, later_s: float, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]
+    ) -> None:
+        """All addresses of one bootstrap, or one remembered, at once; what each answered, and None when all have."""
+        try:
+            addresses = await self._addresses(label)
+            await asyncio.sleep(later_s)
+            targets = [_Target(str(label), address, isinstance(label, Address)) for address in addresses]
+            async with asyncio.TaskGroup() as group:
+                for target in targets:
+                    group.create_task(self._try_one(target, genesis, outcomes), name=f"hello {target.address}")
+        finally:
+            outcomes.put_nowait(None)
+
+    async def _try_one(self, target: _Target, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]) -> None:
+        try:
+            reason = _out_of_reach(self.bound, target.address)
+            if reason:
+                raise Unsuitable(reason, final=False)
+            outcomes.put_nowait((target, await self._hello(target.address, genesis)))
+        except Unsuitable as error:
+            outcomes.put_nowait((target, error))
+
+    async def _hello(self, address: Address, genesis: bytes | None) -> Greeted:
+        try:
+            return await say_hello(
+                self._transport, address, caller=self._caller, genesis=genesis, timeout_s=HELLO_TIMEOUT_S
+            )
+        except TwinMet as error:
+            self._twin(error.incarnation, error.boot, error.address)
+            raise
+
+    async def _addresses(self, label: str | Address) -> Sequence[Address]:
+        """The addresses of a label now, or those it had last; none where there never were any."""
+        if isinstance(label, Address):
+            return [label]
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                self._resolved[label] = await self.resolver(label)
+            if self.attempts.get(label, "").startswith(UNRESOLVED):
+                del self.attempts[label]
+        except TimeoutError:
+            self._note(label, f"{UNRESOLVED}: no answer within {RESOLVE_TIMEOUT_S:g} s")
+        except (OSError, ValueError) as error:
+            self._note(label, f"{UNRESOLVED}: {error}")
+        return self._resolved.get(label, ())
+
+    def _note(self, address: str, reason: str) -> None:
+        """Keep the reason; log it when it is another than before."""
+        if self.attempts.get(address) != reason:
+            self.attempts[address] = reason
+            self._log.warning("bootstrap_failed", address=address, reason=reason)
+
+
+def _out_of_reach(bound: Address | None, address: Address) -> str:
+    """Why datagrams of a socket bound there cannot go to an address; empty where they can."""
+    if bound is None or bound.host == "::":
+        return ""
+    if ":" in address.host and ":" not in bound.host:
+        return 'is IPv6, and this node listens on IPv4 alone; node.host = "::" takes both'
+    if ":" in bound.host and ":" not in address.host:
+        return 'is IPv4, and this node listens on IPv6 alone; node.host = "::" takes both'
+    return ""
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """`host:port`, `1.2.3.4:port` or `[v6]:port`. Raises `ValueError` that says what is wrong."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{text!r} is not host:port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r}: an IPv6 address is written [address]:port")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r}: {port!r} is no port from 1 to 65535")
+    return host, int(port)
+
+
+async def resolve(text: str) -> list[Address]:
+    """All addresses of `host:port`; a name is resolved off the loop. Raises `OSError`, `ValueError`."""
+    host, port = split_host_port(text)
+    try:
+        return [Address.checked(str(ipaddress.ip_address(host)), port)]
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(Address.checked(str(entry[4][0]), port) for entry in found))
+
+
+async def advertised_address(text: str) -> tuple[str, int] | None:
+    """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
+    if not text:
+        return None
+    if literal(text) is not None:
+        return str(literal(text)), 0
+    has_port = text.rpartition(":")[2].isdigit()
+    address = (await resolve(text if has_port else f"{text}:1"))[0]
+    return address.host, address.port if has_port else 0

@@ -1,0 +1,179 @@
+"""The first contact: `hello`, a request without an envelope that anybody may send.
+
+It tells both sides who the other is (protocol version, run, genesis, id), what address the answerer saw, and up to 20
+contacts, so that every way of dialling the wrong place has its own clear sentence. Also the other half of the
+eligibility check: opening a `hello` to an address proves that its node can be reached there. The answer is signed over
+the asker's nonce: who answers holds the key of the id it gives. Our own id, signed under another start than ours, is
+another process with our key (`TwinMet`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from overlay.identity import Identity
+from overlay.ids import node_id_of, short
+from overlay.kademlia.messages import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
+from overlay.peers import Beat, Contact, Id
+from overlay.transport import Address, Incoming, Rejection, Reply, Transport, TransportError
+
+HELLO = "hello"
+CONTEXT = b"p2pnode hello\0"
+NONCE_BYTES = 16
+
+
+class HelloRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Who dials, and what the answer is to be signed over. Later versions may append fields."""
+
+    version: int
+    run: Annotated[str, Meta(max_length=64)]
+    node_id: Id
+    nonce: Annotated[bytes, Meta(max_length=64)] = b""
+
+
+class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Who answers. `genesis` is empty while it has not joined a swarm itself; `nodes` only for its own run.
+
+    `signature` is of `CONTEXT`, the nonce, the asker's id and this answer with an empty signature, by `public_key`.
+    """
+
+    version: int
+    run: Annotated[str, Meta(max_length=64)]
+    genesis: Annotated[bytes, Meta(max_length=GENESIS_BYTES)]
+    node_id: Id
+    observed_host: Annotated[str, Meta(max_length=64)]
+    nodes: Nodes
+    incarnation: Annotated[int, Meta(ge=0)] = 0
+    boot: Annotated[int, Meta(ge=0)] = 0
+    public_key: Annotated[bytes, Meta(max_length=32)] = b""
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """A node of our swarm that answered, and whom it knows."""
+
+    contact: Contact
+    genesis: bytes
+    observed_host: str
+    contacts: Sequence[Contact]
+
+
+class Unsuitable(Exception):
+    """It answered or not, and cannot be joined through. `final`: it will not change by waiting."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.final = final
+
+
+class TwinMet(Unsuitable):
+    """Another process answered, and proved it, with our own identity."""
+
+    def __init__(self, address: Address, incarnation: int, boot: int) -> None:
+        super().__init__("runs with this node's own identity", final=True)
+        self.address = address
+        self.incarnation = incarnation
+        self.boot = boot
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_ANSWER = msgspec.msgpack.Decoder(HelloAnswer)
+_REQUEST = msgspec.msgpack.Decoder(HelloRequest)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who says hello: our identity, our start and our run; `nonce` draws a fresh one (`NONCE_BYTES`)."""
+
+    identity: Identity
+    boot: int
+    run: str
+    nonce: Callable[[], bytes]
+
+
+def answer_hello(
+    incoming: Incoming,
+    *,
+    run: str,
+    genesis: bytes | None,
+    identity: Identity,
+    beat: Beat,
+    closest: Callable[[bytes], list[bytes]],
+) -> Reply:
+    """Who we are, for anybody; whom we know (`closest`, packed), for nodes of our run. Raises `Rejection`."""
+    try:
+        request = _REQUEST.decode(incoming.head)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise Rejection("this is no hello; is it another version of p2pnode?") from None
+    answer = HelloAnswer(
+        PROTOCOL_VERSION,
+        run,
+        genesis or b"",
+        identity.node_id,
+        incoming.source.host,
+        pack_nodes(closest(request.node_id) if request.run == run else []),
+        beat.incarnation,
+        beat.boot,
+        identity.public_key,
+    )
+    signature = identity.sign(_statement(request.nonce, request.node_id, answer))
+    return Reply(_ENCODER.encode(msgspec.structs.replace(answer, signature=signature)))
+
+
+def _statement(nonce: bytes, asker: bytes, unsigned: HelloAnswer) -> bytes:
+    return CONTEXT + len(nonce).to_bytes(1, "big") + nonce + asker + _ENCODER.encode(unsigned)
+
+
+def judge_answer(head: bytes, address: Address, nonce: bytes, *, caller: Caller, genesis: bytes | None) -> Greeted:
+    """What an answer means for a node of `run` (and of `genesis`, where it knows). Raises `Unsuitable`."""
+    try:
+        answer = _ANSWER.decode(head)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise Unsuitable("answers, but not as a p2pnode", final=True) from None
+    if answer.version != PROTOCOL_VERSION:
+        raise Unsuitable(f"speaks protocol {answer.version}, this node speaks {PROTOCOL_VERSION}", final=True)
+    own_id, run = caller.identity.node_id, caller.run
+    if answer.node_id == own_id and answer.boot == caller.boot:
+        raise Unsuitable("is this node itself", final=True)
+    unsigned = msgspec.structs.replace(answer, signature=b"")
+    if node_id_of(answer.public_key) != answer.node_id or not caller.identity.verifies(
+        answer.public_key, _statement(nonce, own_id, unsigned), answer.signature
+    ):
+        raise Unsuitable(f"says it is {short(answer.node_id)} and cannot prove it", final=True)
+    if answer.node_id == own_id:
+        raise TwinMet(address, answer.incarnation, answer.boot)
+    if answer.run != run:
+        raise Unsuitable(f"belongs to run {answer.run!r}, this node to {run!r}", final=True)
+    if len(answer.genesis) != GENESIS_BYTES:
+        raise Unsuitable(f"is {short(answer.node_id)}, which has not joined a swarm yet itself", final=False)
+    if genesis is not None and answer.genesis != genesis:
+        raise Unsuitable(
+            f"belongs to another swarm named {run!r} (genesis {answer.genesis.hex()[:8]}, ours {genesis.hex()[:8]})",
+            final=True,
+        )
+    contacts, _ = unpack_nodes(answer.nodes, own_id)
+    return Greeted(Contact(answer.node_id, address), answer.genesis, answer.observed_host, contacts)
+
+
+async def say_hello(
+    transport: Transport, address: Address, *, caller: Caller, genesis: bytes | None, timeout_s: float
+) -> Greeted:
+    """Dial one address. Raises `Unsuitable` with the reason, whatever happens on the way."""
+    nonce = caller.nonce()
+    head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, caller.run, caller.identity.node_id, nonce))
+    try:
+        async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:
+            received, proven = answer.head, answer.node_id
+    except TransportError as error:
+        raise Unsuitable(error.detail, final=error.kind == "foreign") from error
+    greeted = judge_answer(received, address, nonce, caller=caller, genesis=genesis)
+    if proven and proven != greeted.contact.node_id:
+        raise Unsuitable(f"is {short(proven)} and speaks as {short(greeted.contact.node_id)}", final=False)
+    return greeted

@@ -1,0 +1,154 @@
+"""Joining and staying connected: what happens around a successful dial, when the table has run empty, and, now and
+then, for ever, whether there are others of our swarm that nobody here knows any more (islands of a long partition)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Container, Sequence
+
+from overlay.bootstrap.dialer import Dialler, NotThisSwarm
+from overlay.bootstrap.hello import Greeted
+from overlay.bootstrap.peer_store import Remembered
+from overlay.discovery.lookup_service import Lookups
+from overlay.environment import Log
+from overlay.membership.members import Membership
+from overlay.peers import Contact
+from overlay.transport import Address
+
+#: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
+JOIN_LOOKUP_S = 2.0
+#: The table is looked at this often; empty, the node dials again.
+EMPTY_TABLE_S = 5.0
+#: A bootstrap or remembered peer that is not among our peers is dialled this often: the dead are given up after an hour
+#: (`overlay.membership.failure_detector.DEAD_MEMORY_S`), a partition may last longer.
+ISLAND_S = 60.0
+
+
+class Joining:
+    """Enters the swarm, remembers its peers, and enters again when everybody is gone."""
+
+    def __init__(
+        self,
+        dialler: Dialler,
+        remembered: Remembered,
+        membership: Membership,
+        lookups: Lookups,
+        rng: random.Random,
+        log: Log,
+        *,
+        own: Callable[[], Contact],
+        genesis: Callable[[], bytes | None],
+        enter: Callable[[bytes], None],
+        observed: Callable[[str], None],
+        arrived: Callable[[], None],
+        sighted: Callable[[], list[Address]] = list,
+    ) -> None:
+        """`sighted()`: addresses that were announced in the local network."""
+        self._dialler = dialler
+        self._remembered = remembered
+        self._membership = membership
+        self._lookups = lookups
+        self._rng = rng
+        self._log = log
+        self._own = own
+        self._genesis = genesis
+        self._enter = enter
+        self._observed = observed
+        self._arrived = arrived
+        self._sighted = sighted
+        self._bootstraps: list[str] = []
+
+    @property
+    def attempts(self) -> dict[str, str]:
+        """Last failure by address."""
+        return self._dialler.attempts
+
+    def load(self) -> None:
+        self._remembered.load()
+
+    def bound(self, address: Address) -> None:
+        """Where our transport is bound."""
+        self._dialler.bound = address
+
+    def remembered(self) -> list[Address]:
+        """Remembered addresses but our own."""
+        own = self._own().address
+        return [address for address in self._remembered.addresses() if address != own]
+
+    def others(self) -> list[Address]:
+        """Remembered addresses, and those sighted in the local network, but our own."""
+        own = self._own().address
+        sighted = self._sighted()
+        self._rng.shuffle(sighted)  # more of them than are dialled at once may be made up
+        return [address for address in dict.fromkeys([*self.remembered(), *sighted]) if address != own]
+
+    async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
+        """Dial until somebody of our swarm answers, and look around. Raises `NotThisSwarm`."""
+        self._bootstraps = list(bootstraps)
+        greeted = await self._dialler.dial(self._bootstraps, self.others, genesis)
+        self._enter(greeted.genesis)
+        await self._arrive(greeted)
+        through = str(greeted.contact.address)
+        self._log.info("swarm_joined", through=through, peers=len(self._membership.peers))
+
+    async def _arrive(self, greeted: Greeted) -> None:
+        """Meet the node that answered, then all around us."""
+        self._observed(greeted.observed_host)
+        self._membership.ask_back(greeted.contact)
+        try:
+            async with asyncio.timeout(JOIN_LOOKUP_S):
+                await self._lookups.find(self._own().node_id, [greeted.contact, *greeted.contacts])
+        except TimeoutError:
+            self._log.warning("join_lookup_slow", waited_s=JOIN_LOOKUP_S)
+        self._arrived()
+
+    async def keep_connected(self) -> None:
+        """Dial again when nobody is left and there is somebody to dial."""
+        while True:
+            await asyncio.sleep(EMPTY_TABLE_S)
+            genesis = self._genesis()
+            if genesis is None or len(self._membership.peers) or self._membership.detector.leaving:
+                continue
+            others = self.others()
+            if not others and not self._bootstraps:
+                continue
+            self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
+            try:
+                await self._arrive(await self._dialler.dial(self._bootstraps, self.others, genesis))
+            except NotThisSwarm as error:
+                self._log.warning("not_this_swarm", reason=str(error))
+
+    async def keep_whole(self) -> None:
+        """Dial one whom we do not know, now and then; meet it, and all around it, if it is of our swarm."""
+        while True:
+            await asyncio.sleep(ISLAND_S * (0.5 + self._rng.random()))
+            genesis, peers = self._genesis(), self._membership.peers
+            if genesis is None or not len(peers) or self._membership.detector.leaving:
+                continue
+            stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._own().address)})
+            if stranger is None:
+                continue
+            greeted = await self._dialler.knock(stranger, genesis)
+            if greeted is not None and greeted.contact.node_id not in peers:
+                self._log.info("island_met", through=str(greeted.contact.address))
+                await self._arrive(greeted)
+
+    def _stranger(self, known: Container[str]) -> str | Address | None:
+        """A bootstrap or a remembered peer, as likely the one as the other: the few that are meant to stay must not
+        wait behind the many that have gone."""
+        bootstraps: list[str | Address] = [label for label in self._bootstraps if label not in known]
+        others: list[str | Address] = [address for address in self.others() if str(address) not in known]
+        kinds = [kind for kind in (bootstraps, others) if kind]
+        return self._rng.choice(self._rng.choice(kinds)) if kinds else None
+
+    def remember(self) -> None:
+        """Put the peers of this moment on disk."""
+        self._remembered.note(self._membership.peers)
+        self._remembered.write()
+
+    async def keep_remembering(self) -> None:
+        """Soon after they changed."""
+        while True:
+            await asyncio.sleep(self._remembered.write_s)
+            self.remember()

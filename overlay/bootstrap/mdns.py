@@ -1,0 +1,138 @@
+"""Announcements in the local network by multicast DNS, through the package `zeroconf` (extra `lan`, imported when asked
+for). What strangers announce is text here and judged in `overlay.bootstrap.local_network`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from overlay.bootstrap.local_network import MOST_SIGHTINGS, SERVICE, Announcement
+
+if TYPE_CHECKING:
+    from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+PACKAGE = "zeroconf"
+#: Longest wait for the details of one announcement.
+DETAILS_MS = 2000
+#: Announcements whose details are asked for at one time.
+MOST_ASKED = 16
+#: Longest wait for our own good-bye.
+STOP_S = 1.0
+
+Heard = Callable[[str, Mapping[str, str], Iterable[str], int], None]
+
+
+def is_installed() -> bool:
+    """Whether the package is there; it is not imported."""
+    return find_spec(PACKAGE) is not None
+
+
+class ZeroconfLan:
+    """Implements `overlay.bootstrap.local_network.Lan`."""
+
+    def __init__(self) -> None:
+        self._zeroconf: AsyncZeroconf | None = None
+        self._browser: AsyncServiceBrowser | None = None
+        self._info: AsyncServiceInfo | None = None
+        self._hosts: list[str] = []
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._heard: Heard | None = None
+
+    async def start(self, own: Announcement, host: str, heard: Heard) -> None:
+        """See `Lan.start`."""
+        from zeroconf import InterfaceChoice, IPVersion
+        from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
+
+        self._heard = heard
+        bound = ipaddress.ip_address(host)
+        if bound.is_unspecified:
+            self._hosts = _own_hosts(with_ipv6=bound.version == 6)
+            self._zeroconf = AsyncZeroconf(interfaces=InterfaceChoice.Default, ip_version=IPVersion.V4Only)
+        else:
+            self._hosts = [host]
+            version = IPVersion.V4Only if bound.version == 4 else IPVersion.V6Only
+            self._zeroconf = AsyncZeroconf(interfaces=[host], ip_version=version)
+        self._info = self._service(own)
+        # Its id is its own: a second one of that name is a twin, whom the overlay finds out.
+        await self._zeroconf.async_register_service(self._info, allow_name_change=True)
+        self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, [SERVICE], handlers=[self._changed])
+
+    async def announce(self, own: Announcement) -> None:
+        """See `Lan.announce`."""
+        if self._zeroconf is not None and self._info is not None:
+            name = self._info.name
+            self._info = self._service(own)
+            self._info.name = name
+            await self._zeroconf.async_update_service(self._info)
+
+    async def stop(self) -> None:
+        """See `Lan.stop`."""
+        for task in self._asking.values():
+            task.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        self._asking.clear()
+        zeroconf, self._zeroconf = self._zeroconf, None
+        if zeroconf is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                if self._browser is not None:
+                    await self._browser.async_cancel()
+                await zeroconf.async_unregister_all_services()
+        await zeroconf.async_close()
+
+    def _service(self, own: Announcement) -> AsyncServiceInfo:
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        name = own.node_id.hex()[:16]
+        return AsyncServiceInfo(
+            SERVICE,
+            f"{name}.{SERVICE}",
+            port=own.port,
+            properties=own.properties(),
+            server=f"p2pnode-{name}.local.",
+            parsed_addresses=self._hosts,
+        )
+
+    def _changed(self, zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
+        """One was announced or changed: ask for its details. Who is gone is found out by dialling."""
+        from zeroconf import ServiceStateChange
+
+        if state_change is ServiceStateChange.Removed or len(name) > 255:
+            return
+        if name in self._asking or len(self._asking) >= min(MOST_ASKED, MOST_SIGHTINGS):
+            return
+        task = asyncio.get_running_loop().create_task(self._ask(zeroconf, service_type, name), name=f"lan {name[:32]}")
+        self._asking[name] = task
+        task.add_done_callback(lambda _: self._asking.pop(name, None))
+
+    async def _ask(self, zeroconf: Any, service_type: str, name: str) -> None:
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        try:
+            info = AsyncServiceInfo(service_type, name)
+            if not await info.async_request(zeroconf, DETAILS_MS):
+                return
+            properties = {str(key): str(value) for key, value in info.decoded_properties.items() if value is not None}
+            hosts, port = info.parsed_addresses(), info.port or 0
+        except Exception:  # a stranger's packet, through a package that trusts it
+            properties, hosts, port = {}, [], 0
+        if self._heard is not None:
+            self._heard(name, properties, hosts, port)
+
+
+def _own_hosts(*, with_ipv6: bool) -> list[str]:
+    """Addresses of this machine that neighbours may dial."""
+    import ifaddr
+
+    found = []
+    for adapter in ifaddr.get_adapters():
+        for each in adapter.ips:
+            host = each.ip if isinstance(each.ip, str) else each.ip[0]
+            if not ipaddress.ip_address(host).is_loopback and (each.is_IPv4 or with_ipv6):
+                found.append(host)
+    return found

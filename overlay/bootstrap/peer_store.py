@@ -1,0 +1,91 @@
+"""Peers kept on disk, as plain JSON, so that a restarted node finds its swarm without its bootstraps.
+
+A swarm that was switched off waits for so many before it goes on, so that a swarm of seconds must be remembered too:
+until the file is full it is written as soon as somebody new is met.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from overlay.bootstrap.dialer import split_host_port
+from overlay.environment import Clock, Disk, Log
+from overlay.peers import Peer
+from overlay.transport import Address
+
+PEERS_FILE = "peers.json"
+MOST_PEERS = 64
+#: A peer that was not met for this long is forgotten.
+MEMORY_S = 14 * 24 * 3600.0
+#: Written at most this often, and when the node stops; the second, when it is full.
+WRITE_S, FULL_WRITE_S = 2.0, 30.0
+
+
+class Met(NamedTuple):
+    """Who was met at an address, empty where an older version wrote it, and when last, in wall seconds."""
+
+    node_id: bytes
+    at: float
+
+
+class Remembered:
+    """Addresses of peers met lately, most recently met first; one of each peer, the last."""
+
+    def __init__(self, disk: Disk, clock: Clock, log: Log) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._log = log
+        self._met: dict[Address, Met] = {}
+        self._written: list[Address] = []
+        self._failed = False
+
+    def load(self) -> None:
+        """Read the file; what is unreadable is left out, and said."""
+        try:
+            data = self._disk.read(PEERS_FILE)
+            if data is None:
+                return
+            for entry in json.loads(data)["peers"][:MOST_PEERS]:
+                host, port = split_host_port(str(entry["address"]))
+                met = Met(bytes.fromhex(entry.get("id", "")), float(entry["met"]))
+                self._met[Address.checked(host, port)] = met
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._log.warning("remembered_peers_unreadable", file=PEERS_FILE, error=str(error))
+
+    def addresses(self) -> list[Address]:
+        return list(self._met)
+
+    @property
+    def write_s(self) -> float:
+        """When to look again whether there is something to write."""
+        return FULL_WRITE_S if len(self._met) >= MOST_PEERS else WRITE_S
+
+    def note(self, peers: Iterable[Peer]) -> None:
+        """These are alive now; where they were before they are not."""
+        now = self._clock.wall()
+        alive = {peer.address: Met(peer.node_id, now) for peer in peers}
+        ids = {met.node_id for met in alive.values()}
+        kept = {address: met for address, met in self._met.items() if address in alive or met.node_id not in ids}
+        recent = sorted({**kept, **alive}.items(), key=lambda item: -item[1].at)
+        self._met = {address: met for address, met in recent[:MOST_PEERS] if abs(now - met.at) <= MEMORY_S}
+
+    def write(self) -> None:
+        """Put them on disk if they are others than before. A failure is logged once; it costs comfort, not safety."""
+        addresses = sorted(self._met)
+        if not addresses or addresses == self._written:
+            return
+        entries = [
+            {"address": str(address), "id": met.node_id.hex(), "met": round(met.at)}
+            for address, met in self._met.items()
+        ]
+        try:
+            self._disk.write(PEERS_FILE, json.dumps({"peers": entries}, indent=1).encode())
+        except OSError as error:
+            if not self._failed:
+                self._log.warning("remembered_peers_not_written", file=PEERS_FILE, error=str(error))
+            self._failed = True
+            return
+        self._failed = False
+        self._written = addresses

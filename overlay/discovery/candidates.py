@@ -1,0 +1,119 @@
+"""Who may own a key, in order: the live, eligible nodes among the k closest to it, by rendezvous ranking.
+
+No lookup is needed where the table holds (nearly) everybody: always in a swarm of at most k nodes, usually in one of a
+few hundred. In a larger one the k closest come from a lookup that is kept for a while, joined with what the table
+knows, so that a death, a leave or a newcomer shows at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from overlay.discovery.lookup_service import Lookups
+from overlay.discovery.placement import rank
+from overlay.environment import Clock
+from overlay.membership.members import Membership
+from overlay.peers import Activity, Contact
+
+#: A lookup is kept this long: deaths and known newcomers are seen without it.
+KEEP_S = 30.0
+MOST_KEYS = 8192
+
+
+@dataclass(slots=True)
+class _Kept:
+    at: float
+    node_ids: list[bytes]
+
+
+class Candidates:
+    """Candidates by key, with the cache of lookups behind them."""
+
+    def __init__(self, own_id: bytes, k: int, membership: Membership, lookups: Lookups, clock: Clock) -> None:
+        self.own: Callable[[], tuple[Contact, bool]]  # own contact, and whether we may own
+        self.reachable: Callable[[bytes], bool]
+        self.all_known: Callable[[], bool]
+        self._own_id = own_id
+        self._k = k
+        self._membership = membership
+        self._lookups = lookups
+        self._clock = clock
+        self._kept: dict[bytes, _Kept] = {}
+        self._under_way: dict[bytes, asyncio.Future[None]] = {}
+
+    async def of(self, key: bytes) -> list[Contact]:
+        """Candidates for a key, best first."""
+        kept = [] if self.all_known() else await self._looked_up(key)
+        own, may_own = self.own()
+        closest = self._closest(key, kept, own)
+        eligible = {
+            node_id: contact
+            for node_id, contact in closest.items()
+            if (may_own if node_id == self._own_id else self._may_own(node_id))
+        }
+        return [eligible[node_id] for node_id in rank(key, eligible)]
+
+    def _may_own(self, node_id: bytes) -> bool:
+        peer = self._membership.peer(node_id)
+        return (
+            peer is not None
+            and peer.eligible
+            and peer.activity is not Activity.LEAVING
+            and not self._membership.detector.is_suspect(node_id)
+            and self.reachable(node_id)
+        )
+
+    def _closest(self, key: bytes, kept: Iterable[bytes], own: Contact) -> dict[bytes, Contact]:
+        """The k closest of the lookup and of what came up since, without those that died since."""
+        known = {own.node_id: own}
+        for node_id in kept:
+            contact = self._membership.contact(node_id)
+            if contact is not None:
+                known[node_id] = contact
+        for peer in self._membership.peers:
+            known[peer.node_id] = peer.contact
+        if len(known) <= self._k:
+            return known
+        number = int.from_bytes(key, "big")
+        nearest = sorted(known, key=lambda node_id: int.from_bytes(node_id, "big") ^ number)
+        return {node_id: known[node_id] for node_id in nearest[: self._k]}
+
+    async def _looked_up(self, key: bytes) -> list[bytes]:
+        now = self._clock.monotonic()
+        kept = self._kept.get(key)
+        if kept is not None and now - kept.at <= KEEP_S:
+            return kept.node_ids
+        under_way = self._under_way.get(key)
+        if under_way is not None:
+            await asyncio.shield(under_way)
+            kept = self._kept.get(key)
+            return kept.node_ids if kept is not None else []
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._under_way[key] = done
+        try:
+            found = await self._lookups.find(key)
+        finally:
+            del self._under_way[key]
+            done.set_result(None)
+        node_ids = [contact.node_id for contact in found]
+        self._kept.pop(key, None)
+        self._kept[key] = _Kept(self._clock.monotonic(), node_ids)
+        if len(self._kept) > MOST_KEYS:
+            del self._kept[next(iter(self._kept))]
+        return node_ids
+
+    def discard(self, node_id: bytes) -> None:
+        """It is dead or has left: no kept lookup names it any more."""
+        for kept in self._kept.values():
+            if node_id in kept.node_ids:
+                kept.node_ids.remove(node_id)
+
+    def names(self, node_id: bytes) -> bool:
+        """Whether a kept lookup names this node."""
+        return any(node_id in kept.node_ids for kept in self._kept.values())
+
+    def forget_old(self) -> None:
+        now = self._clock.monotonic()
+        self._kept = {key: kept for key, kept in self._kept.items() if now - kept.at <= KEEP_S}

@@ -1,0 +1,178 @@
+"""Runs lookups: carries the questions of `overlay.kademlia.lookup` over the protocol. Driven by callbacks, without
+tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from overlay.environment import Clock
+from overlay.kademlia.address_limit import Quota
+from overlay.kademlia.lookup import Lookup
+from overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.membership.members import Membership
+from overlay.peers import Contact
+
+#: A lookup gives what it has after this long (two silent nodes one after another cost two ceilings).
+DEADLINE_S = 5.0
+
+#: Lookups kept for their medians.
+RECENT = 64
+
+_NO_NODES = Nodes(b"", b"")
+
+
+class Finished(NamedTuple):
+    """What one lookup took. `rounds`: answers upon each other until the farthest-fetched node was known."""
+
+    target: bytes
+    rounds: int
+    queries: int
+    seconds: float
+
+
+class Lookups:
+    """The lookups of one node."""
+
+    def __init__(
+        self,
+        protocol: SwarmProtocol,
+        membership: Membership,
+        clock: Clock,
+        *,
+        own: Callable[[], Contact],
+        k: int,
+        alpha: int,
+        ids_per_address: int = 0,
+    ) -> None:
+        self.ipv6 = True  # whether our socket can send to IPv6 addresses
+        self.ids_per_address = ids_per_address  # that take part in one lookup; 0: any number
+        self.recent: deque[Finished] = deque(maxlen=RECENT)
+        self._protocol = protocol
+        self._membership = membership
+        self._clock = clock
+        self._own = own
+        self._k = k
+        self._alpha = alpha
+
+    async def find(self, target: bytes, seeds: Iterable[Contact] = ()) -> list[Contact]:
+        """The k nodes closest to `target` that answered, closest first, ourselves where we belong."""
+        known = [entry.contact for entry in self._protocol.router.closest(target, 2 * self._k)]
+        own = self._own()
+        quota = Quota(self.ids_per_address)
+
+        def usable(contacts: Iterable[Contact]) -> list[Contact]:
+            return quota.admitted(self._usable(contacts))
+
+        lookup = Lookup(target, own, self._k, self._alpha, usable([*known, *seeds]))
+        run = _Run(lookup, self._protocol, usable, ipv6=self.ipv6)
+        self._protocol.counters["lookups"] += 1
+        started = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await run.finished()
+        except TimeoutError:
+            self._protocol.counters["lookups_cut_off"] += 1
+        finally:
+            run.ended = True
+        seconds = self._clock.monotonic() - started
+        self._protocol.counters["lookup_queries"] += lookup.queries
+        self._protocol.counters["contacts_refused_crowded"] += quota.refused
+        self._protocol.counters["lookup_rounds"] += lookup.rounds
+        self._protocol.counters["lookup_ms"] += round(1000 * seconds)
+        self.recent.append(Finished(target, lookup.rounds, lookup.queries, seconds))
+        return lookup.result()
+
+    def medians(self) -> dict[str, float] | None:
+        """What the last lookups took; None before the first."""
+        if not self.recent:
+            return None
+        return {
+            "ms": 1000 * statistics.median(finished.seconds for finished in self.recent),
+            "rounds": statistics.median(finished.rounds for finished in self.recent),
+            "queries": statistics.median(finished.queries for finished in self.recent),
+        }
+
+    async def ask(self, contact: Contact, target: bytes) -> list[Contact]:
+        """What one node knows close to `target`; empty when it stays silent."""
+        waiting: asyncio.Future[list[Contact]] = asyncio.get_running_loop().create_future()
+
+        def on_result(result: Result | None) -> None:
+            if waiting.done():
+                return
+            nodes = result if isinstance(result, Nodes) else _NO_NODES
+            contacts, malformed = unpack_nodes(nodes, self._protocol.own_id, ipv6=self.ipv6)
+            self._protocol.counters["malformed_contacts"] += malformed
+            waiting.set_result(self._usable(contacts))
+
+        self._protocol.call(contact, FindNode(target), on_result)
+        return await waiting
+
+    def _usable(self, contacts: Iterable[Contact]) -> list[Contact]:
+        """Without the addresses that were silent lately: hearsay does not bring them back."""
+        now = self._clock.monotonic()
+        negative = self._membership.negative
+        if not len(negative):
+            return list(contacts)
+        return [contact for contact in contacts if not negative.is_silent(contact, now)]
+
+
+class _Run:
+    """One lookup under way."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        protocol: SwarmProtocol,
+        usable: Callable[[Iterable[Contact]], list[Contact]],
+        *,
+        ipv6: bool,
+    ) -> None:
+        self.ended = False
+        self._lookup = lookup
+        self._protocol = protocol
+        self._usable = usable
+        self._ipv6 = ipv6
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._body = FindNode(lookup.target)
+        self._pumping = False
+
+    async def finished(self) -> None:
+        self._pump()
+        await self._done
+
+    def _pump(self) -> None:
+        if self._pumping or self.ended:
+            return
+        # A closed protocol answers inside `call`: one loop instead of recursion.
+        self._pumping = True
+        while contacts := self._lookup.next_queries():
+            for contact in contacts:
+                self._ask(contact)
+        self._pumping = False
+        if self._lookup.done and not self._done.done():
+            self._done.set_result(None)
+
+    def _ask(self, contact: Contact) -> None:
+        def on_result(result: Result | None) -> None:
+            if self.ended:
+                return
+            if isinstance(result, Nodes):
+                contacts, malformed = unpack_nodes(result, self._protocol.own_id, ipv6=self._ipv6)
+                if malformed:
+                    self._protocol.counters["malformed_contacts"] += malformed
+                self._lookup.answered(contact.node_id, self._usable(self._lookup.unknown(contacts)))
+            else:
+                self._lookup.failed(contact.node_id)
+            self._pump()
+
+        def on_slow() -> None:
+            if not self.ended:
+                self._lookup.slow(contact.node_id)
+                self._pump()
+
+        self._protocol.call(contact, self._body, on_result, on_slow=on_slow)

@@ -1,0 +1,308 @@
+"""What a node knows of the swarm as a whole: how many, a fair sample, everybody, and candidates for a key.
+
+Runs the lookups in the background that keep this knowledge fresh: one random target every few seconds feeds both the
+population estimate and the pool; in a swarm of at most k nodes everybody is known and nothing is looked up but
+ourselves, now and then. The rules stand in `overlay.discovery.population`, `overlay.discovery.sampling` and
+`overlay.discovery.placement`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+
+from overlay.discovery.candidates import Candidates
+from overlay.discovery.lookup_service import Lookups
+from overlay.discovery.population import Estimator, Population, counted
+from overlay.discovery.sampling import (
+    BALL_NODES,
+    POOL_AGE_S,
+    POOL_BALLS,
+    SLOTS,
+    Pool,
+    ball_radius,
+    draw_distinct,
+    inside_ball,
+    is_kept,
+)
+from overlay.environment import Clock
+from overlay.ids import ID_BITS, distance, random_id, random_id_with_prefix, relative_distance
+from overlay.membership.members import BACK, FULL_VIEW, Membership
+from overlay.peers import Activity, Peer, PeerChange
+
+#: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
+MOST_BALLS = 64
+#: Seconds between sampling lookups until there are enough balls to draw from; then the pool grows at the pace that
+#: keeps it full. Many nodes that start at one moment would otherwise answer each other's lookups above all else.
+FILL_S = 1.0
+#: Balls to begin with; more where two samples would take more entries than these have.
+FIRST_BALLS = 4
+#: A pause is at least so many times as long as the lookup before it: where the network or our loop is overloaded, and
+#: lookups take seconds, sampling must not be what keeps it so.
+MOST_BUSY = 4.0
+#: What was spent on sampling is reported over this time.
+COST_S = POOL_AGE_S
+#: Seconds between refreshes of the table; and the pause before looking around when a lost peer came back.
+REFRESH_S = 60.0
+HEAL_PAUSE_S = 0.2
+#: A crawl is repeated this often while somebody asks for everyone; its zones hold about this many nodes.
+CRAWL_S = 30.0
+ZONE_NODES = 8.0
+#: In a swarm of at most k one peer is asked this often whom it knows; more often until nothing is new.
+COMPARE_S = 4.0
+COMPARE_FIRST_S = 0.3
+COMPARE_FIRST = 5
+ESTIMATE_CACHE_S = 1.0
+
+
+class Discovery:
+    """Population, pool and crawl of one node."""
+
+    def __init__(
+        self,
+        own_id: bytes,
+        k: int,
+        membership: Membership,
+        lookups: Lookups,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        training: Callable[[], bool],
+    ) -> None:
+        self.pool = Pool()
+        self._balls_wanted = POOL_BALLS
+        self._balls_first = FIRST_BALLS
+        self._spent: deque[tuple[float, int]] = deque()  # (when, peers kept) of each sampling lookup
+        self._drawn = 0
+        self._started = clock.monotonic()
+        self.estimator = Estimator(k)
+        self._own_id = own_id
+        self._k = k
+        self._membership = membership
+        self._lookups = lookups
+        self._clock = clock
+        self._rng = rng
+        self._training = training
+        self._heal = asyncio.Event()
+        self._crawl = asyncio.Event()
+        self._crawl_until = 0.0
+        self._estimate: tuple[float, Population | None] = (float("-inf"), None)
+        self.candidates = Candidates(own_id, k, membership, lookups, clock)
+        self.candidates.all_known = self.nearly_all_known
+        membership.on_change(self._on_change)
+
+    def _on_change(self, change: PeerChange) -> None:
+        if change.kind == "up" and change.reason == BACK:
+            self._heal.set()
+        if change.kind in ("dead", "left"):
+            self.pool.discard(change.node_id)
+            self.candidates.discard(change.node_id)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def population(self) -> Population:
+        """Counted where everybody is known, estimated elsewhere; ourselves included."""
+        known = len(self._membership.peers) + 1
+        if known <= self._k:
+            return counted(known)
+        now = self._clock.monotonic()
+        if now - self._estimate[0] > ESTIMATE_CACHE_S:
+            self._estimate = (now, self.estimator.estimate(now))
+        estimate = self._estimate[1]
+        if estimate is None or estimate.exact:
+            # No lookup of a random target has come back yet: what we know is a lower bound.
+            return Population(float(known), float(self._k), 4.0 * known, False, 0)
+        return estimate
+
+    def nearly_all_known(self) -> bool:
+        """The table holds as many as there may be: what it lacks, a lookup would hardly find either."""
+        if self._membership.everybody_known():
+            return True
+        known = len(self._membership.peers) + 1
+        return known <= FULL_VIEW and known >= self.population().low
+
+    def workers(self) -> float:
+        """Live nodes that train or are about to, ourselves included if we do; at least 1."""
+        now = self._clock.monotonic()
+
+        def works(peer: Peer) -> bool:
+            return peer.is_worker(now) or peer.activity is Activity.READY
+
+        own = 1.0 if self._training() else 0.0
+        population = self.population()
+        if population.exact:
+            return max(1.0, own + sum(works(peer) for peer in self._membership.peers))
+        peers = [peer for node_id in self.pool.ids() if (peer := self._membership.peer(node_id)) is not None]
+        peers = peers or list(self._membership.peers)
+        share = sum(works(peer) for peer in peers) / max(1, len(peers))
+        return max(1.0, own + share * (population.estimate - 1))
+
+    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
+        """Up to `count` live peers that take part in barriers (`Peer.takes_part`), uniform without replacement."""
+        now = self._clock.monotonic()
+
+        def allowed(node_id: bytes) -> bool:
+            peer = self._membership.peer(node_id)
+            return (
+                peer is not None and peer.takes_part(now, since) and not self._membership.detector.is_suspect(node_id)
+            )
+
+        if self._membership.everybody_known():
+            drawn = draw_distinct(self._everybody(), count, allowed, self._rng)
+        else:
+            # A sample takes each peer from another ball: a pool has as many as the largest sample, and some more.
+            self._balls_wanted = min(MOST_BALLS, max(self._balls_wanted, count + 2))
+            self._balls_first = min(self._balls_wanted, max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2))
+            drawn = self.pool.draw(count, allowed, self._rng)
+            self._drawn += len(drawn)
+            if len(drawn) < count:  # just joined: the pool is still being filled
+                rest = [node_id for node_id in self._everybody() if node_id not in drawn]
+                drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
+        return [peer for node_id in drawn if (peer := self._membership.peer(node_id)) is not None]
+
+    def sampling(self) -> dict[str, float | int | None]:
+        """The pool and what it costs: lookups over the last `COST_S`, and for each peer kept and drawn in it."""
+        now = self._clock.monotonic()
+        self._forget_spending(now)
+        lookups = len(self._spent)
+        kept = sum(peers for _, peers in self._spent)
+        balls = sum(1 for _, peers in self._spent if peers)
+        over_s = max(1.0, min(COST_S, now - self._started))
+        return {
+            "pool": len(self.pool.ids()),
+            "balls": self.pool.balls,
+            "oldest_seconds": self.pool.oldest_s(now),
+            "lookups_per_second": lookups / over_s,
+            "lookups_per_pooled_peer": lookups / kept if kept else None,
+            "lookups_per_independent_draw": lookups / balls if balls else None,
+            "drawn": self._drawn,
+        }
+
+    def _forget_spending(self, now: float) -> None:
+        while self._spent and now - self._spent[0][0] > COST_S:
+            self._spent.popleft()
+
+    def _everybody(self) -> list[bytes]:
+        return [peer.contact.node_id for peer in self._membership.peers]
+
+    def everyone(self, since: float = 0.0) -> list[Peer]:
+        """All live peers known that take part in barriers. In a large swarm asking keeps a crawl going."""
+        now = self._clock.monotonic()
+        if not self._membership.everybody_known():
+            if now > self._crawl_until:
+                self._crawl.set()
+            self._crawl_until = now + 2 * CRAWL_S
+        return [peer for peer in self._membership.peers if peer.takes_part(now, since)]
+
+    # -- services ------------------------------------------------------------------------------------------------
+
+    async def keep_sampling(self) -> None:
+        """Random targets for ever: the estimate and the pool. In a small swarm contacts are compared instead."""
+        quiet = 0
+        while True:
+            now = self._clock.monotonic()
+            self.pool.expire(now)
+            if self._membership.everybody_known():
+                self.pool.clear()
+                quiet = 0 if await self._compare_contacts(self._own_id) else quiet + 1
+                pause_s = COMPARE_FIRST_S if quiet < COMPARE_FIRST else COMPARE_S
+            else:
+                quiet = 0
+                began = self._clock.monotonic()
+                await self.sample_once()
+                took_s = self._clock.monotonic() - began
+                if len(self._membership.peers) < FULL_VIEW:
+                    await self._compare_contacts(random_id(self._rng))
+                pause_s = FILL_S if self.pool.balls < self._balls_first else self._steady_s()
+                pause_s = max(pause_s, MOST_BUSY * took_s)
+            await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
+
+    def _steady_s(self) -> float:
+        """Pause between sampling lookups that renews the pool a little faster than it ages."""
+        kept_share = BALL_NODES / SLOTS
+        return 0.9 * kept_share * POOL_AGE_S / self._balls_wanted
+
+    async def _compare_contacts(self, target: bytes) -> bool:
+        """Ask one peer whom it knows near `target`, and meet those we do not: so nobody of a small swarm stays unknown
+        to anybody (nodes that joined at one moment saw only half of each other). True if there was somebody new."""
+        contacts = [peer.contact for peer in self._membership.peers]
+        if not contacts:
+            return True
+        known = await self._lookups.ask(self._rng.choice(contacts), target)
+        strangers = [contact for contact in known if contact.node_id not in self._membership.peers]
+        for contact in strangers:
+            self._membership.ask_back(contact)
+        return bool(strangers)
+
+    async def sample_once(self) -> None:
+        """One lookup of a uniformly random target, into the estimator and the pool."""
+        target = random_id(self._rng)
+        found = await self._lookups.find(target)
+        now = self._clock.monotonic()
+        if len(found) < self._k and not self._membership.everybody_known():
+            return  # cut off, or in the midst of a mass failure: says nothing about how many there are
+        # The radius must not hang on this very lookup, or dense regions would have smaller balls.
+        before = self.estimator.estimate(now)
+        self.estimator.observe([relative_distance(target, contact.node_id) for contact in found], now)
+        self._estimate = (float("-inf"), None)
+        if before is None or before.exact:
+            return
+        self._forget_spending(now)
+        radius = ball_radius(before.estimate)
+        inside = inside_ball(target, (contact.node_id for contact in found), radius)
+        keep = is_kept(len(inside), SLOTS, self._rng)
+        others = [node_id for node_id in inside if node_id != self._own_id]
+        self._spent.append((now, len(others) if keep else 0))
+        if keep:
+            self.pool.add(others, now, self._balls_wanted)
+
+    async def keep_table_fresh(self) -> None:
+        """Look ourselves up now and then, at once when a lost peer came back; forget strangers."""
+        while True:
+            pause_s = REFRESH_S * (0.75 + 0.5 * self._rng.random())
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._heal.wait()
+                    await asyncio.sleep(HEAL_PAUSE_S)
+            except TimeoutError:
+                pass
+            self._heal.clear()
+            await self._lookups.find(self._own_id)
+            if not self._membership.everybody_known():
+                await self._lookups.find(self._far_target())
+            if not self._crawled_for():
+                self._membership.forget_strangers(frozenset(self.pool.ids()))
+            self.candidates.forget_old()
+
+    def _far_target(self) -> bytes:
+        """A random id that shares a random, short prefix with ours: another bucket each time."""
+        bits = self._rng.randrange(8)
+        number = int.from_bytes(self._own_id, "big") >> (ID_BITS - bits - 1)
+        return random_id_with_prefix(number ^ 1, bits + 1, self._rng)
+
+    def _crawled_for(self) -> bool:
+        return self._clock.monotonic() < self._crawl_until
+
+    async def keep_crawling(self) -> None:
+        """Visit the whole id space while somebody wants to know everyone."""
+        while True:
+            await self._crawl.wait()
+            await self.crawl()
+            await asyncio.sleep(CRAWL_S)
+            if not self._crawled_for():
+                self._crawl.clear()
+
+    async def crawl(self) -> None:
+        """Look up every zone of the id space; who answers is known from then on."""
+        bits = max(0, math.ceil(math.log2(self.population().estimate / ZONE_NODES)))
+        zones = [(prefix, bits) for prefix in range(1 << bits)]
+        while zones:
+            prefix, bits = zones.pop()
+            target = random_id_with_prefix(prefix, bits, self._rng)
+            found = await self._lookups.find(target)
+            if len(found) >= self._k and distance(target, found[-1].node_id) < 1 << (ID_BITS - bits):
+                # All of them lie inside the zone, so it may hold more.
+                zones += [(prefix << 1 | 1, bits + 1), (prefix << 1, bits + 1)]

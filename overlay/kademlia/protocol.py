@@ -1,0 +1,432 @@
+"""The package's `Server` and `KademliaProtocol`, subclassed: framing, calls, answers, time-outs.
+
+What is replaced, and why (reference/kademlia.md section 2): attribute magic by an explicit table of procedures (faults
+4, 10, 13, 15, 18: no values are stored at all); a task per datagram by synchronous dispatch inside one `except` that
+counts (14); five fixed seconds by measured waits with one retry (17); entries that outlive a cancellation by entries
+that are popped (3). Everything read passes `overlay.kademlia.messages.decode` (1, 2). An answer from where we know
+nobody must prove its id, or it is none (8, 9).
+
+The protocol moves messages and judges nobody: what an answer, a request or a silence means is its `Listener`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeVar
+
+from kademlia.network import Server
+from kademlia.node import Node
+from kademlia.protocol import KademliaProtocol
+
+from overlay.environment import Clock, Entropy, Log
+from overlay.kademlia import messages
+from overlay.kademlia.broadcast_queue import NewsQueue
+from overlay.kademlia.events import Listener
+from overlay.kademlia.identity_proofs import Proofs
+from overlay.kademlia.messages import (
+    REQUEST,
+    RESPONSE,
+    Call,
+    Malformed,
+    News,
+    Pong,
+    Request,
+    Response,
+    Result,
+    Tell,
+    Twin,
+    Unreached,
+)
+from overlay.kademlia.round_trips import RoundTrips
+from overlay.kademlia.routing_table import ContactTable
+from overlay.peers import Beat, Contact
+from overlay.transport import Address, NodeAddress, Transport, id_behind
+
+#: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
+EXCUSABLE_LAG_S = 0.05
+#: Calls that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
+MOST_OUTSTANDING = 8192
+#: Calls given up whose answer may still come.
+LATE_CALLS = 256
+
+OnResult = Callable[[Result | None], None]
+#: Handles one kind of call: body, caller's beat, its source address, message id. None: answered later, or never.
+Procedure = Callable[[Any, Beat, Address, bytes], Result | None]
+C = TypeVar("C")
+
+_TELL = Tell()
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A call that waits for its answer. Times in seconds; `second_s` is the wait after the retry, 0 once it is out."""
+
+    contact: Contact
+    body: Call
+    on_result: OnResult
+    on_slow: Callable[[], None] | None
+    #: When each try went out, under an id of its own: its answer tells its round trip.
+    sent: dict[bytes, float]
+    second_s: float
+    blame: bool
+    prove: bool
+    #: Whether the wait for it says anything of the round trip: not where it asks others before it answers.
+    timed: bool
+    due: float = 0.0
+    excused: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
+    """One node's end of the datagram protocol. Nothing it does awaits; it makes no task."""
+
+    def __init__(
+        self,
+        source_node: Node,
+        ksize: int,
+        *,
+        proofs: Proofs,
+        listener: Listener,
+        clock: Clock,
+        entropy: Entropy,
+        ceiling_s: float,
+        log: Log,
+    ) -> None:
+        super().__init__(source_node, None, ksize)
+        self.router: ContactTable = ContactTable(ksize, source_node)
+        self.round_trips = RoundTrips(ceiling_s)
+        self.queue = NewsQueue()
+        self.counters: Counter[str] = Counter()
+        self.fragile = False  # tests: an exception in a handler is raised, not counted
+        self._outstanding: dict[bytes, _Pending] = {}
+        self._late: dict[bytes, tuple[_Pending, float]] = {}
+        self._procedures: dict[type, Procedure] = {}
+        self.own_id: bytes = source_node.id
+        self._proofs = proofs
+        self._listener = listener
+        self._clock = clock
+        self._entropy = entropy
+        self._log = log
+        self._tag: bytes | None = None
+        self._beat: Beat | None = None
+        self._head = b""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Undo the package's magic that turns every unknown attribute into a remote call."""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    # -- composition ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport: Transport | None = transport
+        self._loop = asyncio.get_running_loop()
+
+    def serve(self, call: type[C], procedure: Callable[[C, Beat, Address, bytes], Result | None]) -> None:
+        """Enter a procedure into the table."""
+        self._procedures[call] = procedure
+
+    def speak_as(self, beat: Beat, tag: bytes | None) -> None:
+        """The own beat and swarm from now on; encoded here once for all datagrams until the next change."""
+        self._beat, self._tag = beat, tag
+        self._head = messages.encode_head(tag, beat) if tag is not None else b""
+
+    def close(self) -> None:
+        """End what waits: whoever asked gets None, as after a time-out, and nobody is blamed for it."""
+        self.transport = None
+        waiting = {id(pending): pending for pending in self._outstanding.values()}
+        self._outstanding.clear()
+        self._late.clear()
+        for pending in waiting.values():
+            if pending.timer is not None:
+                pending.timer.cancel()
+            self._guarded(pending.on_result, None)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their answers."""
+        return len({id(pending) for pending in self._outstanding.values()})
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        contact: Contact,
+        body: Call,
+        on_result: OnResult,
+        *,
+        on_slow: Callable[[], None] | None = None,
+        limit_s: float | None = None,
+        blame: bool = True,
+        prove: bool = False,
+    ) -> None:
+        """Ask; `on_result` gets the answer, or None after the waits. `on_slow` is called when the retry goes out.
+
+        `limit_s` replaces the measured waits by one wait without retry. Without `blame` a silence says nothing
+        about the contact's health (the silence of a helper, or on behalf of others). Whom we do not know at this
+        address has to `prove` its id, others when told to.
+        """
+        if self.transport is None or self._tag is None or self._loop is None:
+            on_result(None)
+            return
+        if len(self._outstanding) >= MOST_OUTSTANDING:
+            self.counters["calls_not_made"] += 1
+            on_result(None)
+            return
+        now = self._clock.monotonic()
+        peer = self._listener.peer(contact.node_id)
+        prove = prove or peer is None or peer.contact.address != contact.address
+        first_s, second_s = limit_s, 0.0
+        if first_s is None:
+            first_s, second_s = self.round_trips.waits(peer, self._listener.stretch())
+        pending = _Pending(contact, body, on_result, on_slow, {}, second_s, blame, prove, timed=limit_s is None)
+        self._try(pending, first_s, now)
+
+    def _try(self, pending: _Pending, wait_s: float, now: float) -> None:
+        message_id = self._entropy.token(messages.MESSAGE_ID_BYTES)
+        pending.sent[message_id] = now
+        self._outstanding[message_id] = pending
+        self._wait(message_id, pending, wait_s, now)
+        news = self.queue.take()
+        self._send(
+            _home(pending.contact), messages.encode(REQUEST, message_id, self._head, pending.body, news, pending.prove)
+        )
+
+    def tell(self, contact: Contact, news: Sequence[News], body: Tell | Unreached | Twin = _TELL) -> None:
+        """Send news now; nothing comes back."""
+        if self.transport is None or self._tag is None:
+            return
+        message_id = self._entropy.token(messages.MESSAGE_ID_BYTES)
+        self._send(_home(contact), messages.encode(REQUEST, message_id, self._head, body, news[: messages.MAX_NEWS]))
+
+    def respond(self, message_id: bytes, to: Address, result: Result, *, prove_to: bytes = b"") -> None:
+        """Answer a call, at once or later; with our proof, if the asker `prove_to` wants one."""
+        if self.transport is None or self._tag is None:
+            return
+        proof = b""
+        if prove_to:
+            proof = self._proofs.make(prove_to, message_id, self._head, self._clock.monotonic())
+            self.counters["proofs_made" if proof else "proofs_not_made"] += 1
+        self._send(to, messages.encode(RESPONSE, message_id, self._head, result, self.queue.take(), proof))
+
+    def _send(self, to: Address, datagram: bytes) -> None:
+        self.counters["datagrams_out"] += 1
+        self.counters["bytes_out"] += len(datagram)
+        assert self.transport is not None
+        self.transport.send(to, datagram)
+
+    def _wait(self, message_id: bytes, pending: _Pending, wait_s: float, now: float) -> None:
+        assert self._loop is not None
+        pending.due = now + wait_s
+        pending.timer = self._loop.call_later(wait_s, self._timeout, message_id)
+
+    def _timeout(self, message_id: bytes) -> None:
+        pending = self._outstanding.get(message_id)
+        if pending is None:
+            return
+        now = self._clock.monotonic()
+        lag_s = now - pending.due
+        if lag_s > EXCUSABLE_LAG_S and not pending.excused:
+            # Its answer may lie in the socket's buffer behind this timer.
+            pending.excused = True
+            self._wait(message_id, pending, EXCUSABLE_LAG_S, now)
+            return
+        if pending.second_s > 0:
+            second_s, pending.second_s = pending.second_s, 0.0
+            self.counters["retries"] += 1
+            self._try(pending, second_s, now)
+            if pending.on_slow is not None:
+                self._guarded(pending.on_slow)
+            return
+        self._settle(pending)
+        if pending.timed:
+            self._late.update((each, (pending, sent)) for each, sent in pending.sent.items())
+        while len(self._late) > LATE_CALLS:
+            del self._late[next(iter(self._late))]
+        self.counters["timeouts"] += 1
+        if pending.blame:
+            self._guarded(self._listener.silent, pending.contact)
+        self._guarded(pending.on_result, None)
+
+    # -- being spoken to -----------------------------------------------------------------------------------------
+
+    def datagram_received(self, data: bytes, addr: Address) -> None:
+        """Open, check and dispatch one datagram. Never raises; what is dropped is counted by its reason."""
+        self.counters["datagrams_in"] += 1
+        if self._tag is None:
+            self.counters["dropped_no_swarm"] += 1
+            return
+        try:
+            message_id, message = messages.decode(data)
+        except Malformed as error:
+            self.counters[f"dropped_{error}"] += 1
+            return
+        if message.tag != self._tag:
+            self.counters["dropped_other_swarm"] += 1
+            return
+        if (sealed_by := id_behind(addr)) and sealed_by != message.beat.node_id:
+            self.counters["dropped_in_anothers_name"] += 1
+            return
+        if message.beat.node_id == self.own_id:
+            self._guarded(self._accept_own_id, message_id, message, addr)
+        elif isinstance(message, Response):
+            self._guarded(self._accept_response, message_id, message, addr)
+        else:
+            self._guarded(self._accept_request, message_id, message, addr)
+
+    def _accept_own_id(self, message_id: bytes, message: Request | Response, source: Address) -> None:
+        """Our own datagram come back (several interfaces, a NAT that hairpins), a liar, or a twin: another process with
+        our key. Only the twin can prove its id; we prove ours to it, so that both know."""
+        if self._beat is None or message.beat.boot == self._beat.boot:
+            self.counters["dropped_own_echo"] += 1
+            return
+        self.counters["dropped_own_id"] += 1
+        if isinstance(message, Request):
+            if message.prove:
+                self.respond(message_id, source, Pong(), prove_to=self.own_id)
+            self._listener.own_id_used(message.beat, source)
+            return
+        pending = self._outstanding.get(message_id)
+        if pending is None or pending.contact.node_id != self.own_id or not self._is_proven(message_id, message):
+            return
+        self._settle(pending)
+        self._listener.own_id_used(message.beat, source, proven=True)
+        pending.on_result(message.body)
+
+    def _is_proven(self, message_id: bytes, response: Response) -> bool:
+        assert self._tag is not None
+        head = messages.encode_head(self._tag, response.beat)
+        return self._proofs.holds(response.proof, response.beat.node_id, self.own_id, message_id, head)
+
+    def _settle(self, pending: _Pending) -> None:
+        for message_id in pending.sent:
+            self._outstanding.pop(message_id, None)
+        if pending.timer is not None:
+            pending.timer.cancel()
+
+    def _accept_response(self, message_id: bytes, response: Response, source: Address) -> None:
+        pending = self._outstanding.get(message_id)
+        if pending is None:
+            self._accept_late(message_id, response, source)
+            return
+        if pending.prove and not self._is_proven(message_id, response):
+            # Not settled: whoever guesses an id and races the true answer wins nothing.
+            self.counters["dropped_unproven"] += 1
+            return
+        self._settle(pending)
+        beat = response.beat
+        if beat.node_id != pending.contact.node_id:
+            self.counters["impostors"] += 1
+            self._listener.impostor(beat, source, pending.contact, proven=pending.prove)
+            pending.on_result(None)
+            return
+        rtt_s: float | None = None
+        if pending.timed:
+            rtt_s = self._clock.monotonic() - pending.sent[message_id]
+            self.round_trips.observe(rtt_s)
+        self._listener.answered(beat, source, rtt_s, pending.contact, proven=pending.prove)
+        self._hear(response.news, beat.node_id)
+        pending.on_result(response.body)
+
+    def _accept_late(self, message_id: bytes, response: Response, source: Address) -> None:
+        """Given up too soon: the node lives, and our waits are shorter than its round trip. Without this they would
+        stay so, because only answers in time are measured."""
+        pending, sent = self._late.pop(message_id, (None, 0.0))
+        if pending is None or response.beat.node_id != pending.contact.node_id:
+            self.counters["dropped_unasked"] += 1
+            return
+        if pending.prove and not self._is_proven(message_id, response):
+            self.counters["dropped_unproven"] += 1
+            return
+        self.counters["late_answers"] += 1
+        rtt_s = self._clock.monotonic() - sent
+        self.round_trips.observe(rtt_s)
+        self._listener.answered(response.beat, source, rtt_s, pending.contact, proven=pending.prove)
+
+    def _accept_request(self, message_id: bytes, request: Request, source: Address) -> None:
+        beat = request.beat
+        self._listener.spoke(beat, source)
+        self._hear(request.news, beat.node_id)
+        procedure = self._procedures.get(type(request.body))
+        if procedure is None:
+            self.counters["dropped_no_procedure"] += 1
+            return
+        result = procedure(request.body, beat, source, message_id)
+        if result is not None:
+            self.respond(message_id, source, result, prove_to=beat.node_id if request.prove else b"")
+
+    def _hear(self, news: list[News], sender: bytes) -> None:
+        for piece in news:
+            self._listener.news(piece, sender)
+
+    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Our own mistakes must not shut the door on everybody: the one place that catches all of them."""
+        try:
+            function(*arguments)
+        except Exception as error:
+            if self.fragile:
+                raise
+            self.counters["faults"] += 1
+            if self.counters["faults"] == 1:
+                self._log.error("datagram_handler_failed", error=repr(error))
+
+
+def _home(contact: Contact) -> NodeAddress:
+    """Where it lives, with its id: a sealed door seals for the node, not for the address."""
+    return NodeAddress.of(contact.address, contact.node_id)
+
+
+class SwarmServer(Server):  # type: ignore[misc]
+    """The package's server without storage: its node and its protocol behind a `Transport`."""
+
+    protocol_class = SwarmProtocol
+
+    def __init__(
+        self,
+        *,
+        ksize: int,
+        alpha: int,
+        node_id: bytes,
+        proofs: Proofs,
+        listener: Listener,
+        clock: Clock,
+        entropy: Entropy,
+        ceiling_s: float,
+        log: Log,
+    ) -> None:
+        super().__init__(ksize, alpha, node_id)
+        self.storage: MappingProxyType[bytes, object] = MappingProxyType(
+            {}
+        )  # the package makes one that keeps everything for a week
+        self._make = partial(
+            self.protocol_class,
+            self.node,
+            ksize,
+            proofs=proofs,
+            listener=listener,
+            clock=clock,
+            entropy=entropy,
+            ceiling_s=ceiling_s,
+            log=log,
+        )
+        self.protocol: SwarmProtocol = self._create_protocol()
+
+    def _create_protocol(self) -> SwarmProtocol:
+        return self._make()
+
+    def attach(self, transport: Transport) -> None:
+        """Speak through an opened door (in the place of the package's `listen`)."""
+        self.protocol.connection_made(transport)
+
+    def stop(self) -> None:
+        self.protocol.close()
+
+    async def _not_kept(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("this overlay keeps no values, and its transport listens; see overlay.overlay")
+
+    listen = bootstrap = get = set = set_digest = _not_kept

@@ -1,0 +1,68 @@
+"""Questions to single peers, awaited: the callbacks of the protocol as coroutines. A caller may be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from overlay.kademlia.messages import Call, Ping, Pong, Result
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.peers import Beat, Contact, Peer, PeerTable
+
+
+class Questions:
+    """Asks, and waits for all answers or silences."""
+
+    def __init__(self, protocol: SwarmProtocol, peers: PeerTable) -> None:
+        self._protocol = protocol
+        self._peers = peers
+
+    async def ping(self, contact: Contact) -> Beat | None:
+        """The beat of one node; None when it stays silent, or is not who we asked."""
+        answered = await self.ask(contact, Ping())
+        peer = self._peers.get(contact.node_id)
+        return _beat_of(peer) if isinstance(answered, Pong) and peer is not None else None
+
+    async def query_steps(self, node_ids: Sequence[bytes]) -> None:
+        """Ask all of these we know at once; what they say lands in the table."""
+        contacts = [peer.contact for node_id in node_ids if (peer := self._peers.get(node_id)) is not None]
+        if not contacts:
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = len(contacts)
+
+        def on_result(_: Result | None) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not waiting.done():
+                waiting.set_result(None)
+
+        for contact in contacts:
+            self._protocol.call(contact, Ping(), on_result)
+        await waiting
+
+    async def ask(self, contact: Contact, body: Call) -> Result | None:
+        """One question; None when it is not answered."""
+        waiting: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+
+        def on_result(result: Result | None) -> None:
+            if not waiting.done():  # the caller may have been cancelled
+                waiting.set_result(result)
+
+        self._protocol.call(contact, body, on_result)
+        return await waiting
+
+
+def _beat_of(peer: Peer) -> Beat:
+    return Beat(
+        peer.node_id,
+        peer.incarnation,
+        peer.boot,
+        peer.address.port,
+        peer.address.host,
+        int(peer.activity),
+        peer.step,
+        peer.step_seconds,
+        peer.samples,
+        peer.eligible,
+    )

@@ -1,0 +1,121 @@
+"""Keeping a port open in the router in front of us (`node.nat = "auto"`): opened, renewed, given back on leaving.
+
+The address that the router gives is announced in the place of our own, and peers dial it back before anything is
+believed. A router that refuses, is not there, or forgets is an event and a finding, never the end: the node goes on as
+one behind a NAT. Nothing here speaks UPnP: that is the door's business (`overlay.nat.upnp`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from overlay.environment import Log
+from overlay.transport import Address
+
+#: Asked of the router. Short enough that what a killed node leaves behind is soon gone.
+LEASE_S = 3600.0
+#: A mapping is renewed when this share of its lease is over; routers that forget at a restart get it back then.
+RENEW_SHARE = 0.5
+SHORTEST_RENEWAL_S = 10.0
+FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
+#: Longest wait for the router when we leave.
+REMOVE_S = 1.0
+
+
+class Mapped(NamedTuple):
+    """Where the router lets the others in. `lease_s`: for how long; 0 until it is told otherwise."""
+
+    address: Address
+    lease_s: float
+
+
+class GatewayFailed(Exception):
+    """The router could not be found, or does not do it; the text says why."""
+
+
+class Gateway(Protocol):
+    """A router that forwards ports."""
+
+    async def open(self, internal: Address, lease_s: float) -> Mapped:
+        """Have UDP and TCP of one outside port forwarded to us; again, to renew. Raises `GatewayFailed`."""
+        ...
+
+    async def close(self) -> None:
+        """Take the mapping back, if there is one. Raises `GatewayFailed`."""
+        ...
+
+
+class Mapping:
+    """The mapping of one node. `reason` says why there is none (empty: there is one, or it was not tried yet)."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        internal: Callable[[], Address],
+        rng: random.Random,
+        log: Log,
+        *,
+        announce: Callable[[Address | None], None],
+    ) -> None:
+        """`announce(address)`: others reach us there from now on; None: no more."""
+        self.address: Address | None = None
+        self.reason = ""
+        self._gateway = gateway
+        self._internal = internal
+        self._rng = rng
+        self._log = log
+        self._announce = announce
+
+    async def run(self) -> None:
+        """Open and renew, for ever."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                mapped = await self._gateway.open(self._internal(), LEASE_S)
+                self._check(mapped.address)
+            except GatewayFailed as error:
+                self._failed(str(error))
+                await asyncio.sleep(retry_s * (0.75 + 0.5 * self._rng.random()))
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                continue
+            self._opened(mapped.address)
+            retry_s = FIRST_RETRY_S
+            await asyncio.sleep(max(SHORTEST_RENEWAL_S, RENEW_SHARE * (mapped.lease_s or LEASE_S)))
+
+    async def remove(self) -> None:
+        """Give the port back; a router that does not answer forgets by itself."""
+        try:
+            async with asyncio.timeout(REMOVE_S):
+                await self._gateway.close()
+        except (GatewayFailed, TimeoutError) as error:
+            self._log.warning("port_mapping_not_removed", reason=str(error) or "the router does not answer")
+        else:
+            if self.address is not None:
+                self._log.info("port_mapping_removed", address=str(self.address))
+        self.address = None
+
+    def _check(self, address: Address) -> None:
+        """A router whose own address nobody outside can dial stands behind another NAT."""
+        host = ipaddress.ip_address(address.host)
+        if not host.is_global:
+            raise GatewayFailed(f"the router's outside address {host} is not a public one: it is behind another NAT")
+
+    def _opened(self, address: Address) -> None:
+        self.reason = ""
+        if address != self.address:
+            self._log.info("port_mapped", address=str(address))
+            self.address = address
+            self._announce(address)
+
+    def _failed(self, reason: str) -> None:
+        if self.address is not None:
+            self._log.warning("port_mapping_lost", address=str(self.address), reason=reason)
+            self.address = None
+            self._announce(None)
+        elif reason != self.reason:
+            self._log.warning("port_not_mapped", reason=reason)
+        self.reason = reason

@@ -1,0 +1,176 @@
+"""Whether others can open streams to this node: dial-back by two peers decides eligibility to own.
+
+Eligible is who two peers reached (one, where there is only one), a founder alone, and never a `client_only` node.
+Peers that are eligible themselves are asked first; one that is not, and cannot be asked, is behind a NAT or gone, and
+does not count as missing. Asked again soon after a failure, rarely after a success, and at once when two peers complain
+that their streams fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from overlay.bootstrap.hello import Caller, Unsuitable, say_hello
+from overlay.environment import Clock, Log
+from overlay.ids import short
+from overlay.peers import Contact, Peer
+from overlay.requests import Streams
+from overlay.transport import Buffer, Reply, Transport, TransportError
+
+DIAL_BACK = "dialback"
+CONFIRMATIONS = 2
+#: Peers asked in one check before it is given up: some may be dead or busy themselves.
+MOST_ASKED = 5
+DIAL_TIMEOUT_S = 2.0
+FIRST_RETRY_S, LAST_RETRY_S = 2.0, 60.0
+RECHECK_S = 300.0
+#: Complaints of two different peers within this time are believed.
+COMPLAINT_S = 60.0
+#: Nothing to do until a peer appears; looked at this often.
+IDLE_S = 1.0
+
+
+class DialBackAnswer(msgspec.Struct, frozen=True, array_like=True):
+    reached: bool
+    reason: str
+
+
+class Reachability:
+    """Finds out whether we are eligible; `eligible` is the finding, `reason` says why (empty: not checked yet)."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        transport: Transport,
+        streams: Streams,
+        clock: Clock,
+        rng: random.Random,
+        log: Log,
+        *,
+        client_only: bool,
+        peers: Callable[[], list[Peer]],
+        changed: Callable[[bool], None],
+    ) -> None:
+        self.eligible = False
+        self.reason = "client_only is set" if client_only else ""
+        self.client_only = client_only
+        self.confirmed_by: list[bytes] = []
+        self._caller = caller
+        self._transport = transport
+        self._streams = streams
+        self._clock = clock
+        self._rng = rng
+        self._log = log
+        self._peers = peers
+        self._changed = changed
+        self._complaints: dict[bytes, float] = {}
+        self._wake = asyncio.Event()
+        streams.register(DIAL_BACK, self._dial_back)
+
+    def founded(self) -> None:
+        """Alone, and so the only one who can own."""
+        if not self.client_only:
+            self._decide(True, "founder, nobody to confirm it")
+
+    def check_now(self) -> None:
+        self._wake.set()
+
+    def complaint(self, sender: bytes) -> None:
+        """A peer says that its streams to us fail."""
+        now = self._clock.monotonic()
+        self._complaints = {who: at for who, at in self._complaints.items() if now - at <= COMPLAINT_S}
+        self._complaints[sender] = now
+        if len(self._complaints) >= CONFIRMATIONS:
+            self._complaints.clear()
+            self.check_now()
+
+    async def run(self) -> None:
+        """Check for ever."""
+        if self.client_only:
+            return
+        retry_s = FIRST_RETRY_S
+        while True:
+            if not self._peers():
+                pause_s = IDLE_S
+            elif await self.check():
+                pause_s, retry_s = RECHECK_S, FIRST_RETRY_S
+            else:
+                pause_s = retry_s * (0.75 + 0.5 * self._rng.random())
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def check(self) -> bool:
+        """Ask peers to dial us, until enough have reached us or too many have not."""
+        peers = self._peers()
+        self._rng.shuffle(peers)
+        peers.sort(key=lambda peer: not peer.eligible)
+        needed = min(CONFIRMATIONS, len(peers))
+        asked = peers[:MOST_ASKED]
+        reached: list[bytes] = []
+        not_asked: list[str] = []
+        refused: list[str] = []
+        left = len(asked)  # who may still confirm, or has
+        for peer in asked:
+            try:
+                answer = await self._ask(peer.contact)
+            except TransportError as error:
+                not_asked.append(f"could not ask {short(peer.node_id)}: {error.detail}")
+                left -= 1
+                if not peer.eligible:
+                    needed = max(1, min(needed, left))
+            else:
+                if answer.reached:
+                    reached.append(peer.node_id)
+                else:
+                    refused.append(f"{short(peer.node_id)} could not connect: {answer.reason}")
+                    left -= 1
+            if len(reached) >= needed or left < needed:
+                break
+        self.confirmed_by = reached
+        if needed and len(reached) >= needed:
+            self._decide(True, f"{len(reached)} peers connected to us")
+            return True
+        if reached or refused:
+            self._decide(False, next(iter(refused + not_asked), "too few peers to confirm it"))
+        return False
+
+    async def _ask(self, contact: Contact) -> DialBackAnswer:
+        timeout_s = 2 * DIAL_TIMEOUT_S
+        async with self._streams.request(contact, DIAL_BACK, b"", timeout_s=timeout_s) as answer:
+            try:
+                return msgspec.msgpack.decode(answer.head, type=DialBackAnswer)
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise TransportError("foreign", contact.address, "gave no dial-back answer") from error
+
+    async def _dial_back(self, peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Reply:
+        """Open a stream to whoever asks, at the address it claims, and see who answers."""
+        try:
+            greeted = await say_hello(
+                self._transport,
+                peer.address,
+                caller=self._caller,
+                genesis=None,
+                timeout_s=DIAL_TIMEOUT_S,
+            )
+        except Unsuitable as error:
+            answer = DialBackAnswer(False, f"{peer.address} {error.reason}")
+        else:
+            same = greeted.contact.node_id == peer.node_id
+            answer = DialBackAnswer(same, "" if same else f"{peer.address} is another node")
+        return Reply(msgspec.msgpack.encode(answer))
+
+    def _decide(self, eligible: bool, reason: str) -> None:
+        self.reason = reason
+        if eligible != self.eligible:
+            self.eligible = eligible
+            self._log.info("reachable" if eligible else "not_reachable", reason=reason)
+            self._changed(eligible)

@@ -1,0 +1,509 @@
+"""The overlay of one node, composed: what training and the daemon speak to.
+
+Wires the rules (table, detector, estimator, sampler, placement) to their services and owns every task. It decides
+nothing that a module below it could decide. Two swarms never mix: everything but `hello` carries the tag of one
+genesis, and before that is known nothing is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from overlay.bootstrap import hello
+from overlay.bootstrap.dialer import Dialler, NotThisSwarm, advertised_address
+from overlay.bootstrap.joining import Joining
+from overlay.bootstrap.local_network import LAN_JOIN_S, Announcement, Lan, Neighbourhood
+from overlay.bootstrap.peer_store import Remembered
+from overlay.discovery.lookup_service import Lookups
+from overlay.discovery.peer_sampling import Discovery
+from overlay.discovery.population import Population
+from overlay.environment import Clock, Disk, Entropy, Log
+from overlay.identity import Identity
+from overlay.ids import short
+from overlay.kademlia import messages
+from overlay.kademlia.identity_proofs import Proofs
+from overlay.kademlia.messages import Unreached
+from overlay.kademlia.protocol import SwarmServer
+from overlay.membership.failure_detector import Action, Detector
+from overlay.membership.members import Membership
+from overlay.membership.prober import Prober
+from overlay.membership.queries import Questions
+from overlay.nat.port_mapping import Gateway, Mapping
+from overlay.nat.reachability import Reachability
+from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
+from overlay.requests import Handler, Node, Streams
+from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+from overlay.transport import Address, Answer, Body, Incoming, Reply, Transport
+
+__all__ = ["NotThisSwarm", "Overlay", "OverlaySettings", "PeerChange"]
+
+#: A leave is said twice, this far apart: datagrams get lost.
+FAREWELL_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class OverlaySettings:
+    """Kademlia's constants, as in its paper; nobody has a reason to change them per node."""
+
+    k: int = 20
+    alpha: int = 3
+
+
+class Overlay:
+    """One node's place in the swarm."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        incarnation: int,
+        boot: int,
+        node: NodeSettings,
+        swarm: SwarmSettings,
+        liveness: LivenessSettings,
+        transport: Transport,
+        clock: Clock,
+        entropy: Entropy,
+        disk: Disk,
+        log: Log,
+        settings: OverlaySettings | None = None,
+        gateway: Gateway | None = None,
+        lan: Lan | None = None,
+    ) -> None:
+        """`gateway`: the router that shall let others in; `lan`: announcements in the local network; None: without."""
+        kademlia = settings or OverlaySettings()
+        self.node_id = identity.node_id
+        self.address = Address(node.host, node.port or 1)
+        self.genesis: bytes | None = None
+        self.beat = Beat(identity.node_id, incarnation, boot, node.port or 1)
+        self._node = node
+        self._swarm = swarm
+        self._transport = transport
+        self._log = log
+        self._clock = clock
+        self._tag: bytes | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
+        self._willing = True
+        self._reached = False
+        rng = entropy.random
+        now = clock.monotonic()
+        detector = Detector(self.node_id, incarnation, liveness, rng, now)
+        self._detector = detector
+        self._identity = identity
+        self._membership = Membership(
+            self.node_id, boot, detector, clock, log, kademlia.k, ids_per_address=swarm.ids_per_address
+        )
+        self._server = SwarmServer(
+            ksize=kademlia.k,
+            alpha=kademlia.alpha,
+            node_id=self.node_id,
+            proofs=Proofs(identity),
+            listener=self._membership,
+            clock=clock,
+            entropy=entropy,
+            ceiling_s=liveness.probe_timeout_s,
+            log=log,
+        )
+        self._protocol = self._server.protocol
+        self._questions = Questions(self._protocol, self._membership.peers)
+        self._prober = Prober(self._protocol, self._membership, detector, liveness, clock, rng)
+        self._membership.connect(self._protocol, self._prober.perform)
+        self._lookups = Lookups(
+            self._protocol,
+            self._membership,
+            clock,
+            own=self._own_contact,
+            k=kademlia.k,
+            alpha=kademlia.alpha,
+            ids_per_address=swarm.ids_per_address,
+        )
+        self._discovery = Discovery(
+            self.node_id, kademlia.k, self._membership, self._lookups, clock, rng, training=self._is_training
+        )
+        self._streams = Streams(
+            self.node_id,
+            transport,
+            clock,
+            node=lambda: Node(self.beat, self._tag),
+            met=self._membership.met,
+            spoke=self._membership.requested,
+            failed=self.suspect,
+            unreached=self._complain,
+            takes_streams=self._membership.takes_streams,
+        )
+        self._streams.register_bare(hello.HELLO, self._answer_hello)
+        caller = hello.Caller(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
+        self._reachability = Reachability(
+            caller,
+            transport,
+            self._streams,
+            clock,
+            rng,
+            log,
+            client_only=node.client_only,
+            peers=lambda: list(self.peers),
+            changed=self._eligibility_changed,
+        )
+        self._protocol.serve(Unreached, self._unreached)
+        self._discovery.candidates.own = lambda: (self._own_contact(), self._may_own())
+        self._discovery.candidates.reachable = self._streams.is_reachable
+        self._membership.on_change(self._on_change)
+        self._lan = lan
+        self._entered = asyncio.Event()
+        self._neighbourhood = Neighbourhood(Announcement(swarm.run, identity.node_id, node.port or 1, joined=False))
+        self._bound = self.address
+        self._mapping: Mapping | None = None
+        if gateway is not None:
+            self._mapping = Mapping(gateway, lambda: self._bound, rng, log, announce=self._mapped)
+        self._joining = Joining(
+            Dialler(transport, rng, log, caller, twin=self._membership.proven_twin),
+            Remembered(disk, clock, log),
+            self._membership,
+            self._lookups,
+            rng,
+            log,
+            own=self._own_contact,
+            genesis=lambda: self.genesis,
+            enter=self._enter,
+            observed=self._observed,
+            arrived=self._reachability.check_now,
+            sighted=self._neighbourhood.addresses,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
+        self._joining.load()
+        advertised = await advertised_address(self._node.advertise)
+        bound = await self._transport.open(self._protocol.datagram_received, self._streams.serve)
+        host = advertised[0] if advertised is not None else bound.host
+        port = advertised[1] if advertised is not None and advertised[1] else bound.port
+        self.address = Address(host, port)
+        self._speak(port=port, host=advertised[0] if advertised is not None else "")
+        self._bound = bound
+        self._joining.bound(bound)
+        self._lookups.ipv6 = ":" in bound.host
+        self._server.attach(self._transport)
+        self._prober.start()
+        self._run("sampling", self._discovery.keep_sampling)
+        self._run("refresh", self._discovery.keep_table_fresh)
+        self._run("crawl", self._discovery.keep_crawling)
+        self._run("reachability", self._reachability.run)
+        if self._mapping is not None:
+            self._run("mapping", self._mapping.run)
+        if self._lan is not None:
+            await self._announce_in(self._lan, bound)
+        self._run("remember", self._joining.keep_remembering)
+        self._run("redial", self._joining.keep_connected)
+        self._run("islands", self._joining.keep_whole)
+
+    async def _announce_in(self, lan: Lan, bound: Address) -> None:
+        """A network without multicast is a pity, and no reason to stay away."""
+        self._neighbourhood.own = self._neighbourhood.own._replace(port=bound.port)
+        try:
+            await lan.start(self._neighbourhood.own, bound.host, self._neighbourhood.heard)
+        except OSError as error:
+            self._log.warning("lan_discovery_failed", reason=str(error))
+            self._lan = None
+        else:
+            self._run("announce", partial(self._keep_announcing, lan))
+
+    async def _keep_announcing(self, lan: Lan) -> None:
+        """That we are in a swarm is told once, when it is so."""
+        await self._entered.wait()
+        self._neighbourhood.own = self._neighbourhood.own._replace(joined=True)
+        await lan.announce(self._neighbourhood.own)
+
+    async def somebody_near(self) -> bool:
+        """Whether the local network has, or soon will have, somebody of our run to join."""
+        return self._lan is not None and await self._neighbourhood.look()
+
+    async def join_near(self) -> bool:
+        """Join through the local network; false where nobody is there, or none answers, and this node may found."""
+        while await self.somebody_near():
+            try:
+                async with asyncio.timeout(LAN_JOIN_S):
+                    await self.join([], genesis=None)
+                    return True
+            except TimeoutError:
+                self._log.warning("neighbours_do_not_answer", attempts=dict(self.attempts))
+                self._neighbourhood.give_up()
+        return False
+
+    def found(self, genesis: bytes) -> None:
+        """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
+        self._enter(genesis)
+        self._reachability.founded()
+
+    async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
+        """Enter through any bootstrap or remembered peer; for ever. Raises `NotThisSwarm`."""
+        await self._joining.join(bootstraps, genesis or self.genesis)
+
+    async def leave(self) -> None:
+        """Say good-bye to everybody known, twice; the transport stays open."""
+        self.announce(activity=Activity.LEAVING)
+        self._joining.remember()
+        news = self._detector.farewell()
+        for _ in range(2):
+            for contact in self._live_contacts():
+                self._protocol.tell(contact, [news])
+            await asyncio.sleep(FAREWELL_PAUSE_S)
+
+    async def stop(self) -> None:
+        """End the services and close the transport."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._prober.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._lan is not None:
+            await self._lan.stop()
+        if self._mapping is not None:
+            await self._mapping.remove()
+        self._joining.remember()
+        self._server.stop()
+        await self._transport.close()
+
+    def _run(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.append(asyncio.create_task(self._supervised(name, service), name=f"overlay {name}"))
+
+    async def _supervised(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A service that fails is a fault of ours: it is said, and shown in `report`, and the others go on."""
+        try:
+            await service()
+        except Exception as error:
+            self._protocol.counters["faults"] += 1
+            self._log.error("overlay_service_failed", service=name, error=repr(error))
+            if self._protocol.fragile:
+                raise
+
+    def _enter(self, genesis: bytes) -> None:
+        if len(genesis) != messages.GENESIS_BYTES:
+            raise ValueError(f"a genesis has {messages.GENESIS_BYTES} bytes, not {len(genesis)}")
+        self.genesis = genesis
+        self._tag = messages.swarm_tag(self._swarm.run, genesis)
+        self._protocol.speak_as(self.beat, self._tag)
+        self._entered.set()
+
+    # -- ourselves -----------------------------------------------------------------------------------------------
+
+    def announce(
+        self,
+        *,
+        activity: Activity | None = None,
+        step: int | None = None,
+        step_seconds: float | None = None,
+        samples: int | None = None,
+    ) -> None:
+        """Change what our beat says; it rides on every message from now on."""
+        changes: dict[str, Any] = {
+            "activity": None if activity is None else int(activity),
+            "step": step,
+            "step_seconds": step_seconds,
+            "samples": samples,
+        }
+        self._speak(**{name: value for name, value in changes.items() if value is not None})
+
+    def _speak(self, **changes: Any) -> None:
+        before = self.beat
+        self.beat = msgspec.structs.replace(self.beat, **changes)
+        self._protocol.speak_as(self.beat, self._tag)
+        if (before.activity, before.eligible) != (self.beat.activity, self.beat.eligible):
+            # Samples and placement hang on these two: they do not wait for the next message.
+            self._prober.tell_some([])
+
+    def _mapped(self, address: Address | None) -> None:
+        """A router lets others in at this address, or no more; who can, and is asked, finds out at once."""
+        self.address = address or self._bound
+        self._speak(host="" if address is None else address.host, port=self.address.port)
+        self._prober.tell_some([])
+        self._reachability.check_now()
+
+    def _observed(self, host: str) -> None:
+        """Bound to every interface, we learn from others what our address is."""
+        if _is_any(self.address.host) and messages.literal(host) is not None:
+            self.address = Address(host, self.address.port)
+
+    def _own_contact(self) -> Contact:
+        return Contact(self.node_id, self.address)
+
+    def _is_training(self) -> bool:
+        return self.beat.activity == Activity.TRAINING
+
+    def _may_own(self) -> bool:
+        return self.beat.eligible and self.beat.activity != Activity.LEAVING
+
+    def _eligibility_changed(self, eligible: bool) -> None:
+        self._reached = eligible
+        self._speak(eligible=eligible and self._willing)
+
+    def set_willing(self, willing: bool) -> None:
+        """Whether the room above is ready to own. Only a node that is willing *and* reachable is eligible."""
+        self._willing = willing
+        self._speak(eligible=self._reached and willing)
+
+    # -- peers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> PeerTable:
+        return self._membership.peers
+
+    @property
+    def attempts(self) -> dict[str, str]:
+        """Last failure by bootstrap address."""
+        return self._joining.attempts
+
+    def remembered(self) -> list[str]:
+        """Addresses of peers kept on disk, most recently met first."""
+        return [str(address) for address in self._joining.remembered()]
+
+    def _live_contacts(self) -> list[Contact]:
+        return [peer.contact for peer in self.peers]
+
+    def members(self) -> list[Peer]:
+        """All live peers known."""
+        return list(self.peers)
+
+    def contact(self, node_id: bytes) -> Contact | None:
+        return self._membership.contact(node_id)
+
+    def is_alive(self, node_id: bytes) -> bool:
+        """Known, and neither dead nor left; a suspected peer counts as alive."""
+        return node_id in self.peers
+
+    def is_gone(self, node_id: bytes) -> bool:
+        """Known to have died or left. A node that was never met is neither gone nor alive."""
+        return self._detector.is_gone(node_id)
+
+    def is_suspect(self, node_id: bytes) -> bool:
+        return self._detector.is_suspect(node_id)
+
+    def suspect(self, node_id: bytes, reason: str) -> None:
+        """A hint: probe it now."""
+        actions: list[Action] = self._detector.hint(node_id, self._clock.monotonic())
+        if actions:
+            self._log.debug("peer_doubted", peer=short(node_id), reason=reason)
+            self._prober.perform(actions)
+
+    def watch(self, node_ids: Iterable[bytes]) -> None:
+        """Partners, probed in every round; replaces the former ones."""
+        self._detector.watch(node_ids)
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        """Called synchronously with every change in the standing of a peer."""
+        self._membership.on_change(callback)
+
+    async def ping(self, contact: Contact) -> Beat | None:
+        """Ask one node for its beat; None when it stays silent."""
+        return await self._questions.ping(contact)
+
+    async def query_steps(self, node_ids: Sequence[bytes]) -> None:
+        """Ask these for their beats, all at once; what they say lands in `peers`."""
+        await self._questions.query_steps(node_ids)
+
+    # -- the swarm -----------------------------------------------------------------------------------------------
+
+    async def lookup(self, target: bytes) -> list[Contact]:
+        """The k nodes closest to `target` that answered, ourselves where we belong, closest first."""
+        return await self._lookups.find(target)
+
+    def population(self) -> Population:
+        return self._discovery.population()
+
+    def workers(self) -> float:
+        """Live nodes that train, ourselves included if we do; at least 1."""
+        return self._discovery.workers()
+
+    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
+        """Up to `count` live peers that take part in barriers (`Peer.takes_part`), uniform without replacement."""
+        return self._discovery.draw(count, since)
+
+    def everyone(self, since: float = 0.0) -> list[Peer]:
+        """All live peers known that take part in barriers; in large swarms asking keeps a crawl going."""
+        return self._discovery.everyone(since)
+
+    async def candidates(self, key: bytes) -> list[Contact]:
+        """Who should own `key`, best first."""
+        return await self._discovery.candidates.of(key)
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, handler: Handler) -> None:
+        """Serve requests of this name: `handler(contact, payload, body)`; its `Reply.head` is the payload back."""
+        self._streams.register(name, handler)
+
+    def request(
+        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Ask a node over a stream. Raises `TransportError`; a failure to connect makes liveness look at once."""
+        return self._streams.request(to, name, payload, body, timeout_s=timeout_s)
+
+    async def _answer_hello(self, incoming: Incoming) -> Reply:
+        return hello.answer_hello(
+            incoming,
+            run=self._swarm.run,
+            genesis=self.genesis,
+            identity=self._identity,
+            beat=self.beat,
+            closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
+        )
+
+    def _on_change(self, change: PeerChange) -> None:
+        if change.kind in ("up", "restarted", "moved"):
+            self._streams.forgive(change.node_id)
+
+    def may_own(self, peer: Peer) -> bool:
+        """Whether a peer is a candidate for shards as far as this node can tell: eligible, and its streams work."""
+        return peer.eligible and self._streams.is_reachable(peer.node_id)
+
+    def _complain(self, contact: Contact) -> None:
+        if contact.node_id in self.peers:
+            self._protocol.tell(contact, [], Unreached())
+
+    def _unreached(self, _body: Unreached, beat: Beat, source: Address, _message_id: bytes) -> None:
+        peer = self.peers.get(beat.node_id)
+        if peer is not None and peer.address.host == (beat.host or source.host):  # a stranger's word costs us nothing
+            self._reachability.complaint(beat.node_id)
+
+    # -- report --------------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Counters and sizes, for `/status` and `/metrics`."""
+        protocol = self._protocol
+        return {
+            **protocol.counters,
+            **self._streams.counters,
+            "socket": dict(self._transport.counters),
+            "peers": len(self.peers),
+            "calls_waiting": protocol.waiting,
+            "contacts": len(protocol.router),
+            "suspects": self._detector.suspects,
+            "lost": len(self._membership.lost),
+            "sampling": self._discovery.sampling(),
+            "lookup": self._lookups.medians(),
+            "local_health": self._detector.health,
+            "round_trip_ms": None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,
+            "reachable": {
+                "reached": self._reached,
+                "reason": self._reachability.reason,
+                "confirmed_by": [short(node_id) for node_id in self._reachability.confirmed_by],
+            },
+            "mapping": None
+            if self._mapping is None
+            else {"address": str(self._mapping.address or ""), "reason": self._mapping.reason},
+        }
+
+
+def _is_any(host: str) -> bool:
+    return messages.literal(host) is None

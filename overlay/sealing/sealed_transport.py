@@ -1,0 +1,87 @@
+"""A door that seals: any `Transport`, with every datagram of a closed swarm sealed below it (`overlay.sealing.sealer`).
+
+What comes through is from a member whose id is proven, and its source says so (`NodeAddress`); everything else ends
+here. Requests pass unchanged: their seal is TLS, in the door below (`overlay.sockets.transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+
+from overlay.environment import Clock, Entropy, Log
+from overlay.identity import Identity
+from overlay.ids import short
+from overlay.sealing.sealer import CLOCK_BOUND_S, Sealer
+from overlay.sealing.swarm_key import KeyRing
+from overlay.transport import Address, Answer, Body, DatagramHandler, RequestHandler, Transport
+
+
+class SealedTransport:
+    """Implements `overlay.transport.Transport` over another one that carries datagrams of `MAX_SEALED_BYTES`."""
+
+    def __init__(
+        self, below: Transport, identity: Identity, keys: KeyRing, run: str, *, clock: Clock, entropy: Entropy, log: Log
+    ) -> None:
+        self._below = below
+        self._clock = clock
+        self._log = log
+        self._on_datagram: DatagramHandler | None = None
+        self.sealer = Sealer(
+            identity,
+            keys,
+            run,
+            entropy.token,
+            now=clock.monotonic(),
+            wall=clock.wall(),
+            clock_differs=self._warn,
+        )
+
+    def use(self, keys: KeyRing) -> None:
+        """These keys are valid from now on."""
+        self.sealer.use(keys)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """See `Transport.counters`; those of the seal begin with `seal_`."""
+        own = {f"seal_{name}": count for name, count in self.sealer.counters.items()}
+        return {**self._below.counters, **own, "seal_pairs": self.sealer.pairs}
+
+    async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
+        """See `Transport.open`."""
+        self._on_datagram = on_datagram
+        return await self._below.open(self._received, on_request)
+
+    def send(self, to: Address, datagram: bytes) -> None:
+        """See `Transport.send`. Only a `NodeAddress` can be sent to: a seal needs a reader."""
+        self._put(self.sealer.seal(to, datagram, self._clock.monotonic(), self._clock.wall()))
+
+    def request(
+        self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """See `Transport.request`."""
+        return self._below.request(to, name, head, body, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """See `Transport.close`."""
+        await self._below.close()
+
+    def _received(self, sealed: bytes, source: Address) -> None:
+        opened = self.sealer.open(sealed, source, self._clock.monotonic(), self._clock.wall())
+        if opened.send:
+            self._put(opened.send)
+        if opened.datagram and opened.source is not None and self._on_datagram is not None:
+            self._on_datagram(opened.datagram, opened.source)
+
+    def _put(self, datagrams: Iterable[tuple[Address, bytes]]) -> None:
+        for to, datagram in datagrams:
+            self._below.send(to, datagram)
+
+    def _warn(self, node_id: bytes, ahead_s: float) -> None:
+        self._log.warning(
+            "clock_differs",
+            peer=short(node_id),
+            ahead_s=round(ahead_s, 1),
+            bound_s=CLOCK_BOUND_S,
+            reason="its first contact is met with silence until both clocks agree; or an old recording is replayed",
+        )

@@ -1,0 +1,91 @@
+"""A node's side of mutual TLS 1.3: its contexts, and the id behind a certificate.
+
+Both sides show a certificate under the swarm's authority (`overlay.sealing.certificate_maker`); `ssl` checks the chain
+and that the peer holds the key. Whose key it is, is read here. Host names mean nothing: the name sent in the clear is
+an admission ticket (`overlay.sealing.tickets`).
+"""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from overlay.ids import node_id_of
+from overlay.sealing.certificate_request import Delivery
+
+#: SubjectPublicKeyInfo of an Ed25519 key (RFC 8410): all of it but the 32 bytes of the key.
+_ED25519_SPKI = bytes.fromhex("302a300506032b6570032100")
+_SEQUENCE, _INTEGER, _VERSION = 0x30, 0x02, 0xA0
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """TLS contexts of one node under its present keys."""
+
+    server: ssl.SSLContext = field(repr=False)
+    client: ssl.SSLContext = field(repr=False)
+
+    @classmethod
+    def of(cls, delivery: Delivery, folder: Path | None = None) -> Credentials:
+        """Contexts from PEM texts. `ssl` reads keys from files only: one of mode 0600 in `folder`, gone at once."""
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".tls-") as file:
+            file.write(delivery.chain)
+            file.flush()
+            server = _context(ssl.PROTOCOL_TLS_SERVER, delivery, file.name)
+            client = _context(ssl.PROTOCOL_TLS_CLIENT, delivery, file.name)
+        server.num_tickets = 0  # a resumed session would show no certificate
+        return cls(server, client)
+
+
+def _context(protocol: ssl._SSLMethod, delivery: Delivery, chain: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.load_verify_locations(cadata="\n".join(delivery.authorities))
+    context.load_cert_chain(chain)
+    return context
+
+
+class NoNode(Exception):
+    """A certificate that is no node's."""
+
+
+@lru_cache(maxsize=4096)
+def id_of_certificate(der: bytes) -> bytes:
+    """The node id of a certificate whose chain `ssl` has checked. Raises `NoNode`.
+
+    Reads the fields of TBSCertificate (RFC 5280 section 4.1) in their order, down to the key, and believes no length.
+    """
+    certificate, _ = _field(der, 0, _SEQUENCE)
+    body, _ = _field(certificate, 0, _SEQUENCE)
+    at = 0
+    if body[:1] == bytes((_VERSION,)):
+        at = _field(body, at, _VERSION)[1]
+    for kind in (_INTEGER, _SEQUENCE, _SEQUENCE, _SEQUENCE, _SEQUENCE):  # serial, algorithm, issuer, validity, subject
+        at = _field(body, at, kind)[1]
+    _, end = _field(body, at, _SEQUENCE)
+    spki = body[at:end]
+    if len(spki) != len(_ED25519_SPKI) + 32 or not spki.startswith(_ED25519_SPKI):
+        raise NoNode("its key is no Ed25519 key")
+    return node_id_of(spki[len(_ED25519_SPKI) :])
+
+
+def _field(data: bytes, at: int, kind: int) -> tuple[bytes, int]:
+    """Content of the DER field at an offset, and the offset after it."""
+    if len(data) < at + 2 or data[at] != kind:
+        raise NoNode("it is no certificate of ours")
+    length, start = data[at + 1], at + 2
+    if length & 0x80:
+        count = length & 0x7F
+        if not 1 <= count <= 3:
+            raise NoNode("it is no certificate of ours")
+        length, start = int.from_bytes(data[start : start + count], "big"), start + count
+    end = start + length
+    if end > len(data):
+        raise NoNode("it is no certificate of ours")
+    return data[start:end], end

@@ -1,0 +1,229 @@
+"""The asking end of the real streams: one request and its answer, and every way it fails, by the name it has above."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from overlay.sockets import http1 as http
+from overlay.sockets.connection import Broken, Connection
+from overlay.sockets.connection_pool import Link, Pool
+from overlay.sockets.framing import BadFraming, BodyFailed, Inflow, Outflow, chunk, framed, known_size, pour, whole
+from overlay.sockets.http1 import AnswerHead, HttpBody, NotOurs
+from overlay.transport import Address, Answer, Body, TransportError
+
+
+class _Upload:
+    """A request's message on its way. Moves the deadline while there is progress; remembers what the body raised."""
+
+    def __init__(self, head: bytes, body: Body, deadline: asyncio.Timeout, timeout_s: float) -> None:
+        size = known_size(body)
+        self.size_bytes = None if size is None else len(framed(head)) + size
+        self._head = head
+        self._body = Outflow(body)
+        self._deadline = deadline
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[None] | None = None
+        #: False once the answer is there, or will never be: reading it has its own bound.
+        self.timed = True
+        self.error: Exception | None = None
+
+    def begin(self, connection: Connection, beginning: bytes) -> None:
+        """Send the message after `beginning`."""
+        self._task = asyncio.get_running_loop().create_task(self._send(connection, beginning), name="upload")
+
+    @property
+    def unsent(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def _send(self, connection: Connection, beginning: bytes) -> None:
+        in_chunks = self.size_bytes is None
+        beginning += chunk(framed(self._head)) if in_chunks else framed(self._head)
+        try:
+            await pour(
+                connection,
+                beginning,
+                self._body,
+                in_chunks=in_chunks,
+                on_asking=self._our_turn,
+                on_progress=self._peers_turn,
+            )
+            self._peers_turn()
+        except BodyFailed as failure:
+            self.error = failure.error
+            connection.abort()
+        except Broken:
+            pass  # who waits for the answer learns of it, after an answer that may have come before
+        finally:
+            await self._body.close()
+
+    def _our_turn(self) -> None:
+        """The body is being produced: the silence is our own."""
+        self._move_deadline(None)
+
+    def _peers_turn(self) -> None:
+        self._move_deadline(asyncio.get_running_loop().time() + self._timeout_s)
+
+    def _move_deadline(self, when: float | None) -> None:
+        if self.timed and not self._deadline.expired():
+            self._deadline.reschedule(when)
+
+    async def end(self) -> None:
+        """Stop sending; nothing touches the body any more."""
+        if self._task is None:
+            await self._body.close()
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])  # not `await self._task`: our own cancellation must not be taken for its
+        if not self._task.cancelled():
+            self._task.result()
+
+
+class StreamRequest:
+    """The `async with` around one request."""
+
+    def __init__(
+        self,
+        is_open: Callable[[], bool],
+        pool: Pool | None,
+        asking: dict[StreamRequest, bool],
+        to: Address,
+        name: str,
+        head: bytes,
+        body: Body,
+        timeout_s: float,
+        *,
+        sealed: bool,
+    ) -> None:
+        self._is_open = is_open
+        self._pool = pool
+        self._asking = asking
+        self._to = to
+        self._name = name
+        self._head = head
+        self._body = body
+        self._timeout_s = timeout_s
+        self._sealed = sealed
+        self._link: Link | None = None
+        self._upload: _Upload | None = None
+        self._answer: HttpBody | None = None
+        self._is_last = False
+
+    async def __aenter__(self) -> Answer:
+        if self._pool is None or not self._is_open():
+            await Outflow(self._body).close()
+            raise TransportError("closed", self._to, "was not asked: our own transport is closed")
+        self._asking[self] = True
+        try:
+            return await self._ask(self._pool)
+        except BaseException as error:
+            await self._leave(failed=True)
+            if isinstance(error, Exception):
+                translated = self._translate(error)
+                if translated is not error:
+                    raise translated from error
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._leave(failed=False)
+
+    async def _ask(self, pool: Pool) -> Answer:
+        self._link = pool.kept(self._to)
+        try:
+            head = await self._exchange(pool)
+        except Broken:
+            # The peer had closed an idle connection of ours (it restarted): nothing was answered, so ask once more.
+            stale = self._link
+            replayable = isinstance(self._body, list | tuple)
+            if stale is None or stale.is_new or not replayable or not self._is_open():
+                raise
+            if self._upload is not None:
+                await self._upload.end()
+            stale.connection.abort()
+            self._link = None
+            head = await self._exchange(pool)
+        assert self._link is not None
+        self._is_last = head.is_last
+        if not head.is_ours:
+            raise _foreign(self._to)
+        body = HttpBody(self._link.connection, head.size_bytes, self._timeout_s)
+        if head.status == http.REJECTED:
+            raise TransportError("rejected", self._to, await _reason(body))
+        if head.status != http.OK:
+            raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {head.status})")
+        inflow = Inflow(body, self._translate)
+        try:
+            answer = Answer(await inflow.head(), inflow, self._link.found)
+        except BadFraming as error:
+            raise TransportError("foreign", self._to, f"answered, but {error}") from error
+        self._answer = body
+        return answer
+
+    async def _exchange(self, pool: Pool) -> AnswerHead:
+        """Ask on the link, a new one if there is none, and wait for the head of the answer."""
+        message = whole(self._head, self._body)
+        upload = None
+        try:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                if self._link is None:
+                    self._link = await pool.new(self._to)
+                connection = self._link.connection
+                if message is not None:
+                    connection.write([http.request_head(self._to, self._name, len(message)) + message])
+                else:
+                    upload = self._upload = _Upload(self._head, self._body, deadline, self._timeout_s)
+                    upload.begin(connection, http.request_head(self._to, self._name, upload.size_bytes))
+                return await http.read_answer_head(connection)
+        finally:
+            if upload is not None:
+                upload.timed = False
+
+    def abort(self) -> None:
+        """Our own transport closes."""
+        if self._link is not None:
+            self._link.connection.abort()
+
+    async def _leave(self, *, failed: bool) -> None:
+        self._asking.pop(self, None)
+        link, upload = self._link, self._upload
+        if link is not None:
+            unsent = upload is not None and upload.unsent
+            if failed or unsent or self._is_last or self._answer is None or not self._answer.is_at_end:
+                # Half a message is left on the connection: it cannot be used again, and the peer learns that we left.
+                link.connection.abort()
+            else:
+                assert self._pool is not None
+                self._pool.keep(self._to, link)
+        if upload is not None:
+            await upload.end()
+        elif link is None:
+            await Outflow(self._body).close()
+
+    def _translate(self, error: Exception) -> Exception:
+        """What the stream raised, as the caller gets it; the body's own failure is the caller's to see."""
+        if self._upload is not None and self._upload.error is not None:
+            return self._upload.error
+        if isinstance(error, TransportError):
+            return error
+        if not self._is_open():
+            return TransportError("closed", self._to, "did not answer before our own transport closed")
+        if isinstance(error, TimeoutError):
+            return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
+        if isinstance(error, NotOurs):
+            return _foreign(self._to)
+        if isinstance(error, OSError):
+            silent = self._answer is None and not self._sealed
+            hint = "; a swarm with a key does so to those without" if silent else ""
+            return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__}){hint}")
+        return error
+
+
+def _foreign(to: Address) -> TransportError:
+    return TransportError("foreign", to, "answered, but not as a p2pnode")
+
+
+async def _reason(body: HttpBody) -> str:
+    text = bytearray()
+    while len(text) < http.REASON_CHARACTERS * 4 and (data := await body.read()):
+        text += data
+    return text.decode("utf-8", "replace")[: http.REASON_CHARACTERS]

@@ -1,0 +1,135 @@
+"""Texts generated from the settings: `node.toml`, docs/config.md, and a configuration written back as TOML.
+
+`python -m p2pnode.config.documentation` rewrites both files at the root of the repository; a test holds them equal to
+the code. Pure but for that command: every function takes values and returns text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2pnode.config.load import ENVIRONMENT_PREFIX, KEYS, SECTIONS, Config, keys_of
+from p2pnode.config.values import allowed, description_of
+from p2pnode.errors import MEANINGS
+
+_FILE_HEAD = """\
+# Every setting of a p2pnode with its default. Delete what you do not change: a missing key keeps its default.
+# Environment variables win over this file (P2PNODE_NODE__PORT=8469), flags win over both (--set node.port=8469).
+"""
+
+_PAGE_HEAD = """\
+# Configuration
+
+Generated from the code by `python -m p2pnode.config.documentation`; a test keeps it equal. Do not edit it by hand.
+
+A value is taken from the first of these that names it:
+
+1. a flag of the command line: `--port 8469`, or for any key `--set node.port=8469`;
+2. an environment variable `P2PNODE_SECTION__KEY`: `P2PNODE_NODE__PORT=8469`,
+   `P2PNODE_TRAINING__OPTIONS__PART=2` for an entry of a table;
+3. the file given with `--config`, or else `node.toml` in the working directory;
+4. the default.
+
+Values of flags and variables are read as TOML (`true`, `0.5`, `["a:8468", "b:8468"]`); what is no TOML value is a
+plain text, and a list of texts may be written with commas (`a:8468,b:8468`).
+`p2pnode config show --origin` prints each value and where it came from, `p2pnode config check` judges it all without
+starting anything, `p2pnode init` writes a file to begin with.
+
+A key that does not exist, a value outside its range and a combination that cannot work are refused at start with exit
+code 4.
+"""
+
+
+def node_toml(config: Config | None = None, origins: Mapping[str, str] | None = None, *, explain: bool = True) -> str:
+    """A configuration as TOML that `load` reads back equal. `origins` adds where each value came from."""
+    config = config or Config()
+    parts = [_FILE_HEAD] if explain else []
+    for section in SECTIONS:
+        lines = [f"# {summary_of(section)}"] if explain else []
+        lines.append(f"[{section}]")
+        settings = getattr(config, section)
+        for name in keys_of(section):
+            value = getattr(settings, name)
+            if explain:
+                lines.append(f"# {description_of(KEYS[f'{section}.{name}'].type)}")
+            origin = "" if origins is None else f"  # {origins.get(f'{section}.{name}', 'default')}"
+            # A table comes last in its section (TOML), and the settings structs declare it last.
+            lines.append((f"[{section}.{name}]" if isinstance(value, dict) else f"{name} = {toml(value)}") + origin)
+            if isinstance(value, dict):
+                lines.extend(f"{_bare(key)} = {toml(entry)}" for key, entry in value.items())
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def config_page() -> str:
+    """docs/config.md."""
+    parts = [_PAGE_HEAD]
+    defaults = Config()
+    for section in SECTIONS:
+        lines = [f"## [{section}]", "", summary_of(section), ""]
+        lines += ["| key | default | may be | meaning |", "|---|---|---|---|"]
+        for name in keys_of(section):
+            info = KEYS[f"{section}.{name}"]
+            default = toml(getattr(getattr(defaults, section), name))
+            cells = [f"`{name}`", f"`{default}`", allowed(info.type), description_of(info.type)]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        parts.append("\n".join(lines) + "\n")
+    variable = f"`{ENVIRONMENT_PREFIX}NODE__PORT`"
+    parts.append(
+        "## Exit codes\n\n"
+        f"Every `p2pnode` command ends with one of these. A wrong {variable}, flag or file is 4; 2 is a command line\n"
+        "that cannot be parsed at all.\n\n| code | meaning |\n|---|---|\n"
+        + "".join(f"| {int(code)} | {meaning} |\n" for code, meaning in MEANINGS.items())
+    )
+    return "\n".join(parts)
+
+
+def summary_of(section: str) -> str:
+    """The first line of a section's docstring."""
+    return (SECTIONS[section].__doc__ or "").strip().splitlines()[0]
+
+
+def toml(value: Any) -> str:
+    """One value as TOML. Raises `TypeError` for what TOML has no form for, such as None."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str():
+            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return "[" + ", ".join(toml(entry) for entry in value) + "]"
+        case dict():
+            return "{" + ", ".join(f"{_bare(key)} = {toml(entry)}" for key, entry in value.items()) + "}"
+        case _:
+            raise TypeError(f"TOML has no form for {value!r}")
+
+
+def _bare(key: str) -> str:
+    plain = key.isascii() and key.replace("_", "a").replace("-", "a").isalnum()
+    return key if plain else toml(key)
+
+
+def as_json(config: Config) -> dict[str, Any]:
+    """The configuration as plain values, by section."""
+    plain: dict[str, Any] = msgspec.to_builtins(config)
+    return plain
+
+
+def main() -> None:
+    """Rewrite node.toml and docs/config.md of the repository this module stands in."""
+    root = Path(__file__).resolve().parent.parent.parent
+    (root / "node.toml").write_text(node_toml(), encoding="utf-8")
+    (root / "docs").mkdir(exist_ok=True)
+    (root / "docs" / "config.md").write_text(config_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

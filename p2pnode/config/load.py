@@ -1,0 +1,298 @@
+"""Configuration: where each setting of a node comes from, and whether it can be meant.
+
+Precedence: default < `node.toml` < environment `P2PNODE_SECTION__KEY` < flags and `--set section.key=value`. Every key
+is checked by itself, so that an error names the key, where it was written, the value, and what is allowed. Defaults,
+ranges and explanations stand in the settings structs (`overlay.settings`, `training.settings`, and the two here);
+combinations are judged by `p2pnode.config.rules`. Reading the file is the only I/O here; nothing is written.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
+from p2pnode.config.rules import check
+from p2pnode.config.values import Rejected, converted, kind_of, nearest, parsed
+from p2pnode.errors import ExitCode, UserError
+from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+
+#: Prefix of the environment variables; only names with a double underscore are settings.
+ENVIRONMENT_PREFIX = "P2PNODE_"
+#: Longest configuration file read, in bytes: a wrong path (a disk image, a log) should not be swallowed whole.
+MAX_FILE_BYTES = 1 << 20
+
+
+class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The HTTP API that people, the command line and monitors ask."""
+
+    host: Annotated[
+        str,
+        Meta(description="Address of the HTTP API; beyond the loopback every request needs the token."),
+    ] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Port of the HTTP API; 0 takes a free one.")] = 8080
+    token_file: Annotated[
+        str,
+        Meta(description="File with the API's token, made if missing; empty: status.token in the state directory."),
+    ] = ""
+    names: Annotated[
+        list[str],
+        Meta(
+            max_length=64,
+            description="Names, beside addresses, by which the API may be asked; others are refused (DNS rebinding).",
+        ),
+    ] = []
+
+
+class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is logged, and how it looks. Logs go to the standard error stream."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least important level that is logged: debug, info, warning or error."),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "console", "json"],
+        Meta(description="console for people, json for machines; auto: console on a terminal."),
+    ] = "auto"
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every setting of a node, by section of `node.toml`."""
+
+    node: NodeSettings = msgspec.field(default_factory=NodeSettings)
+    swarm: SwarmSettings = msgspec.field(default_factory=SwarmSettings)
+    liveness: LivenessSettings = msgspec.field(default_factory=LivenessSettings)
+    training: TrainingSettings = msgspec.field(default_factory=TrainingSettings)
+    barrier: BarrierSettings = msgspec.field(default_factory=BarrierSettings)
+    exchange: ExchangeSettings = msgspec.field(default_factory=ExchangeSettings)
+    status: StatusSettings = msgspec.field(default_factory=StatusSettings)
+    log: LogSettings = msgspec.field(default_factory=LogSettings)
+
+    @property
+    def state_folder(self) -> Path:
+        """`node.state_dir` with `~` resolved; a relative one starts at the working directory."""
+        return Path(self.node.state_dir).expanduser()
+
+
+class Override(NamedTuple):
+    """One value from the environment or the command line. `key` is dotted; `source` is shown in errors."""
+
+    key: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked configuration, and for each dotted key that is not a default, where it came from."""
+
+    config: Config
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+class Complaint(NamedTuple):
+    """One setting that cannot be used: where it was written, what is wrong, what to do."""
+
+    where: str
+    what: str
+    do: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+#: Section name to its settings struct, in the order of the file.
+SECTIONS: dict[str, type[msgspec.Struct]] = {info.name: info.type for info in msgspec.structs.fields(Config)}
+#: Dotted key to what msgspec knows of it (`type`, `default`), in the order of the file.
+KEYS: dict[str, msgspec.structs.FieldInfo] = {
+    f"{section}.{info.name}": info for section in SECTIONS for info in msgspec.structs.fields(SECTIONS[section])
+}
+
+
+def keys_of(section: str) -> list[str]:
+    """The names of the settings of a section, in the order of the file."""
+    return [key.split(".")[1] for key in KEYS if key.startswith(f"{section}.")]
+
+
+def load(
+    path: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Iterable[Override] = (),
+    *,
+    remembered: Callable[[Config], Iterable[Override]] = lambda _config: (),
+) -> Loaded:
+    """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong.
+
+    `remembered` is asked, with the configuration so far, for values that win over defaults and nothing else: what an
+    earlier start left in the state directory.
+    """
+    draft = _Draft()
+    if path is not None:
+        draft.merge_file(path, _read(path))
+    for override in [*_from_environment(environment or {}), *overrides]:
+        draft.merge(override)
+    config = draft.config()
+    if not draft.complaints:
+        for override in remembered(config):
+            if override.key not in draft.origins:
+                draft.merge(override)
+        config = draft.config()
+    complaints = draft.complaints or [Complaint("", *problem) for problem in check(config)]
+    if complaints:
+        raise _refusal(complaints)
+    return Loaded(config, draft.origins)
+
+
+#: The hint where no better one is known.
+_SEE_DEFAULTS = "`p2pnode config default` shows every setting"
+
+
+def _refusal(complaints: list[Complaint]) -> UserError:
+    if len(complaints) == 1:
+        return UserError(str(complaints[0]), complaints[0].do or _SEE_DEFAULTS, ExitCode.CONFIGURATION)
+    listed = "".join(f"\n  {entry}{f' ({entry.do})' if entry.do else ''}" for entry in complaints)
+    return UserError(f"{len(complaints)} settings cannot be used:{listed}", _SEE_DEFAULTS, ExitCode.CONFIGURATION)
+
+
+class _Draft:
+    """Values as they are merged, later ones over earlier ones, with their origins and the complaints so far."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.complaints: list[Complaint] = []
+
+    def merge_file(self, path: Path, text: str) -> None:
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(
+                f"{path} is not valid TOML: {error}",
+                "texts need quotes and lists need brackets; `p2pnode config default` prints a valid file",
+                ExitCode.CONFIGURATION,
+            ) from None
+        for section, table in document.items():
+            if section not in SECTIONS:
+                self.complaints.append(_unknown_section(_place(path, text, section), section))
+            elif not isinstance(table, dict):
+                what = f"{section} is a section: write [{section}] and its settings below"
+                self.complaints.append(Complaint(_place(path, text, section), what))
+            else:
+                for name, value in table.items():
+                    self._set(section, name, value, _place(path, text, section, name))
+
+    def merge(self, override: Override) -> None:
+        """One value in text form; a key of three parts and more sets an entry of a table such as training.options."""
+        section, _, rest = override.key.partition(".")
+        name, _, below = rest.partition(".")
+        key = f"{section}.{name}"
+        if section not in SECTIONS:
+            self.complaints.append(_unknown_section(override.source, section))
+        elif key not in KEYS:
+            self.complaints.append(_unknown_key(override.source, section, name))
+        elif not below:
+            self._set(section, name, parsed(override.text, KEYS[key].type), override.source)
+        elif isinstance(kind_of(KEYS[key].type), msgspec.inspect.DictType):
+            entry = parsed(override.text, Any)
+            self._set(section, name, _with_entry(self.values.get(key), below.split("."), entry), override.source)
+        else:
+            self.complaints.append(Complaint(override.source, f"{key} has no settings below it"))
+
+    def config(self) -> Config:
+        """The configuration so far; values that cannot be converted become complaints and count as not given."""
+        sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        for key, value in self.values.items():
+            section, name = key.split(".")
+            try:
+                sections[section][name] = converted(key, value, KEYS[key].type)
+            except Rejected as rejected:
+                self.complaints.append(Complaint(self.origins[key], str(rejected)))
+        return Config(**{name: SECTIONS[name](**given) for name, given in sections.items()})  # type: ignore[arg-type]
+
+    def _set(self, section: str, name: str, value: Any, origin: str) -> None:
+        key = f"{section}.{name}"
+        if key in KEYS:
+            self.values[key] = value
+            self.origins[key] = origin
+        else:
+            self.complaints.append(_unknown_key(origin, section, name))
+
+
+def _with_entry(table: Any, path: list[str], value: Any) -> dict[str, Any]:
+    """A copy of a table with one entry set below it; what is no table is replaced by one."""
+    copy = dict(table) if isinstance(table, dict) else {}
+    copy[path[0]] = value if len(path) == 1 else _with_entry(copy.get(path[0]), path[1:], value)
+    return copy
+
+
+def _read(path: Path) -> str:
+    try:
+        if not path.is_dir() and path.stat().st_size > MAX_FILE_BYTES:
+            what = f"{path} is larger than {MAX_FILE_BYTES} bytes: this is no node.toml"
+            raise UserError(what, "give the right file with --config", ExitCode.CONFIGURATION)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        hint = f"make one with `p2pnode init {path}`, or leave --config out to use the defaults"
+        raise UserError(f"there is no configuration file {path}", hint, ExitCode.CONFIGURATION) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        what = f"cannot read the configuration file {path}: {reason}"
+        raise UserError(what, "check the path and its permissions", ExitCode.CONFIGURATION) from None
+
+
+def _place(path: Path, text: str, section: str, name: str = "") -> str:
+    """`node.toml line 7`, or only the file where the line cannot be told (inline tables, dotted keys).
+
+    tomllib keeps no positions, so this reads the lines again: good enough for a message, never used to decide.
+    """
+    current: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+([^\[\]]+)\]", line):
+            current = [part.strip(" \"'") for part in header[1].split(".")]
+            if current[:2] in ([section, name], [section] if not name else []):
+                return f"{path} line {number}"
+        elif assigned := re.match(r"\s*([\w\"'-]+)\s*[=.]", line):
+            key = assigned[1].strip("\"'")
+            if (current == [section] and key == name) or (not current and not name and key == section):
+                return f"{path} line {number}"
+    return str(path)
+
+
+def _from_environment(environment: Mapping[str, str]) -> list[Override]:
+    """Settings among the variables. Names without a double underscore belong to others and are left alone."""
+    found = []
+    for variable in sorted(environment):
+        section, separator, key = variable.removeprefix(ENVIRONMENT_PREFIX).partition("__")
+        if variable.startswith(ENVIRONMENT_PREFIX) and separator:
+            dotted = f"{section}.{key}".lower().replace("__", ".")
+            found.append(Override(dotted, environment[variable], f"environment variable {variable}"))
+    return found
+
+
+def _unknown_section(where: str, section: str) -> Complaint:
+    owners = [name for name in SECTIONS if section in keys_of(name)]
+    if owners:
+        return Complaint(where, f"{section} stands outside its section", f"write it under [{owners[0]}]")
+    close = nearest(section, list(SECTIONS))
+    do = f"did you mean [{close}]?" if close else f"the sections are {', '.join(SECTIONS)}"
+    return Complaint(where, f"there is no section [{section}]", do)
+
+
+def _unknown_key(where: str, section: str, name: str) -> Complaint:
+    what = f"there is no setting {section}.{name}"
+    if not name:
+        return Complaint(where, f"{section} is a section, not a setting", f"it has {', '.join(keys_of(section))}")
+    if close := nearest(name, keys_of(section)):
+        return Complaint(where, what, f"did you mean {section}.{close}?")
+    elsewhere = [key for key in KEYS if key.endswith(f".{name}")]
+    if elsewhere or (close := nearest(f"{section}.{name}", list(KEYS), cutoff=0.7)):
+        return Complaint(where, what, f"did you mean {elsewhere[0] if elsewhere else close}?")
+    return Complaint(where, what, f"[{section}] has {', '.join(keys_of(section))}")

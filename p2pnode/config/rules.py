@@ -1,0 +1,255 @@
+"""Which settings cannot be meant together, and which are legal but probably regretted.
+
+`check` finds what keeps a node from starting, `advise` what deserves a warning. Both are pure functions of the
+configuration: they look at no file, no network and no clock. The range of a single value is not judged here; it stands
+in the settings structs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from p2pnode.config.values import nearest
+
+if TYPE_CHECKING:
+    from p2pnode.config.load import Config
+
+#: Tasks that come with p2pnode; any other is named "package.module:Class".
+BUILT_IN_TASKS = ("digits", "mnist", "text")
+#: Above this momentum, adding deltas as they come diverges (docs: exchange, sections 11 and 12).
+HIGHEST_ASYNCHRONOUS_MOMENTUM = 0.5
+
+# As the step loop reads it (`training.step_loop.Goal`), which is not imported here: it brings NumPy along.
+_UNTIL = re.compile(r"\s*[A-Za-z_][\w.]*\s*(>=|<=)\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class Problem(NamedTuple):
+    """What is wrong, naming the keys, and what to do about it."""
+
+    what: str
+    do: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.do}"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[IPv6]:port`. Raises `ValueError` with one sentence that says what is wrong."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or not rest.startswith(":"):
+            raise ValueError(f'"{text}" is not of the form "[IPv6 address]:port"')
+        port = rest[1:]
+    else:
+        host, colon, port = text.rpartition(":")
+        if not colon:
+            raise ValueError(f'"{text}" has no port')
+        if ":" in host:
+            raise ValueError(f'"{text}" is not of the form "host:port" (an IPv6 address needs brackets)')
+    if not host or re.search(r"[\s/@\[\]]", host):
+        raise ValueError(f'"{text}" has no usable host')
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f'the port of "{text}" is not a number from 1 to 65535')
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address; names other than localhost count as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check(config: Config) -> list[Problem]:
+    """Everything that keeps this configuration from being started; empty where it is sound."""
+    return [*_network(config), *_bootstrap(config), *_training(config), *_barrier(config)]
+
+
+def advise(config: Config) -> list[Problem]:
+    """Settings that work but are probably not wanted; shown as warnings and under `health`."""
+    found = []
+    momentum = config.exchange.outer_momentum
+    if config.barrier.method != "bsp" and momentum > HIGHEST_ASYNCHRONOUS_MOMENTUM:
+        found.append(
+            Problem(
+                f"exchange.outer_momentum = {momentum} with barrier.method = {config.barrier.method} may diverge",
+                f"use at most {HIGHEST_ASYNCHRONOUS_MOMENTUM}, or bsp, or plain SGD in the task",
+            )
+        )
+    if config.exchange.weight == "sum" and momentum > 0:
+        found.append(
+            Problem(
+                f"exchange.weight = sum with outer_momentum = {momentum} grows with the number of nodes",
+                "set exchange.outer_momentum = 0 and outer_lr = 1 for the original algorithm",
+            )
+        )
+    if not config.exchange.enabled:
+        found.append(Problem("exchange.enabled = false: this node trains alone", "set it true to share the model"))
+    if config.swarm.allow_open and not config.swarm.key_file and not is_loopback(config.node.host):
+        found.append(
+            Problem(
+                f"anyone who can reach {config.node.host}:{config.node.port} can join this swarm",
+                "make a swarm key with `p2pnode key new`, or let a firewall or a private network decide who can",
+            )
+        )
+    if not is_loopback(config.status.host):
+        found.append(
+            Problem(
+                f"status.host = {config.status.host}: the API's token and answers cross the network unencrypted",
+                "put a proxy that speaks TLS in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
+            )
+        )
+    if config.barrier.custom and config.barrier.method != "custom":
+        found.append(Problem("barrier.custom is set but not used", 'set barrier.method = "custom", or remove it'))
+    return found
+
+
+def _network(config: Config) -> list[Problem]:
+    found = []
+    node, status = config.node, config.status
+    if not is_literal(node.host):
+        found.append(
+            Problem(
+                f'node.host = "{node.host}" is not an IP address',
+                'give the address to listen on, such as "127.0.0.1" or "0.0.0.0"; names are for swarm.bootstrap',
+            )
+        )
+    elif not is_loopback(node.host) and not config.swarm.allow_open and not config.swarm.key_file:
+        found.append(
+            Problem(
+                f"node.host = {node.host} listens beyond this machine, and this node has no swarm key",
+                "make one with `p2pnode key new` or join with --invite; or set swarm.allow_open = true if everyone who "
+                "can reach the port may join",
+            )
+        )
+    if node.advertise and (not is_literal(node.advertise) or ipaddress.ip_address(node.advertise).is_unspecified):
+        found.append(
+            Problem(
+                f'node.advertise = "{node.advertise}" is not an address others can dial',
+                "give the IP address under which other nodes reach this one, or leave it empty",
+            )
+        )
+    if node.nat == "auto" and is_loopback(node.host):
+        found.append(
+            Problem(
+                f'node.nat = "auto" with node.host = {node.host}: what listens on this machine alone needs no port',
+                'set node.host = "0.0.0.0", or node.nat = "off"',
+            )
+        )
+    if node.nat == "auto" and (node.advertise or node.client_only):
+        other = "node.client_only" if node.client_only else "node.advertise"
+        found.append(
+            Problem(
+                f'node.nat = "auto" and {other} contradict each other',
+                "let the router be asked for an address, or say yourself how others reach this node, not both",
+            )
+        )
+    if not is_literal(status.host) and status.host != "localhost":
+        found.append(
+            Problem(
+                f'status.host = "{status.host}" is not an IP address',
+                'give the address to listen on, such as "127.0.0.1"; names by which it is asked go to status.names',
+            )
+        )
+    if node.port and node.port == status.port:
+        found.append(
+            Problem(
+                f"node.port and status.port are both {node.port}",
+                "give them different ports; 0 takes a free one",
+            )
+        )
+    return found
+
+
+def _bootstrap(config: Config) -> list[Problem]:
+    found = []
+    for entry in config.swarm.bootstrap:
+        try:
+            split_address(entry)
+        except ValueError as error:
+            found.append(
+                Problem(
+                    f"swarm.bootstrap: {error}",
+                    'write "host:port", such as "10.0.0.5:8468", "node1.example:8468" or "[2001:db8::1]:8468"',
+                )
+            )
+    if not config.swarm.run.isprintable() or config.swarm.run != config.swarm.run.strip():
+        found.append(
+            Problem(
+                "swarm.run has control characters or spaces at its ends",
+                "name the run with letters, digits, '-' and '_'",
+            )
+        )
+    return found
+
+
+def _training(config: Config) -> list[Problem]:
+    found = []
+    training = config.training
+    if training.task not in BUILT_IN_TASKS and not _IMPORT_PATH.fullmatch(training.task):
+        close = nearest(training.task, list(BUILT_IN_TASKS))
+        found.append(
+            Problem(
+                f'training.task = "{training.task}" is no task',
+                (f"did you mean {close}? " if close else "")
+                + f'name one of {", ".join(BUILT_IN_TASKS)}, or your own as "package.module:Class"',
+            )
+        )
+    if training.until.strip() and not _UNTIL.fullmatch(training.until):
+        found.append(
+            Problem(
+                f'training.until = "{training.until}" is not of the form "metric>=number"',
+                'write for example "accuracy>=0.95" or "loss<=0.1"',
+            )
+        )
+    elif training.until.strip() and not training.eval_steps:
+        found.append(
+            Problem(
+                "training.until needs evaluations, and training.eval_steps = 0 makes none",
+                "set training.eval_steps = 10, say, or leave until empty",
+            )
+        )
+    if training.export and not training.export.endswith((".safetensors", ".pt", ".pth")):
+        found.append(
+            Problem(
+                f'training.export = "{training.export}" has an ending that names no format',
+                "end it in .safetensors or .pt",
+            )
+        )
+    liveness = config.liveness
+    if liveness.probe_timeout_s > liveness.probe_interval_s:
+        found.append(
+            Problem(
+                f"liveness.probe_timeout_s = {liveness.probe_timeout_s} is longer than "
+                f"probe_interval_s = {liveness.probe_interval_s}",
+                "a probe must end before the next one begins: make the interval longer or the timeout shorter",
+            )
+        )
+    return found
+
+
+def _barrier(config: Config) -> list[Problem]:
+    barrier = config.barrier
+    if barrier.method == "custom" and not _IMPORT_PATH.fullmatch(barrier.custom):
+        return [
+            Problem(
+                f'barrier.method = "custom" needs a function, and barrier.custom is "{barrier.custom}"',
+                'set barrier.custom = "package.module:function"',
+            )
+        ]
+    return []
+
+
+def is_literal(host: str) -> bool:
+    """Whether a text is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""The closed swarm of one daemon: its sealed doors, made at the start, and its key file, watched while it runs.
+
+A key file that changes is taken over without a restart: certificates are made anew off the loop, then datagrams,
+tickets and streams change over together. A file that cannot be used is said once, and the keys in use stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from overlay.environment import Clock, Entropy, Log, Workers
+from overlay.identity import Identity
+from overlay.sealing.certificate_request import NoCertificate, make_certificates
+from overlay.sealing.sealed_transport import SealedTransport
+from overlay.sealing.sealer import CLOCK_BOUND_S
+from overlay.sealing.swarm_key import KeyRing
+from overlay.sealing.tickets import Admission
+from overlay.sealing.tls import Credentials
+from overlay.sockets.connection_pool import StreamSeal
+from overlay.sockets.transport import SocketTransport
+from p2pnode.config.load import Config
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.keys.invitation_files import IN_ENVIRONMENT, STANDARD_INPUT
+from p2pnode.keys.key_files import read_key_file
+
+#: Between two looks at the key file.
+LOOK_S = 2.0
+#: Members with a wrong clock are reported at most this often.
+CLOCK_WARNING_S = 600.0
+
+
+class SealedDoors:
+    """Doors of a member. `transport` is the node's; `watch` follows the key file."""
+
+    def __init__(
+        self,
+        config: Config,
+        identity: Identity,
+        keys: KeyRing,
+        credentials: Credentials,
+        *,
+        folder: Path,
+        clock: Clock,
+        entropy: Entropy,
+        workers: Workers,
+        log: Log,
+    ) -> None:
+        self.keys = keys
+        self._config = config
+        source = config.swarm.key_file
+        self._key_file = None if source in (STANDARD_INPUT, IN_ENVIRONMENT) else Path(source).expanduser()
+        self._identity = identity
+        self._folder = folder
+        self._clock = clock
+        self._workers = workers
+        self._log = log
+        self._clock_warned = float("-inf")
+        self._admission = Admission(
+            keys,
+            config.swarm.run,
+            identity.node_id,
+            entropy.token,
+            started_wall=clock.wall(),
+            clock_differs=self._warn,
+        )
+        seal = StreamSeal(self._admission, credentials)
+        self._sockets = SocketTransport(config.node.host, config.node.port, log=log, clock=clock, seal=seal)
+        self.transport = SealedTransport(
+            self._sockets, identity, keys, config.swarm.run, clock=clock, entropy=entropy, log=log
+        )
+
+    async def watch(self) -> None:
+        """Take over what the key file says, whenever it changes; for ever."""
+        path = self._key_file
+        if path is None:
+            return
+        refused = ""
+        seen = _look(path)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = _look(path)
+            if now == seen:
+                continue
+            try:
+                keys = read_key_file(path)
+                if keys != self.keys:
+                    await self._change(keys)
+            except (UserError, NoCertificate) as error:
+                if str(error) != refused:
+                    refused = str(error)
+                    self._log.warning("swarm_key_not_changed", reason=refused, still=self.keys.fingerprints)
+                if isinstance(error, NoCertificate):
+                    continue  # the file is good: try again
+            seen = now
+
+    async def _change(self, keys: KeyRing) -> None:
+        credentials = await self._workers.run(
+            make_credentials, self._identity, keys, self._config.swarm.run, self._clock.wall(), self._folder
+        )
+        before, self.keys = self.keys, keys
+        # In one turn of the loop: nothing is judged by two different rings.
+        self.transport.use(keys)
+        self._admission.use(keys)
+        self._sockets.use(credentials, end_others=not set(before) <= set(keys))
+        self._log.info(
+            "swarm_keys_changed", used=keys.fingerprints[0], accepted=keys.fingerprints, before=before.fingerprints
+        )
+
+    def _warn(self, ahead_s: float) -> None:
+        now = self._clock.monotonic()
+        if now - self._clock_warned > CLOCK_WARNING_S:
+            self._clock_warned = now
+            self._log.warning(
+                "clock_differs",
+                ahead_s=round(ahead_s, 1),
+                bound_s=CLOCK_BOUND_S,
+                reason="a member that connects is met with silence until both clocks agree; or a recording is replayed",
+            )
+
+
+def _look(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def make_credentials(identity: Identity, keys: KeyRing, run: str, wall_s: float, folder: Path) -> Credentials:
+    """TLS contexts; takes a fraction of a second, off the loop. Raises `NoCertificate`."""
+    return Credentials.of(make_certificates(identity, keys, run, wall_s), folder)
+
+
+async def seal(
+    config: Config,
+    keys: KeyRing,
+    *,
+    identity: Identity,
+    folder: Path,
+    clock: Clock,
+    entropy: Entropy,
+    workers: Workers,
+    log: Log,
+) -> SealedDoors:
+    """The doors of a node with these keys. Raises `UserError`."""
+    try:
+        credentials = await workers.run(make_credentials, identity, keys, config.swarm.run, clock.wall(), folder)
+    except (NoCertificate, OSError) as error:
+        raise UserError(
+            f"this node's certificate could not be made: {error}",
+            "check the installation of `cryptography`, and the state directory",
+            ExitCode.UNEXPECTED,
+        ) from error
+    return SealedDoors(
+        config, identity, keys, credentials, folder=folder, clock=clock, entropy=entropy, workers=workers, log=log
+    )

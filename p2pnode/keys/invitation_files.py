@@ -1,0 +1,54 @@
+"""What an invitation leaves in a state directory, and the settings that follow from it on the next start.
+
+Reads no key: it only says where one is (`p2pnode.keys.key_files` reads it), so that every command may ask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from p2pnode.config.load import Override
+from p2pnode.errors import ExitCode, UserError
+
+#: In the state directory.
+KEY_FILE = "swarm.key"
+SWARM_FILE = "swarm.json"
+#: Holds the key itself, where neither a file nor standard input can. Taken out of the environment when it was read.
+KEY_VARIABLE = "P2PNODE_SWARM_KEY"
+STANDARD_INPUT = "-"
+IN_ENVIRONMENT = f"${KEY_VARIABLE}"
+
+
+def remembered(folder: Path, environment: Mapping[str, str], *, joining: bool = False) -> list[Override]:
+    """Settings that follow from the environment and from what an earlier start left in the state directory.
+
+    `joining`: as if the key were there already.
+    """
+    if environment.get(KEY_VARIABLE):
+        return [Override("swarm.key_file", json.dumps(IN_ENVIRONMENT), f"environment variable {KEY_VARIABLE}")]
+    found = []
+    key = folder / KEY_FILE
+    if joining or key.is_file():
+        found.append(Override("swarm.key_file", json.dumps(str(key)), str(folder)))
+        run, addresses = read_swarm(folder)
+        if run:
+            found.append(Override("swarm.run", json.dumps(run), str(folder / SWARM_FILE)))
+            found.append(Override("swarm.bootstrap", json.dumps(addresses), str(folder / SWARM_FILE)))
+    return found
+
+
+def read_swarm(folder: Path) -> tuple[str, list[str]]:
+    """Run and addresses of the invitation accepted here; an empty run where there was none."""
+    try:
+        content = json.loads((folder / SWARM_FILE).read_bytes())
+        return str(content["run"]), [str(address) for address in content["bootstrap"]]
+    except FileNotFoundError:
+        return "", []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"cannot read {folder / SWARM_FILE}, which an invitation left: {error}",
+            "accept the invitation again with `p2pnode key join`, or remove the file",
+            ExitCode.STATE_DIRECTORY,
+        ) from None

@@ -1,0 +1,126 @@
+"""Where a node's swarm key comes from, and what an invitation leaves in its state directory.
+
+A key is read from the file named by `swarm.key_file`, from standard input, or from the environment, in this program's
+own process; it goes to the transport and nowhere else: not into the configuration, a log, a status or an error. A file
+that others may read is refused, as ssh does with its keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import IO
+
+from overlay.environment import FolderDisk
+from overlay.sealing.swarm_key import BadKey, KeyRing
+from p2pnode.config.load import Config
+from p2pnode.errors import ExitCode, UserError, state_directory_unusable
+from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, SWARM_FILE, read_swarm
+
+#: Two keys and their comments are far below it.
+MOST_BYTES = 1 << 16
+#: A group may read it (service accounts); others may not, and nobody else may write it.
+FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
+
+
+def find_keys(config: Config, environment: MutableMapping[str, str], standard_input: IO[bytes]) -> KeyRing | None:
+    """The keys this configuration names, None for an open swarm. Raises `UserError`, which never repeats a key."""
+    source = config.swarm.key_file
+    if not source:
+        return None
+    if source == STANDARD_INPUT:
+        return _parsed(standard_input.read(MOST_BYTES), "standard input")
+    if source == IN_ENVIRONMENT:
+        text = environment.pop(KEY_VARIABLE, "")  # the trainer and other children need not have it
+        return _parsed(text.encode(), f"the environment variable {KEY_VARIABLE}")
+    return read_key_file(Path(source).expanduser())
+
+
+def read_key_file(path: Path) -> KeyRing:
+    """The keys of a file. Raises `UserError` where it is missing, open to others, or no key file."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(MOST_BYTES)
+    except OSError as error:
+        raise UserError(
+            f"cannot read the swarm key file {path}: {error.strerror or error}",
+            "make one with `p2pnode key new`, or take part in a swarm with `p2pnode key join`",
+            ExitCode.CONFIGURATION,
+        ) from None
+    if os.name == "posix" and mode & FORBIDDEN_MODE:
+        raise UserError(
+            f"the swarm key file {path} is open to others (mode {mode:04o}): whoever reads it is a member",
+            f"chmod 600 {path}; if others may have read it, rotate the key",
+            ExitCode.CONFIGURATION,
+        )
+    return _parsed(content, f"the file {path}")
+
+
+def _parsed(content: bytes, where: str) -> KeyRing:
+    try:
+        return KeyRing.parse(content.decode("ascii"))
+    except (BadKey, UnicodeDecodeError) as error:
+        reason = str(error) if isinstance(error, BadKey) else "it is not plain text"
+        raise UserError(
+            f"{where} has no usable swarm key: {reason}",
+            "`p2pnode key new` makes a key file, `p2pnode key invite` an invitation with the key in it",
+            ExitCode.CONFIGURATION,
+        ) from None
+
+
+def write_key_file(path: Path, keys: KeyRing) -> None:
+    """Replace the file, whole or not at all, readable by its owner alone. Raises `UserError`."""
+    _write_secret(path, keys.text, "the swarm key file")
+
+
+def write_invitation(path: Path, line: str) -> None:
+    """The same for a file with an invitation, which has the key in it."""
+    _write_secret(path, f"{line}\n", "the invitation to")
+
+
+def _write_secret(path: Path, text: str, what: str) -> None:
+    try:
+        FolderDisk(path.parent).write(path.name, text.encode("utf-8"), private=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {what} {path}: {error.strerror or error}",
+            "check the folder, its permissions and free space",
+            ExitCode.STATE_DIRECTORY,
+        ) from None
+
+
+def accept(folder: Path, run: str, addresses: list[str], keys: KeyRing) -> bool:
+    """Keep an invitation in a state directory; whether anything changed.
+
+    A directory belongs to one swarm: another key is only taken beside a known one, while keys are rotated. Raises
+    `UserError`.
+    """
+    file = folder / KEY_FILE
+    known_run, known_addresses = read_swarm(folder)
+    known = read_key_file(file) if file.exists() else None
+    if (known is not None and not set(known) & set(keys)) or (known_run and known_run != run):
+        raise UserError(
+            f"the state directory {folder} belongs to another swarm than this invitation",
+            "name another directory with --state-dir; a directory belongs to one swarm for good",
+            ExitCode.MISMATCH,
+        )
+    if known == keys and (known_run, known_addresses) == (run, addresses):
+        return False
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        content = {"run": run, "bootstrap": addresses}
+        FolderDisk(folder).write(SWARM_FILE, json.dumps(content, indent=1).encode())
+    except OSError as error:
+        raise state_directory_unusable(folder, error) from error
+    write_key_file(file, keys)
+    return True
+
+
+def own_input() -> IO[bytes]:
+    """This process's standard input, as bytes."""
+    return sys.stdin.buffer

@@ -1,0 +1,185 @@
+"""What a node's `/metrics` says: counters that exist anyway, read when asked.
+
+Names follow Prometheus' practice: base units, `_total` on counters, few labels. No label is a peer's id: a swarm of a
+thousand nodes would make a million series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from p2pnode import __version__
+from p2pnode.lifecycle.node import Node, State
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.prometheus import Family, Sample, single
+
+#: Keys of the overlay's report that are sizes of this moment, and what they say.
+_SIZES = {
+    "peers": "Live peers known.",
+    "contacts": "Contacts in the routing table.",
+    "suspects": "Peers suspected of being dead.",
+    "pool": "Peers in the sampling pool.",
+}
+#: Keys that become metrics of their own; every other counter is an event.
+_OWN = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
+_PAGE_BYTES = 4096
+
+
+def families(node: Node, loop_delay: LoopDelay, uptime_s: float) -> list[Family]:
+    """Everything, in the order of the page."""
+    return [
+        single("p2pnode_build_info", "gauge", "The version, as a label.", 1, {"version": __version__}),
+        single("p2pnode_uptime_seconds", "gauge", "Seconds since the start.", uptime_s),
+        single("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", _resident_bytes()),
+        *_training(node),
+        *_overlay(report := node.overlay.report()),
+        *_door(report["socket"]),
+        *_exchange(node),
+        _loop(loop_delay.report()),
+    ]
+
+
+def _training(node: Node) -> Iterator[Family]:
+    progress, population = node.progress, node.overlay.population()
+    states: list[Sample] = [({"state": state}, int(state == node.state)) for state in get_args(State)]
+    yield Family("p2pnode_state", "gauge", "1 for the state the node is in.", states)
+    yield single("p2pnode_step", "gauge", "Completed steps of the swarm, as this node is.", progress.step)
+    yield single("p2pnode_step_seconds", "gauge", "Median time of this node's steps.", progress.step_seconds)
+    yield single(
+        "p2pnode_optimizer_steps_total", "counter", "Optimiser steps since the start.", progress.optimizer_steps
+    )
+    yield single("p2pnode_samples_total", "counter", "Samples trained on.", progress.samples)
+    yield single("p2pnode_trainer_failures_total", "counter", "Times the trainer failed.", progress.trainer_failures)
+    yield single("p2pnode_loss", "gauge", "Loss of the last step.", progress.loss)
+    metrics: list[Sample] = [({"metric": name}, value) for name, value in sorted(progress.metrics.items())]
+    yield Family("p2pnode_metric", "gauge", "Metrics as last evaluated or trained.", metrics)
+    estimates: list[Sample] = [
+        ({"bound": "estimate"}, population.estimate),
+        ({"bound": "low"}, population.low),
+        ({"bound": "high"}, population.high),
+    ]
+    yield Family("p2pnode_population", "gauge", "Nodes of the swarm, estimated, with its interval.", estimates)
+    yield single("p2pnode_workers", "gauge", "Live nodes that train.", node.overlay.workers())
+    waiting = node.gate.waiting
+    since = 0.0 if waiting is None else node.doors.clock.monotonic() - waiting.since
+    yield single(
+        "p2pnode_barrier_waiting_seconds", "gauge", "How long the barrier has been waiting; 0: it is not.", since
+    )
+    yield single("p2pnode_barrier_queries_total", "counter", "Peers asked for their step.", node.gate.queries)
+
+
+def _overlay(report: Mapping[str, Any]) -> Iterator[Family]:
+    counters = {key: value for key, value in sorted(report.items()) if isinstance(value, int) and key not in _SIZES}
+    ways: list[Sample] = [
+        ({"direction": "in"}, counters.get("datagrams_in", 0)),
+        ({"direction": "out"}, counters.get("datagrams_out", 0)),
+    ]
+    yield Family("p2pnode_datagrams_total", "counter", "Datagrams received and sent.", ways)
+    sent = counters.get("bytes_out", 0)
+    yield single("p2pnode_datagram_sent_bytes_total", "counter", "Bytes of datagrams sent.", sent)
+    dropped = _labelled(counters, "dropped_", "reason")
+    yield Family("p2pnode_datagrams_dropped_total", "counter", "Datagrams thrown away unanswered.", dropped)
+    ways = [
+        ({"direction": "in"}, counters.get("requests_in", 0)),
+        ({"direction": "out"}, counters.get("requests_out", 0)),
+    ]
+    yield Family("p2pnode_requests_total", "counter", "Requests received and sent.", ways)
+    refused = _labelled(counters, "refused_", "reason")
+    yield Family("p2pnode_requests_refused_total", "counter", "Requests of peers that were over a quota.", refused)
+    failed = [
+        (labels, count)
+        for labels, count in _labelled(counters, "requests_", "kind")
+        if labels["kind"] not in ("in", "out")
+    ]
+    yield Family("p2pnode_requests_failed_total", "counter", "Requests of ours that failed.", failed)
+    prefixes = ("dropped_", "refused_", "requests_")
+    rest: list[Sample] = [
+        ({"event": key}, count)
+        for key, count in counters.items()
+        if key not in _OWN and key not in ("lost", "local_health") and not key.startswith(prefixes)
+    ]
+    yield Family("p2pnode_overlay_events_total", "counter", "What happened to datagrams and calls.", rest)
+    for key, what in _SIZES.items():
+        yield single(f"p2pnode_{key}", "gauge", what, report.get(key))
+    trip_ms = report.get("round_trip_ms")
+    trip_s = None if trip_ms is None else trip_ms / 1000
+    yield single("p2pnode_round_trip_seconds", "gauge", "Mean round trip of datagrams.", trip_s)
+    yield single(
+        "p2pnode_reachable", "gauge", "1 when peers can open streams to us.", int(report["reachable"]["reached"])
+    )
+
+
+def _door(counters: Mapping[str, int]) -> Iterator[Family]:
+    """What the transport refused before it was a message: whoever is no member ends here."""
+    refused: list[Sample] = [
+        ({"channel": channel, **labels}, count)
+        for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
+        for labels, count in _labelled(counters, prefix, "reason")
+    ]
+    text = "Datagrams and connections met with silence: strangers, recordings, forgeries."
+    yield Family("p2pnode_strangers_refused_total", "counter", text, refused)
+    pairs = counters.get("seal_pairs")
+    yield single("p2pnode_seal_pairs", "gauge", "Nodes' starts that we share datagram keys with.", pairs)
+    rest: list[Sample] = [
+        ({"event": key}, count)
+        for key, count in counters.items()
+        if key != "seal_pairs" and not key.startswith(("seal_dropped_", "streams_dropped_"))
+    ]
+    yield Family("p2pnode_transport_events_total", "counter", "What happened at the socket and its seal.", rest)
+
+
+def _exchange(node: Node) -> Iterator[Family]:
+    exchange = node.exchange
+    if exchange is None:
+        return
+    counters = exchange.counters
+    ways: list[Sample] = [
+        ({"direction": "in"}, counters.bytes_received),
+        ({"direction": "out"}, counters.bytes_sent),
+    ]
+    yield Family("p2pnode_exchange_bytes_total", "counter", "Bytes of deltas, values and states.", ways)
+    shards: list[Sample] = [
+        ({"role": "owner"}, len(exchange.store.owned)),
+        ({"role": "backup"}, len(exchange.store.backed)),
+    ]
+    yield Family("p2pnode_shards", "gauge", "Shards held here.", shards)
+    yield single("p2pnode_shard_state_bytes", "gauge", "Memory of the shards held here.", exchange.store.size_bytes)
+    refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(counters.refused_here.items())]
+    yield Family("p2pnode_deltas_refused_total", "counter", "Shards of others' deltas refused here.", refused)
+    yield single(
+        "p2pnode_unusual_norms_total", "counter", "Shards of deltas far longer than the median.", counters.unusual_norms
+    )
+    yield single("p2pnode_clipped_total", "counter", "Shards of deltas that were shortened.", counters.clipped)
+    yield single(
+        "p2pnode_own_deltas_refused_total", "counter", "Shards of our deltas refused by owners.", counters.refused
+    )
+    yield single(
+        "p2pnode_own_deltas_lost_total", "counter", "Shards of our deltas dropped from a full outbox.", counters.lost
+    )
+    yield single(
+        "p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.pushing.outstanding_steps)
+    )
+
+
+def _loop(report: Mapping[str, float | None]) -> Family:
+    named = {"0.5": "delay_ms_p50", "0.99": "delay_ms_p99", "1": "delay_ms_max"}
+    samples: list[Sample] = []
+    for quantile, key in named.items():
+        delay_ms = report[key]
+        samples.append(({"quantile": quantile}, None if delay_ms is None else delay_ms / 1000))
+    return Family("p2pnode_loop_delay_seconds", "gauge", "How late the event loop was, in the last minute.", samples)
+
+
+def _labelled(counters: Mapping[str, int], prefix: str, label: str) -> list[Sample]:
+    return [({label: key.removeprefix(prefix)}, count) for key, count in counters.items() if key.startswith(prefix)]
+
+
+def _resident_bytes() -> int | None:
+    """From the kernel; None where it does not say (not Linux)."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):
+        return None
+    return int(pages) * _PAGE_BYTES

@@ -1,0 +1,372 @@
+"""The HTTP face of a node: what it is doing, for people, the command line and monitors; and three requests to it.
+
+Reads go to a `StatusSource`, which answers from memory; no handler blocks the loop. Nothing here decides anything about
+training, nor about who may ask: that is `p2pnode.status.guard`, before any handler. Paths and keys: DESIGN section 6,
+described for programs at `/openapi.json` (`p2pnode.status.openapi`); every response carries the schema number in
+`X-P2PNode-Schema`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import html
+import math
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from overlay.environment import Clock
+from overlay.transport import Address
+from p2pnode.config.load import StatusSettings
+from p2pnode.config.rules import is_loopback
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.status.events import EventRing
+from p2pnode.status.guard import CHANGE_HEADER, MAX_BODY_BYTES, Asking, Guard, Refusal
+from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
+
+SCHEMA = 1
+#: Most entries one request for steps or events gets.
+MAX_LIMIT = 2000
+#: Longest long-poll, in seconds; proxies and clients tend to give up at 60.
+MAX_WAIT_S = 60.0
+#: Long-polls held at once, of everybody together: a page left open in fifty tabs is a mistake, not a need.
+MAX_WAITING = 64
+#: Connections held at once; one more is closed unheard. Each costs the daemon about 20 KB.
+MAX_CONNECTIONS = 256
+#: A connection that has sent no whole request for this long is closed.
+IDLE_S = 30.0
+#: Seconds a request in progress gets to end when the server closes.
+CLOSE_S = 1.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class StatusSource(Protocol):
+    """What the server asks of the daemon. Every call returns at once, from memory, on the loop's thread."""
+
+    @property
+    def events(self) -> EventRing: ...
+
+    def status(self) -> dict[str, Any]:
+        """The keys of DESIGN section 6; `schema` is added where it is missing."""
+        ...
+
+    def peers(self) -> list[dict[str, Any]]: ...
+
+    def steps(self, limit: int) -> list[dict[str, Any]]:
+        """The last `limit` steps, oldest first."""
+        ...
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether the node has joined and trains, and a sentence that says why not."""
+        ...
+
+    def metrics(self) -> Sequence[Family]:
+        """The node's counters and sizes."""
+        ...
+
+    def leave(self) -> None:
+        """Ask the node to leave; returns before it has."""
+        ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class StatusServer:
+    """Serves a source at `[status]`. `start` once, `stop` once. `token` is what changes to the node need."""
+
+    def __init__(self, source: StatusSource, settings: StatusSettings, token: str, clock: Clock) -> None:
+        self._source = source
+        self._settings = settings
+        self._clock = clock
+        self._guard = Guard(token=token, on_loopback=is_loopback(settings.host), names=settings.names)
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.AbstractServer | None = None
+        self._closing = False
+        self._waiting = 0
+        #: Requests by (status class or refusal), for `/metrics`.
+        self._refused: dict[int, int] = {}
+
+    async def start(self) -> Address:
+        """Listen; returns the bound address, its port never 0. Raises `UserError` (exit code 6)."""
+        listener = _listen(self._settings.host, self._settings.port)
+        try:
+            application = web.Application(middlewares=[_answer_in_json, self._admit], client_max_size=MAX_BODY_BYTES)
+            application.add_routes(self._routes())
+            self._runner = web.AppRunner(
+                application,
+                access_log=None,
+                handle_signals=False,
+                shutdown_timeout=CLOSE_S,
+                keepalive_timeout=IDLE_S,
+                lingering_time=CLOSE_S,
+            )
+            await self._runner.setup()
+            self._listener = await asyncio.get_running_loop().create_server(self._connected, sock=listener)
+        except BaseException:
+            listener.close()
+            await self.stop()
+            raise
+        host, port = listener.getsockname()[:2]
+        return Address(host, port)
+
+    async def stop(self) -> None:
+        """Release those who wait for events, end connections, close the port; idempotent."""
+        self._closing = True
+        self._source.events.wake()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def _connected(self) -> asyncio.Protocol:
+        """Who speaks HTTP on a new connection; nobody where there are too many."""
+        server = self._runner.server if self._runner is not None else None
+        if server is None or len(server.connections) >= MAX_CONNECTIONS:
+            return _Closed()
+        return server()
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = self._guard.judge(_asking(request), self._clock.monotonic())
+        if refusal is None:
+            return await handler(request)
+        self._refused[refusal.status] = self._refused.get(refusal.status, 0) + 1
+        return _refused(refusal)
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._page),
+            web.get("/status", self._status),
+            web.get("/peers", self._peers),
+            web.get("/steps", self._steps),
+            web.get("/events", self._events),
+            web.get("/metrics", self._metrics),
+            web.get("/healthz", self._healthz),
+            web.get("/readyz", self._readyz),
+            web.get("/openapi.json", self._openapi),
+            web.post("/leave", self._leave),
+            web.post("/pause", self._pause),
+            web.post("/resume", self._resume),
+        ]
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return _json({"schema": SCHEMA, **self._source.status()})
+
+    async def _peers(self, _: web.Request) -> web.Response:
+        return _json(self._source.peers())
+
+    async def _steps(self, request: web.Request) -> web.Response:
+        return _json(self._source.steps(_number(request, "limit", 100, 1, MAX_LIMIT)))
+
+    async def _events(self, request: web.Request) -> web.Response:
+        since = _number(request, "since", 0, 0, 1 << 62)
+        limit = _number(request, "limit", MAX_LIMIT, 1, MAX_LIMIT)
+        timeout_s = _seconds(request, "timeout", 0.0, MAX_WAIT_S)
+        if timeout_s and not self._closing:
+            if self._waiting >= MAX_WAITING:
+                error = f"{MAX_WAITING} requests wait for events already"
+                return _refused(Refusal(429, error, "ask without timeout, or again later", retry_s=1.0))
+            self._waiting += 1
+            try:
+                await self._source.events.wait_newer(since, timeout_s)
+            finally:
+                self._waiting -= 1
+        page = self._source.events.since(since, limit)
+        return _json({"schema": SCHEMA, "events": page.events, "dropped": page.dropped, "last": page.last})
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _json({"schema": SCHEMA, "alive": True})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        refused = [({"status": str(status)}, count) for status, count in sorted(self._refused.items())]
+        families = [
+            *self._source.metrics(),
+            Family("p2pnode_http_refused_total", "counter", "Requests to this API that were refused.", refused),
+        ]
+        return web.Response(body=render(families).encode(), headers=_HEADERS | {"Content-Type": CONTENT_TYPE})
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        from p2pnode.status.openapi import description  # some kilobytes that a node nobody asks for them need not hold
+
+        return _json(description())
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        ready, reason = self._source.ready()
+        if not self._guard.is_trusted(_asking(request)):
+            reason = ""
+        return _json({"schema": SCHEMA, "ready": ready, "reason": reason}, status=200 if ready else 503)
+
+    async def _leave(self, _: web.Request) -> web.Response:
+        self._source.leave()
+        return _json({"schema": SCHEMA, "accepted": "leave"}, status=202)
+
+    async def _pause(self, _: web.Request) -> web.Response:
+        self._source.pause()
+        return _json({"schema": SCHEMA, "accepted": "pause"}, status=202)
+
+    async def _resume(self, _: web.Request) -> web.Response:
+        self._source.resume()
+        return _json({"schema": SCHEMA, "accepted": "resume"}, status=202)
+
+    async def _page(self, _: web.Request) -> web.Response:
+        summary = html.escape(str(self._source.status().get("summary", "")))
+        reads = "".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _READS)
+        text = _PAGE.format(summary=summary, reads=reads)
+        response = web.Response(text=text, content_type="text/html", headers=_HEADERS)
+        response.headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"
+        return response
+
+
+_READS = [
+    ("/status", "what this node is doing"),
+    ("/peers", "whom it knows"),
+    ("/steps", "the last steps; <code>?limit=</code>"),
+    ("/events", "numbered events; <code>?since=&amp;timeout=&amp;limit=</code>"),
+    ("/metrics", "counters, for Prometheus"),
+    ("/healthz", "the process lives"),
+    ("/readyz", "it has joined and trains"),
+    ("/openapi.json", "all of this, for programs"),
+]
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>p2pnode</title>
+<style>body {{ font: 1rem/1.5 sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem }}</style>
+<h1>p2pnode</h1><p>{summary}</p><ul>{reads}</ul>
+<p>POST <code>/leave</code>, <code>/pause</code>, <code>/resume</code> with the header <code>X-P2PNode: 1</code> and the
+token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>, which find it by themselves.</p></html>
+"""
+
+_HEADERS = {
+    "X-P2PNode-Schema": str(SCHEMA),
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(value, enc_hook=str)
+    return web.Response(body=body, status=status, content_type="application/json", headers=_HEADERS)
+
+
+def _refuse(status: int, error: str, hint: str = "") -> web.Response:
+    return _json({"schema": SCHEMA, "error": error, "hint": hint}, status=status)
+
+
+def _refused(refusal: Refusal) -> web.Response:
+    response = _refuse(refusal.status, refusal.error, refusal.hint)
+    if refusal.retry_s:
+        response.headers["Retry-After"] = str(math.ceil(refusal.retry_s))
+    if refusal.challenge:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="p2pnode"'
+    return response
+
+
+def _asking(request: web.Request) -> Asking:
+    """The facts of a request that the guard judges by."""
+    headers = request.headers
+    return Asking(
+        method=request.method,
+        path=request.path,
+        peer=request.remote or "",
+        host=headers.get("Host", ""),
+        origin=headers.get("Origin"),
+        authorization=headers.get("Authorization"),
+        has_change_header=CHANGE_HEADER in headers,
+        has_body=request.body_exists,
+        body_bytes=request.content_length,
+    )
+
+
+class _Closed(asyncio.Protocol):
+    """A connection too many: closed before anything is read."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+@web.middleware
+async def _answer_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors in the same form as answers; a fault of ours is reported without its innards."""
+    try:
+        return await handler(request)
+    except _BadQuery as error:
+        return _refuse(400, str(error))
+    except web.HTTPNotFound:
+        return _refuse(404, f"there is no {request.path}", "GET / lists what there is")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = _refuse(405, f"{request.path} does not take {request.method}", f"it takes {allowed}")
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPException as error:
+        return _refuse(error.status, error.reason)
+    except Exception as error:
+        request.app.logger.exception("a request of the status API failed: %s", request.path)
+        return _refuse(500, f"{type(error).__name__} while answering {request.path}", "the node's log has more")
+
+
+class _BadQuery(Exception):
+    """A query parameter that cannot be used; the text says which and what is allowed."""
+
+
+def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text)):
+        raise _BadQuery(f"{name} = {text[:40]!r} is not a whole number from {low} up")
+    return min(int(text), high)
+
+
+def _seconds(request: web.Request, name: str, default: float, high: float) -> float:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:  # also NaN
+        raise _BadQuery(f"{name} = {text[:40]!r} is not a number of seconds")
+    return min(value, high)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Made here and not by aiohttp, so that a port in use is told apart from everything else."""
+    literal = "127.0.0.1" if host == "localhost" else host
+    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((literal, port))
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(Address(literal, port), error) from None
+    return listener
+
+
+def _cannot_listen(address: Address, error: OSError) -> UserError:
+    where = f"the status API cannot listen on {address}"
+    if error.errno == errno.EADDRINUSE:
+        return UserError(
+            f"{where}: the port is in use",
+            f"another node or program holds it (`p2pnode status --address {address}` tells whether it is a node); "
+            "choose another with --status-port, or 0 for a free one",
+            ExitCode.CANNOT_BIND,
+        )
+    if error.errno == errno.EACCES:
+        hint = "ports below 1024 need privileges: choose another with --status-port"
+    else:
+        hint = "check status.host and status.port"
+    return UserError(f"{where}: {error.strerror or error}", hint, ExitCode.CANNOT_BIND)

@@ -1,0 +1,494 @@
+"""Many real exchanges on a light network: the code of `training/exchange` as it is, everything below it played.
+
+The overlay's part (who is alive, who may own, requests between nodes) is a table and a few timers here, so that a
+history of fifty nodes takes a fraction of a second. Each node sees deaths and returns late, and at its own moment.
+Requests are lost (on the way there or back), doubled, held up, overtaken; those to a paused or parted node arrive when
+it can be reached again, long after their sender has given up. All from one seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from overlay.discovery.placement import rank
+from overlay.membership.members import BACK
+from overlay.peers import Contact, PeerChange
+from overlay.transport import Address, Answer, Buffer, Rejection, Reply, TransportError
+from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, VirtualClock
+from tests.harness.stub_trainer import plain_layout
+from training.exchange.exchange import Exchange
+from training.manifest import PROTOCOL, Manifest
+from training.settings import ExchangeSettings
+from training.shards.state import Rule
+
+GENESIS = b"g" * 16
+#: Candidates of a shard are the eligible among this many nodes closest to its key, as in Kademlia.
+CLOSEST = 20
+#: From the last sign of life to the verdict, and from the first new one to the return: each node for itself.
+DETECTED_S = (2.0, 5.5)
+RETURNED_S = (0.1, 2.0)
+
+
+@dataclass(slots=True)
+class Peer:
+    """What one node knows of another."""
+
+    node_id: bytes
+    contact: Contact
+    incarnation: int
+    step: int = 0
+    eligible: bool = True
+    alive: bool = True
+    suspect: bool = False
+
+    def is_worker(self, now: float) -> bool:
+        return self.step > 0
+
+
+@dataclass
+class Links:
+    """What may happen to a request: shares of all requests, and seconds one way."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    slow: float = 0.0
+    delay_s: tuple[float, float] = (0.001, 0.02)
+    slow_s: tuple[float, float] = (0.3, 2.5)
+
+
+async def chunks(buffers: list[bytes]) -> AsyncIterator[Buffer]:
+    for buffer in buffers:
+        yield buffer
+
+
+async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[bytes]:
+    if hasattr(body, "__aiter__"):
+        return [bytes(buffer) async for buffer in body]
+    return [bytes(buffer) for buffer in body]
+
+
+Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
+
+
+class Overlay:
+    """One node's view of the world; what `training.exchange` asks of `overlay.overlay.Overlay`."""
+
+    def __init__(self, world: World, name: str, contact: Contact, incarnation: int) -> None:
+        self.world = world
+        self.name = name
+        self.node_id = contact.node_id
+        self.address = contact.address
+        self.incarnation = incarnation
+        self.step = 0
+        self.eligible = True
+        self.peers: dict[bytes, Peer] = {}
+        self.handlers: dict[str, Handler] = {}
+        self.callbacks: list[Callable[[PeerChange], None]] = []
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.running = True
+        self._candidates: dict[bytes, list[Contact]] = {}
+
+    # -- who is there
+
+    def is_alive(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and peer.alive
+
+    def is_gone(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and not peer.alive
+
+    def is_suspect(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and peer.suspect
+
+    def suspect(self, node_id: bytes, reason: str) -> None:
+        """Detection takes its time anyway."""
+
+    def members(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.alive]
+
+    def remembered(self) -> list[str]:
+        """Nobody in these histories has always been alone."""
+        return ["somebody"]
+
+    def may_own(self, peer: Peer) -> bool:
+        return peer.eligible
+
+    def workers(self) -> float:
+        if not self.world.training:
+            return 1.0
+        return max(1.0, sum(peer.step > 0 for peer in self.peers.values() if peer.alive) + (self.step > 0))
+
+    def watch(self, node_ids: Iterable[bytes]) -> None:
+        """Everybody is watched."""
+
+    def contact(self, node_id: bytes) -> Contact | None:
+        peer = self.peers.get(node_id)
+        return peer.contact if peer is not None and peer.alive else None
+
+    async def candidates(self, key: bytes) -> list[Contact]:
+        found = self._candidates.get(key)
+        if found is None:
+            known = {peer.node_id: peer.contact for peer in self.peers.values() if peer.alive}
+            known[self.node_id] = Contact(self.node_id, self.address)
+            number = int.from_bytes(key, "big")
+            nearest = sorted(known, key=lambda node: int.from_bytes(node, "big") ^ number)[:CLOSEST]
+            fit = [node for node in nearest if (self.eligible if node == self.node_id else self._fit(node))]
+            found = self._candidates[key] = [known[node] for node in rank(key, fit)]
+        return found
+
+    def _fit(self, node_id: bytes) -> bool:
+        peer = self.peers[node_id]
+        return peer.eligible and not peer.suspect
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        self.callbacks.append(callback)
+
+    def changed(self, node_id: bytes, kind: str, reason: str = "") -> None:
+        self._candidates.clear()
+        for callback in self.callbacks if self.running else ():
+            callback(PeerChange(node_id, kind, reason))  # type: ignore[arg-type]
+
+    def met(self, other: Overlay) -> None:
+        """A beat of another node has come."""
+        peer = self.peers.get(other.node_id)
+        if peer is None:
+            self.peers[other.node_id] = Peer(
+                other.node_id, Contact(other.node_id, other.address), other.incarnation, other.step, other.eligible
+            )
+            self.changed(other.node_id, "up")
+            return
+        if other.incarnation < peer.incarnation:
+            return
+        restarted = other.incarnation > peer.incarnation
+        if restarted:
+            peer.incarnation, peer.step = other.incarnation, 0
+        peer.step = max(peer.step, other.step)
+        if peer.eligible != other.eligible:
+            peer.eligible = other.eligible
+            self._candidates.clear()
+        if not peer.alive or peer.suspect:
+            was_alive, peer.alive, peer.suspect = peer.alive, True, False
+            self.changed(other.node_id, "refuted" if was_alive else "up", "" if was_alive else BACK)
+        if restarted:
+            self.changed(other.node_id, "restarted")
+
+    # -- requests
+
+    def register(self, name: str, handler: Handler) -> None:
+        self.handlers[name] = handler
+
+    @asynccontextmanager
+    async def request(
+        self, to: Contact, name: str, payload: bytes, body: Any = (), *, timeout_s: float
+    ) -> AsyncIterator[Answer]:
+        if not self.running:
+            raise TransportError("closed", to.address, "our own transport is closed")
+        buffers = await collected(body)
+        answer: asyncio.Future[tuple[bytes, list[bytes]]] = asyncio.get_running_loop().create_future()
+        self.world.carry(self, to, name, payload, buffers, answer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                head, back = await answer
+        except TimeoutError as error:
+            raise TransportError("timeout", to.address, f"was silent for {timeout_s:g} s") from error
+        yield Answer(head, chunks(back))
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        if self.running:
+            task = asyncio.ensure_future(work)
+            self.tasks[task] = None
+            task.add_done_callback(lambda done: self.tasks.pop(done, None))
+
+
+@dataclass
+class Member:
+    """One machine: its disk outlives its process."""
+
+    name: str
+    contact: Contact
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    starts: int = 0
+    overlay: Overlay | None = None
+    exchange: Exchange | None = None
+    worker: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.exchange is not None
+
+
+class World:
+    """All machines, and what lies between them."""
+
+    def __init__(self, seed: int, *, settings: ExchangeSettings, shards: int, values: int, synchronous: bool) -> None:
+        self.seed = seed
+        self.random = random.Random(f"{seed}/world")
+        self.clock = VirtualClock()
+        self.links = Links()
+        self.records: list[Record] = []
+        self.members: dict[str, Member] = {}
+        self.settings = settings
+        self.synchronous = synchronous
+        self.requests = 0
+        #: Whether anybody trains; afterwards nobody is counted as a worker.
+        self.training = True
+        self._by_address: dict[Address, Member] = {}
+        self._groups: dict[str, int] = {}
+        self._paused: dict[str, None] = {}
+        self._cuts: dict[tuple[str, str], None] = {}
+        self._held: list[tuple[Member, Member, Callable[[], None]]] = []
+        self.manifest = Manifest(
+            protocol=PROTOCOL,
+            run="world",
+            genesis=GENESIS.hex(),
+            task="stub",
+            task_version="1",
+            layout=plain_layout(values),
+            frozen_digest="",
+            shards=shards,
+            rule=Rule(settings.outer_lr, settings.outer_momentum, settings.robust),
+            weight=settings.weight,
+            replicas=settings.replicas,
+            local_steps=1,
+            barrier_family="bsp" if synchronous else "relaxed",
+            max_steps=0,
+            until="",
+        )
+
+    # -- machines
+
+    def member(self, name: str) -> Member:
+        if name not in self.members:
+            number = len(self.members) + 1
+            node_id = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:20]
+            contact = Contact(node_id, Address(f"10.0.{number // 250}.{number % 250 + 1}", 8468))
+            self.members[name] = Member(name, contact)
+            self._by_address[contact.address] = self.members[name]
+        return self.members[name]
+
+    async def start(self, name: str, *, founder: bool = False) -> Member:
+        """Start a process on a machine. It knows everybody it can reach, and everybody hears of it."""
+        member = self.member(name)
+        member.starts += 1
+        overlay = Overlay(self, name, member.contact, member.starts)
+        others = [one for one in self.members.values() if one.overlay is not None and one is not member]
+        exchange = Exchange(
+            overlay=overlay,  # type: ignore[arg-type]
+            manifest=self.manifest,
+            settings=self.settings,
+            staleness=None,
+            replica=np.zeros(self.manifest.layout.total, np.float32),
+            incarnation=member.starts,
+            clock=self.clock,
+            random_source=random.Random(f"{self.seed}/{name}/{member.starts}"),
+            workers=InlineWorkers(),
+            disk=member.disk,
+            log=ListLog(self.records, name, self.clock),
+        )
+        member.overlay, member.exchange = overlay, exchange
+        await exchange.start()
+        for other in others:
+            if self.reachable(member, other):
+                assert other.overlay is not None
+                overlay.met(other.overlay)
+                asyncio.get_running_loop().call_later(self.random.uniform(*RETURNED_S), self._hear, other, member)
+        if founder:
+            exchange.found()
+        return member
+
+    def kill(self, name: str, *, left: bool = False) -> None:
+        """End a process without a word; with `left` the others have heard its good-bye."""
+        member = self.members[name]
+        overlay, exchange = member.overlay, member.exchange
+        assert overlay is not None
+        assert exchange is not None
+        overlay.running = False
+        for task in [*overlay.tasks, *exchange._tasks, *([member.worker] if member.worker else [])]:
+            task.cancel()
+        for delivery in exchange.pushing._deliveries.values():
+            if delivery.task is not None:
+                delivery.task.cancel()
+        member.overlay = member.exchange = member.worker = None
+        for other in self.running():
+            assert other.overlay is not None
+            peer = other.overlay.peers.get(member.contact.node_id)
+            if left and peer is not None and peer.alive:
+                peer.alive = False
+                other.overlay.changed(peer.node_id, "left")
+        self._watch_all()
+
+    def running(self) -> list[Member]:
+        return [member for member in self.members.values() if member.exchange is not None]
+
+    # -- what lies between
+
+    def part(self, groups: dict[str, int]) -> None:
+        self._groups = groups
+        self._watch_all()
+
+    def cut(self, source: str, target: str) -> None:
+        """Requests of `source` to `target` fail; the other way stays open."""
+        self._cuts[source, target] = None
+        self._watch_all()
+
+    def pause(self, name: str) -> None:
+        self._paused[name] = None
+        self._watch_all()
+
+    def resume(self, name: str) -> None:
+        self._paused.pop(name, None)
+        self._watch_all()
+
+    def heal(self) -> None:
+        self._groups, self._cuts = {}, {}
+        self._paused.clear()
+        self._watch_all()
+
+    def isolated(self, name: str) -> bool:
+        return name in self._paused
+
+    def reachable(self, one: Member, other: Member) -> bool:
+        """Whether requests of the one come to the other and are answered."""
+        if one.overlay is None or other.overlay is None:
+            return False
+        if one.name in self._paused or other.name in self._paused or (one.name, other.name) in self._cuts:
+            return False
+        return self._groups.get(one.name, 0) == self._groups.get(other.name, 0)
+
+    def stop(self) -> None:
+        """End all processes; nobody is left to notice."""
+        names = [member.name for member in self.running()]
+        for member in self.members.values():
+            if member.overlay is not None:
+                member.overlay.running = False
+        for name in names:
+            self.kill(name)
+
+    def _watch_all(self) -> None:
+        """After every fault and its end: who will notice what, and when."""
+        if not any(member.overlay is not None and member.overlay.running for member in self.members.values()):
+            return
+        loop = asyncio.get_running_loop()
+        released, self._held = self._held, []
+        for source, target, arrive in released:
+            if target.overlay is not None and self.reachable(source, target):
+                loop.call_later(self.random.uniform(0.0, 0.5), arrive)
+            elif target.overlay is not None:
+                self._held.append((source, target, arrive))
+        for member in self.running():
+            assert member.overlay is not None
+            for other in self.members.values():
+                peer = member.overlay.peers.get(other.contact.node_id)
+                if other is member or peer is None:
+                    continue
+                met = self.reachable(member, other) or self.reachable(other, member)
+                if met and (not peer.alive or peer.suspect):
+                    loop.call_later(self.random.uniform(*RETURNED_S), self._hear, member, other)
+                elif not met and peer.alive:
+                    after_s = self.random.uniform(*DETECTED_S)
+                    loop.call_later(after_s / 2, self._miss, member, member.overlay, other, False)
+                    loop.call_later(after_s, self._miss, member, member.overlay, other, True)
+
+    def _hear(self, member: Member, other: Member) -> None:
+        if member.overlay is not None and other.overlay is not None and self.reachable(member, other):
+            member.overlay.met(other.overlay)
+
+    def _miss(self, member: Member, overlay: Overlay, other: Member, dead: bool) -> None:
+        peer = overlay.peers.get(other.contact.node_id)
+        if member.overlay is not overlay or peer is None or not peer.alive or self.reachable(member, other):
+            return
+        if self.reachable(other, member):
+            return
+        peer.suspect = not dead
+        peer.alive = not dead
+        overlay.changed(peer.node_id, "dead" if dead else "suspect")
+
+    # -- carrying
+
+    def carry(
+        self,
+        source: Overlay,
+        to: Contact,
+        name: str,
+        payload: bytes,
+        buffers: list[bytes],
+        answer: asyncio.Future[tuple[bytes, list[bytes]]],
+    ) -> None:
+        loop, links, chance = asyncio.get_running_loop(), self.links, self.random
+        target = self._by_address[to.address]
+        sender = self._by_address[source.address]
+        self.requests += 1
+
+        def arrive() -> None:
+            overlay = target.overlay
+            if overlay is None or not source.running:
+                return
+            overlay.spawn(self._handle(source, sender, overlay, target, name, payload, buffers, answer))
+
+        if target.overlay is None:
+            # Half of the dead are killed processes, whose machine refuses; the others are silent.
+            if target.contact.node_id[0] % 2:
+                loop.call_later(self._delay(), _fail, answer, TransportError("refused", to.address, "nobody listens"))
+            return
+        if not self.reachable(sender, target):
+            if chance.random() < 0.5 and (sender.name, target.name) not in self._cuts:
+                self._held.append((sender, target, arrive))
+            return
+        if chance.random() < links.loss:
+            return
+        loop.call_later(self._delay(), arrive)
+        if chance.random() < links.duplicate:
+            loop.call_later(self._delay() + chance.uniform(0.0, 3.0), arrive)
+
+    def _delay(self) -> float:
+        links = self.links
+        slow = self.random.random() < links.slow
+        return self.random.uniform(*(links.slow_s if slow else links.delay_s))
+
+    async def _handle(
+        self,
+        source: Overlay,
+        sender: Member,
+        overlay: Overlay,
+        target: Member,
+        name: str,
+        payload: bytes,
+        buffers: list[bytes],
+        answer: asyncio.Future[tuple[bytes, list[bytes]]],
+    ) -> None:
+        overlay.met(source)
+        handler = overlay.handlers.get(name)
+        if handler is None:
+            _fail(answer, TransportError("rejected", overlay.address, f"does not serve {name}"))
+            return
+        try:
+            reply = await handler(Contact(source.node_id, source.address), payload, chunks(buffers))
+        except Rejection as error:
+            _fail(answer, TransportError("rejected", overlay.address, str(error)))
+            return
+        back = await collected(reply.body)
+        if self.random.random() < self.links.loss or not self.reachable(sender, target):
+            return
+
+        def deliver() -> None:
+            if not answer.done() and source.running and self.reachable(sender, target):
+                source.met(overlay)
+                answer.set_result((reply.head, back))
+
+        asyncio.get_running_loop().call_later(self._delay(), deliver)
+
+
+def _fail(answer: asyncio.Future[tuple[bytes, list[bytes]]], error: TransportError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # whoever waited may have given up

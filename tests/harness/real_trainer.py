@@ -1,0 +1,60 @@
+"""A trainer with a real task and real torch, run inline: for proofs by equality on the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from training.tasks.task import Task
+from training.trainer.runner import TaskRunner
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+
+#: Virtual seconds of a step.
+STEP_S = 0.1
+
+
+class InlineTrainer:
+    """Implements `training.trainer_link.interface.Trainer` around a `TaskRunner`; one thread, on the loop."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.runner = TaskRunner("inline", task, task.build())
+        size = self.runner.model_vector.layout.total
+        self.vector: Vector = np.zeros(size, np.float32)
+        self.delta: Vector = np.zeros(size, np.float32)
+        self.orders: list[StepOrder] = []
+        self.rates: list[float] = []
+        self.on_state: Callable[[str], None] | None = None
+        self.state = "stopped"
+
+    async def start(self, restore: str = "") -> TrainerHello:
+        await asyncio.sleep(STEP_S)
+        if self.state == "stopped":
+            self.runner.model_vector.read(self.vector)
+        self.state = "running"
+        vector = self.runner.model_vector
+        return TrainerHello(vector.layout, "inline", "1", vector.frozen_digest, "cpu", True, 0)
+
+    async def train(self, order: StepOrder) -> StepReport:
+        await asyncio.sleep(STEP_S)
+        self.orders.append(order)
+        report = self.runner.train(order, self.vector, self.delta)
+        assert report is not None
+        self.rates.append(report.metrics["learning_rate"])
+        return report
+
+    async def evaluate(self, step: int) -> Evaluation | None:
+        return self.runner.evaluate(step, self.vector)
+
+    async def save(self, path: str) -> None:
+        """Nothing: these swarms keep no checkpoints."""
+
+    async def export(self, path: str) -> None:
+        """Nothing."""
+
+    async def stop(self) -> None:
+        self.state = "stopped"

@@ -1,0 +1,505 @@
+"""Four stores that exchange calls about one shard in any order: late, lost, timed out, handed over, taken over.
+
+The stores are the real ones. What the services around them do (`exchange.serving`, `exchange.keeping`) is played here
+in the fewest lines that keep their order: forward, look again, add; learn, snapshot, switch; drain, hand over. Each
+delta sets a place of its own in the value, so that the value itself shows what was added, and how often.
+
+The services are played as `exchange.serving` and `exchange.keeping` have them.
+Of a split that lasts nothing is promised: a take-over here reaches every living node but the one it suspects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from overlay.peers import Contact
+from overlay.transport import Address
+from training.exchange.messages import ROLE_RANK, ZERO_TERM, Standing, Term, Where
+from training.exchange.store.shard_store import Owned, ShardStore, Waiting
+from training.shards.state import DeltaId, Rule, ShardState
+
+NAMES = "abcd"
+IDS = {name: name.encode() * 20 for name in NAMES}
+CONTACTS = {name: Contact(IDS[name], Address("10.0.0.1", ord(name))) for name in NAMES}
+BY_ID = {node: name for name, node in IDS.items()}
+
+#: Deltas of a history; each is a one in its own place. Two origins, so that the steps of neither are without gaps.
+DELTAS = 24
+IDENTITIES = [DeltaId(bytes([65 + number % 2]) * 20, 1, 1 + number // 2) for number in range(DELTAS)]
+PLAIN = Rule(outer_lr=1.0, outer_momentum=0.0)
+FORWARD_ROUNDS = 3
+
+
+def unit(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    values = np.zeros(DELTAS, dtype=np.float32)
+    values[number] = 1.0
+    return values
+
+
+@dataclass
+class Flight:
+    """A delta at its owner, on its way to backup and learner."""
+
+    acknowledged: dict[tuple[bytes, Term, int], None] = field(default_factory=dict)
+    outstanding: int = 0
+    rounds: int = 0
+
+
+@dataclass
+class Node:
+    """One store, and what its services have under way."""
+
+    name: str
+    store: ShardStore
+    alive: bool = True
+    teaching: bool = False
+    handing: bool = False
+    flights: dict[int, Flight] = field(default_factory=dict)
+
+    @property
+    def owned(self) -> Owned | None:
+        return self.store.owned.get(0) if self.alive else None
+
+    @property
+    def states(self) -> list[ShardState]:
+        backed = self.store.backed.get(0)
+        found = [] if backed is None or backed.state is None else [backed.state]
+        return found if (owned := self.store.owned.get(0)) is None else [*found, owned.state]
+
+
+@dataclass
+class Letter:
+    """A request on its way to a node, or (`to` empty) an answer on its way back."""
+
+    ticket: int
+    to: str
+    run: Callable[[], Any]
+    is_state: bool = False
+
+
+class World:
+    """Four nodes, the letters between them, and what was promised to the origins of deltas."""
+
+    def __init__(self, *, synchronous: bool) -> None:
+        self.synchronous = synchronous
+        self.nodes = {name: Node(name, ShardStore(IDS[name], [(0, DELTAS)], DELTAS, PLAIN)) for name in NAMES}
+        self.bag: list[Letter] = []
+        self.waiting: dict[int, Callable[[Any], None]] = {}
+        self.tickets = 0
+        self.pushed: dict[int, None] = {}
+        self.acknowledged: dict[int, None] = {}
+        self.crashed = False
+        self.last_add = ZERO_TERM
+        self.adders: dict[Term, str] = {}
+        self.seen: dict[str, Term] = dict.fromkeys(NAMES, ZERO_TERM)
+        self.counts = dict.fromkeys(("acknowledged", "switched", "handed", "taken", "fenced", "dismissed"), 0)
+        first = self.nodes["a"].store
+        state = first.fresh_state(0, np.zeros(DELTAS, dtype=np.float32))
+        first.own(0, state, first.next_term(0), CONTACTS["a"], 0.0, tenured=False)
+        for node in self.nodes.values():
+            node.store.note_owner(0, first.owned[0].term, CONTACTS["a"])
+
+    # -- letters ------------------------------------------------------------------------------------------------
+
+    def call(self, to: str, run: Callable[[], Any], then: Callable[[Any], None], *, is_state: bool = False) -> None:
+        self.tickets += 1
+        self.bag.append(Letter(self.tickets, to, run, is_state))
+        self.waiting[self.tickets] = then
+
+    def deliver(self, place: int) -> None:
+        """Any letter arrives; an answer that nobody waits for any more is thrown away."""
+        if not self.bag:
+            return
+        letter = self.bag.pop(place % len(self.bag))
+        if not letter.to:
+            if (then := self.waiting.pop(letter.ticket, None)) is not None:
+                then(letter.run())
+        elif self.nodes[letter.to].alive:
+            result = letter.run()
+            self.bag.append(Letter(letter.ticket, "", lambda: result))
+
+    def lose(self, place: int) -> None:
+        if self.bag:
+            self.bag.pop(place % len(self.bag))
+
+    def time_out(self, place: int) -> None:
+        """Somebody stops waiting for an answer; his letter may still arrive."""
+        if self.waiting:
+            self.waiting.pop(list(self.waiting)[place % len(self.waiting)])(None)
+
+    def drain(self) -> None:
+        """All letters arrive, in order, until there are none."""
+        while self.bag:
+            self.deliver(0)
+
+    # -- pushes (serving) ---------------------------------------------------------------------------------------
+
+    def push(self, number: int, name: str) -> None:
+        """An origin sends a delta, for the first time or again, to a node that it takes for the owner."""
+        self.pushed[number] = None
+        node = self.nodes[name]
+        owned = node.owned
+        if owned is None or number in node.flights:
+            return
+        if owned.state.knows(IDENTITIES[number]):
+            if owned.targets():
+                self.acknowledged[number] = None
+        elif not owned.moving:
+            node.flights[number] = Flight()
+            self._forward(node, number)
+
+    def _forward(self, node: Node, number: int) -> None:
+        flight, owned = node.flights[number], node.owned
+        if owned is None:
+            del node.flights[number]
+            return
+        # By the promise too. A learner that is taught anew forgets what it took in the former attempt.
+        missing = [to for to in owned.targets() if (to.node_id, owned.term, owned.promised) not in flight.acknowledged]
+        if not missing:
+            del node.flights[number]
+            if owned.targets():
+                self._add(node, number, owned)
+            return
+        flight.rounds += 1
+        if flight.rounds > FORWARD_ROUNDS:
+            del node.flights[number]
+            return
+        flight.outstanding = len(missing)
+        term, folded, promised = owned.term, owned.state.folded_step, owned.promised
+        for to in missing:
+            backup = self.nodes[BY_ID[to.node_id]].store
+            item = Waiting(IDENTITIES[number], 1.0, unit(number), self.synchronous)
+
+            def arrive(backup: ShardStore = backup, item: Waiting = item) -> tuple[str, Term]:
+                return backup.accept_forward(0, term, item, folded, IDS[node.name])
+
+            def answered(result: tuple[str, Term] | None, to: Contact = to) -> None:
+                self._forwarded(node, number, flight, owned, (to, term, promised), result)
+
+            self.call(BY_ID[to.node_id], arrive, answered)
+
+    def _forwarded(
+        self,
+        node: Node,
+        number: int,
+        flight: Flight,
+        owned: Owned,
+        sent: tuple[Contact, Term, int],
+        result: tuple[str, Term] | None,
+    ) -> None:
+        if not node.alive:
+            return
+        to, term, promised = sent
+        status, known = result or ("silent", ZERO_TERM)
+        if status == "ok":
+            flight.acknowledged[to.node_id, term, promised] = None
+        elif status == "fenced" and known.node != IDS[node.name] and known > owned.term:
+            if node.owned is owned:
+                del node.store.owned[0]
+                node.store.raise_fence(0, known)
+                self.counts["fenced"] += 1
+        elif status == "unknown" and owned.backup == to:
+            # A former owner says so while it does not know yet that its hand-over was taken.
+            if node.owned is owned:
+                node.store.drop_backup(0, CONTACTS[node.name])
+            owned.backup = None
+        if status in ("unknown", "silent") and owned.learner == to:
+            owned.learner = None
+        flight.outstanding -= 1
+        if not flight.outstanding:
+            self._forward(node, number)
+
+    def _add(self, node: Node, number: int, owned: Owned) -> None:
+        """The owner adds and acknowledges. Never under a term lower than anybody's last, nor under another's."""
+        assert owned.term >= self.last_add, f"{node.name} adds under {owned.term}, after {self.last_add}"
+        assert self.adders.setdefault(owned.term, node.name) == node.name
+        self.last_add = owned.term
+        node.store.add(0, Waiting(IDENTITIES[number], 1.0, unit(number), self.synchronous))
+        self.acknowledged[number] = None
+        self.counts["acknowledged"] += 1
+
+    def fold(self, name: str, step: int) -> None:
+        """A pull names a step whose barrier has passed."""
+        if self.synchronous and (owned := self.nodes[name].owned) is not None:
+            owned.state.fold(step, PLAIN)
+
+    # -- a new backup (keeping) ---------------------------------------------------------------------------------
+
+    def teach(self, name: str, to: str) -> None:
+        node, pupil = self.nodes[name], self.nodes[to]
+        owned = node.owned
+        if owned is None or to == name or node.teaching or owned.learner is not None or owned.moving:
+            return
+        if owned.backup == CONTACTS[to]:
+            return
+        node.teaching = True
+        term, me = owned.term, CONTACTS[name]
+        promised = node.store.promise(0)
+
+        def learnt(taken: bool | None) -> None:
+            owned = node.owned
+            if taken is False:
+                node.store.note(known for known in [pupil.store.where(0)] if known is not None)
+            stale = owned is None or owned.promised != promised.number
+            if not taken or stale or owned.learner is not None or owned.moving:
+                node.teaching = False
+                return
+            owned.learner = CONTACTS[to]
+            snapshot = owned.state.copy()
+            self.call(
+                to,
+                lambda: pupil.store.take_state(0, promised, me, snapshot),
+                lambda taken: self._taught(node, to, promised, taken),
+                is_state=True,
+            )
+
+        self.call(to, lambda: pupil.store.learn(0, term, me, promised.number), learnt)
+
+    def _taught(self, node: Node, to: str, promised: Term, taken: bool | None) -> None:
+        node.teaching = False
+        owned = node.owned
+        if owned is None or owned.learner != CONTACTS[to] or owned.promised != promised.number:
+            return
+        if not taken:
+            owned.learner = None
+            return
+        me = CONTACTS[node.name]
+        former = node.store.appoint(0, CONTACTS[to], promised, me, 0.0)
+        self.counts["switched"] += 1
+        if former is not None:
+            backup = self.nodes[BY_ID[former.node_id]].store
+            self.call(BY_ID[former.node_id], lambda: backup.release(0, promised, me), lambda _: None)
+
+    def gossip(self, source: str, to: str) -> None:
+        """What one node believes now reaches another at any later time."""
+        where = self.nodes[source].store.where(0)
+        if where is not None and self.nodes[source].alive and source != to:
+            self.call(to, lambda: self.nodes[to].store.note([where]), lambda _: None)
+
+    def ask_owner(self, name: str) -> None:
+        """A backup asks whether its owner counts on it (confirming); here at any time, not only after a silence."""
+        node = self.nodes[name]
+        backed = node.store.backed.get(0)
+        if not node.alive or backed is None or backed.bereft:
+            return
+        owner = self.nodes[BY_ID[backed.owner.node_id]]
+
+        def answer() -> Where | None:
+            return None if owner.store.counts_on(0, IDS[name]) else owner.store.elsewhere(0)
+
+        def answered(where: Where | None) -> None:
+            if where is not None:
+                self.counts["dismissed"] += node.store.backed.get(0) is not None
+                node.store.not_counted_on(where, CONTACTS[owner.name])
+                self.counts["dismissed"] -= node.store.backed.get(0) is not None
+
+        self.call(owner.name, answer, answered)
+
+    # -- hand-over (keeping) ------------------------------------------------------------------------------------
+
+    def hand_over(self, name: str) -> None:
+        """Once nothing is in flight; again, while no answer has come."""
+        node = self.nodes[name]
+        owned = node.owned
+        if owned is None or owned.backup is None or node.handing or node.flights or owned.learner is not None:
+            return
+        to = BY_ID[owned.backup.node_id]
+        term, known = node.store.promise(0), known_to(owned.state)
+        owned.moving = node.handing = True
+        self.call(
+            to,
+            lambda: (self._become_owner(to, name, term, known), self.nodes[to].store.where(0)),
+            lambda answer: self._handed(node, to, term, answer),
+        )
+
+    def _become_owner(self, name: str, former: str, term: Term, known: int) -> bool:
+        node = self.nodes[name]
+        if (mine := node.owned) is not None and mine.term == term:
+            return True
+        backed = node.store.backed.get(0)
+        if backed is None or backed.state is None or backed.owner.node_id != IDS[former]:
+            return False
+        # Straight after the switch, before any delta, a hand-over is the owner's word like a forward.
+        if backed.promised is not None and backed.promised.number + 1 != term.number:
+            return False
+        if term < node.store.fence(0):
+            return False
+        owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=True)
+        owned.backup = CONTACTS[former]
+        if known != known_to(owned.state):
+            node.store.drop_backup(0, CONTACTS[name])  # The former one holds itself for a backup under `term`
+        self.counts["handed"] += 1
+        return True
+
+    def _handed(self, node: Node, to: str, term: Term, answer: tuple[bool, Where | None] | None) -> None:
+        node.handing = False
+        if answer is None or node.owned is None:
+            return
+        taken, known = answer
+        if not taken:
+            node.store.note(where for where in [known] if where is not None)
+        owned = node.owned
+        if owned is not None and taken:
+            node.store.demote(0, CONTACTS[to], term)
+        elif owned is not None and owned.moving:
+            node.store.drop_backup(0, CONTACTS[node.name])
+
+    # -- death (keeping) ----------------------------------------------------------------------------------------
+
+    def acting(self) -> Node | None:
+        """The living owner with the highest term."""
+        owners = [node for node in self.nodes.values() if node.owned is not None]
+        return max(owners, key=lambda node: node.store.owned[0].term, default=None)
+
+    def may_vanish(self) -> bool:
+        """Whether the promise covers the loss of a node now: the owner, the backup and its state are there."""
+        acting = self.acting()
+        if acting is None:
+            return False
+        owned = acting.store.owned[0]
+        if owned.backup is None or owned.moving:
+            return False
+        backup = self.nodes[BY_ID[owned.backup.node_id]]
+        backed = backup.store.backed.get(0)
+        if backed is None or backed.state is None:
+            return False
+        return backup.alive and backed.owner == CONTACTS[acting.name]
+
+    def crash(self, name: str) -> None:
+        """One node dies for good."""
+        if not self.crashed and self.may_vanish():
+            self.crashed = True
+            self.nodes[name].alive = False
+
+    def notice_death(self, name: str) -> None:
+        """An owner drops dead partners. One that was handing over to the dead asks around like any backup."""
+        owned = self.nodes[name].owned
+        if owned is None:
+            return
+        if owned.learner is not None and not self.nodes[BY_ID[owned.learner.node_id]].alive:
+            owned.learner = None
+        if owned.backup is not None and not self.nodes[BY_ID[owned.backup.node_id]].alive:
+            if owned.moving:
+                self.nodes[name].store.demote(0, owned.backup, owned.term)
+            else:
+                self.nodes[name].store.drop_backup(0, CONTACTS[name])
+
+    def suspect(self, name: str) -> None:
+        """A backup holds its owner for dead, rightly or not, and takes over if nobody knows better."""
+        node = self.nodes[name]
+        backed = node.store.backed.get(0)
+        if not node.alive or node.owned is not None or backed is None or backed.state is None:
+            return
+        suspected = BY_ID[backed.owner.node_id]
+        if self.nodes[suspected].alive and (self.acting() is not self.nodes[suspected] or not self.may_vanish()):
+            return
+        others = [other for other in self.nodes.values() if other.alive and other.name not in (name, suspected)]
+        mine = node.store.standing(0, None, 0)
+        found = [other.store.standing(0, None, 0) for other in others]
+        for other, standing in zip(others, found, strict=True):
+            if standing.role == "owner" and standing.term >= max(mine.term, mine.fence):
+                node.store.note_owner(0, standing.term, CONTACTS[other.name])
+                return
+        if any(rank(one) > rank(mine) for one in found if one.role != "none"):
+            return
+        term = node.store.next_term(0, *(one for standing in found for one in (standing.term, standing.fence)))
+        node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=False)
+        for other in others:
+            other.store.note_owner(0, term, CONTACTS[name])
+        self.counts["taken"] += 1
+
+    # -- what must hold -----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After every event."""
+        for node in self.nodes.values():
+            for state in node.states:
+                check_state(state)
+            assert not (0 in node.store.owned and 0 in node.store.backed), "owner and backup at once"
+            fence = node.store.fence(0)
+            assert fence >= self.seen[node.name], "a fence fell"
+            self.seen[node.name] = fence
+            if (owned := node.store.owned.get(0)) is not None:
+                assert owned.term <= fence
+            if (belief := node.store.beliefs.get(0)) is not None:
+                assert belief.term <= fence
+        if (acting := self.acting()) is not None:
+            owned = acting.store.owned[0]
+            fences = [node.store.fence(0) for node in self.nodes.values()]
+            if not any(fence > owned.term and fence.node != IDS[acting.name] for fence in fences):
+                self._check_pair(acting, owned)
+
+    def _check_pair(self, owner: Node, owned: Owned) -> None:
+        missing = [number for number in self.acknowledged if not owned.state.knows(IDENTITIES[number])]
+        assert not missing, f"acknowledged and lost: {missing}"
+        if owned.backup is None:
+            return
+        backed = self.nodes[BY_ID[owned.backup.node_id]].store.backed.get(0)
+        if backed is None or backed.state is None or backed.owner != CONTACTS[owner.name] or owned.moving:
+            return
+        behind = [
+            n for n in range(DELTAS) if owned.state.knows(IDENTITIES[n]) and not backed.state.knows(IDENTITIES[n])
+        ]
+        assert not behind, f"the backup lacks {behind}"
+
+    def settle(self) -> None:
+        """No more faults: one owner, nothing acknowledged is lost, every delta gets through, the pair agrees."""
+        while self.waiting:
+            self.time_out(0)
+        self.drain()
+        for name in NAMES:
+            self.notice_death(name)
+        for _ in range(2):
+            for source in NAMES:
+                for to in NAMES:
+                    self.gossip(source, to)
+            self.drain()
+            for name in (*NAMES, *NAMES):
+                if self.acting() is None:
+                    self.suspect(name)
+        (owner,) = [node for node in self.nodes.values() if node.owned is not None]
+        owned = owner.store.owned[0]
+        self._check_pair(owner, owned)
+        owned.moving, owned.backup, owned.learner = False, None, None
+        pupil = next(node.name for node in self.nodes.values() if node.alive and node is not owner)
+        for _ in range(2):
+            self.teach(owner.name, pupil)
+            self.drain()
+        for number in self.pushed:
+            self.push(number, owner.name)
+            self.drain()
+        assert sorted(self.acknowledged) == sorted(self.pushed)
+        self.fold(owner.name, 10**6)
+        backed = self.nodes[pupil].store.backed[0]
+        assert backed.state is not None
+        backed.state.fold(owned.state.folded_step, PLAIN)
+        assert owned.state.value.tolist() == [float(number in self.pushed) for number in range(DELTAS)]
+        assert backed.state.value.tolist() == owned.state.value.tolist()
+        assert sorted(backed.state.applied.rows()) == sorted(owned.state.applied.rows())
+        self.check()
+
+
+def known_to(state: ShardState) -> int:
+    """How many deltas are in a state, visible or held: `known_count` tells the same."""
+    known = sum(state.knows(identity) for identity in IDENTITIES)
+    assert state.known_count == known
+    return known
+
+
+def rank(one: Standing) -> tuple[Term, int, Term, int]:
+    """How much a copy is worth: of two learners, that with the later snapshot; the fence tells."""
+    return one.term, ROLE_RANK[one.role], one.fence if one.role == "learner" else ZERO_TERM, one.version
+
+
+def check_state(state: ShardState) -> None:
+    """The value is the sum of the deltas whose identities are in, each once; what is held is not in it yet."""
+    applied = [identity in state.applied for identity in IDENTITIES]
+    assert state.value.tolist() == [float(there) for there in applied]
+    assert state.version == sum(applied)
+    held = [item.identity for items in state.pending.values() for item in items]
+    assert len(held) == len(dict.fromkeys(held)), "held twice"
+    assert not any(identity in state.applied for identity in held), "held and applied"

@@ -1,0 +1,64 @@
+"""Stores of small shards, in the roles that tests want them in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overlay.peers import Contact
+from overlay.transport import Address
+from training.exchange.messages import Term
+from training.exchange.store.shard_store import ShardStore, Waiting
+from training.shards.state import DeltaId, Rule, ShardState
+
+SUM = Rule(outer_lr=1.0, outer_momentum=0.0)
+#: Sixteen values in four shards; the last six values are buffers.
+BOUNDS = [(0, 4), (4, 8), (8, 12), (12, 16)]
+PARAMETERS = 10
+
+IDS = {name: name.encode() * 20 for name in "abcdx"}
+
+
+def contact(name: str) -> Contact:
+    return Contact(IDS[name], Address("10.0.0.1", ord(name)))
+
+
+def term(number: int, name: str) -> Term:
+    return Term(number, IDS[name])
+
+
+def store_of(name: str, rule: Rule = SUM) -> ShardStore:
+    return ShardStore(IDS[name], BOUNDS, PARAMETERS, rule)
+
+
+def delta(step: int, amount: float = 1.0, *, synchronous: bool = False, node: str = "x") -> Waiting:
+    return Waiting(DeltaId(IDS[node], 1, step), 1.0, np.full(4, amount, dtype=np.float32), synchronous)
+
+
+SEEN = delta(1, node="d")
+
+
+def zeros(store: ShardStore, shard: int = 0) -> ShardState:
+    return store.fresh_state(shard, np.zeros(store.size(shard), dtype=np.float32))
+
+
+def owner_of(name: str, number: int = 1) -> ShardStore:
+    store = store_of(name)
+    store.own(0, zeros(store), term(number, name), contact(name), 0.0, tenured=False)
+    return store
+
+
+def backup_of(name: str, owner: str, number: int = 1) -> ShardStore:
+    """A store that backs shard 0 of `owner` under the term (number, owner)."""
+    store = store_of(name)
+    assert store.learn(0, term(number - 1, owner), contact(owner))
+    snapshot = zeros(store)
+    snapshot.applied.add(SEEN.identity)
+    assert store.take_state(0, term(number, owner), contact(owner), snapshot)
+    # A delta that the snapshot has already: it adds nothing, and is the owner's first word under the new term.
+    assert store.accept_forward(0, term(number, owner), SEEN, 0, IDS[owner])[0] == "ok"
+    return store
+
+
+def value_of(state: ShardState | None) -> float:
+    assert state is not None
+    return float(state.value[0])

@@ -1,0 +1,205 @@
+"""A trainer without a model: it takes virtual time and yields deltas that can be added up exactly.
+
+Deltas are small multiples of 1/1024, so their sums are exact in float32 and survive bfloat16: a test can ask whether
+the swarm's vector holds every delta exactly once. Faults: `crash_next`, `hang`/`resume`, `fail_start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from training.layout import Entry, Layout
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
+
+#: Deltas are multiples of this.
+UNIT = 1.0 / 1024.0
+
+#: Virtual seconds of one step: a constant, or a function of (the trainer's own generator, the step's number).
+StepTime = float | Callable[[random.Random, int], float]
+
+
+def exponential(mean_s: float) -> StepTime:
+    """Step times as the PSP literature draws them."""
+    return lambda generator, _step: generator.expovariate(1.0 / mean_s)
+
+
+def delta_of(name: str, step: int, size: int) -> Vector:
+    """The delta of trainer `name` in `step`: float32 of shape (size,), multiples of `UNIT` from 1 to 28 of them."""
+    amount = 1 + zlib.crc32(f"{name}/{step}".encode()) % 7
+    return (amount * UNIT * (1 + np.arange(size) % 4)).astype(np.float32)
+
+
+def initial_vector(seed: int, size: int) -> Vector:
+    """What the trainer's model begins with: float32 of shape (size,), multiples of `UNIT` between -1 and 1."""
+    generator = random.Random(f"{seed}/initial")
+    return np.array([generator.randrange(-1024, 1025) * UNIT for _ in range(size)], dtype=np.float32)
+
+
+def plain_layout(size: int, buffers: int = 0) -> Layout:
+    """One parameter, and one buffer of the last `buffers` values if there are any."""
+    parameters = size - buffers
+    entries = [Entry("weight", (parameters,), "float32", "parameter", 0, parameters)]
+    if buffers:
+        entries.append(Entry("running_mean", (buffers,), "float32", "buffer", parameters, buffers))
+    return Layout(tuple(entries))
+
+
+class StubTrainer:
+    """Implements `training.trainer_link.interface.Trainer`. `trained` lists the steps whose delta was handed over."""
+
+    def __init__(
+        self,
+        name: str,
+        size: int = 256,
+        *,
+        seed: int = 0,
+        step_s: StepTime = 1.0,
+        start_s: float = 0.0,
+        hang_s: float = 10.0,
+        buffers: int = 0,
+        layout: Layout | None = None,
+        task: str = "stub",
+        task_version: str = "1",
+        evaluates: bool = True,
+        on_state: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.layout = layout or plain_layout(size, buffers)
+        self.seed = seed
+        self.task = task
+        self.task_version = task_version
+        self.evaluates = evaluates
+        self.on_state = on_state
+        self.vector: Vector = np.zeros(self.layout.total, np.float32)
+        self.delta: Vector = np.zeros(self.layout.total, np.float32)
+        self.trained: list[int] = []
+        self.starts = 0
+        self.evaluations = 0
+        self.saved: list[str] = []
+        self.exported: list[str] = []
+        self.restored: list[str] = []
+        self.samples = 0
+        #: Set to make every `start` raise it.
+        self.fail_start: TrainerFailed | None = None
+        self._step_s = step_s
+        self._start_s = start_s
+        self._hang_s = hang_s
+        self._random = random.Random(f"{seed}/{name}/trainer")
+        self._state = "stopped"
+        self._crashes = 0
+        self._hanging: asyncio.Event | None = None
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    # -- faults
+
+    def crash_next(self, times: int = 1) -> None:
+        """The next `times` steps die half way through, as an out-of-memory kill does."""
+        self._crashes += times
+
+    def hang(self) -> None:
+        """From now on no step ends until `resume`; after `hang_s` more seconds of silence the state is `hung`."""
+        self._hanging = self._hanging or asyncio.Event()
+
+    def resume(self) -> None:
+        if self._hanging is not None:
+            self._hanging.set()
+            self._hanging = None
+
+    # -- the door
+
+    async def start(self, restore: str = "") -> TrainerHello:
+        self._set_state("starting")
+        await asyncio.sleep(self._start_s)
+        if self.fail_start is not None:
+            self._set_state("crashed")
+            raise self.fail_start
+        if restore:
+            self.restored.append(restore)
+        if self.starts == 0:
+            np.copyto(self.vector, initial_vector(self.seed, self.layout.total))
+        self.starts += 1
+        self._set_state("running")
+        return TrainerHello(
+            layout=self.layout,
+            task=self.task,
+            task_version=self.task_version,
+            frozen_digest="",
+            device="stub",
+            evaluates=self.evaluates,
+            pid=0,
+        )
+
+    async def train(self, order: StepOrder) -> StepReport:
+        self._need_running()
+        seconds = self._step_s if isinstance(self._step_s, float | int) else self._step_s(self._random, order.step)
+        if self._crashes:
+            self._crashes -= 1
+            await asyncio.sleep(seconds / 2)
+            self._set_state("crashed")
+            raise TrainerFailed(f"the trainer of {self.name} was killed (stub)")
+        await asyncio.sleep(seconds)
+        while (hanging := self._hanging) is not None:
+            try:
+                async with asyncio.timeout(self._hang_s):
+                    await hanging.wait()
+            except TimeoutError:
+                self._set_state("hung")
+                await hanging.wait()
+        self._set_state("running")
+        np.copyto(self.delta, delta_of(self.name, order.step, self.layout.total))
+        self.trained.append(order.step)
+        samples = 32 * order.local_steps
+        self.samples += samples
+        return StepReport(
+            step=order.step,
+            loss=float(1.0 / order.step),
+            samples=samples,
+            optimizer_steps=order.local_steps,
+            seconds=float(seconds),
+            metrics={},
+        )
+
+    async def evaluate(self, step: int) -> Evaluation | None:
+        self._need_running()
+        if not self.evaluates:
+            return None
+        self.evaluations += 1
+        return Evaluation(step=step, metrics={"mean": float(self.vector.mean(dtype=np.float64))}, samples=100)
+
+    async def save(self, path: str) -> None:
+        self._need_running()
+        self.saved.append(path)
+
+    async def export(self, path: str) -> None:
+        self._need_running()
+        self.exported.append(path)
+
+    async def stop(self) -> None:
+        self._set_state("stopped")
+
+    # -- for tests
+
+    def expected(self, steps: Sequence[int] | None = None) -> Vector:
+        """The sum of the deltas of `steps` (default: all that were handed over), exact in float32."""
+        total = np.zeros(self.layout.total, np.float32)
+        for step in self.trained if steps is None else steps:
+            total += delta_of(self.name, step, self.layout.total)
+        return total
+
+    def _need_running(self) -> None:
+        if self._state not in ("running", "hung"):
+            raise TrainerFailed(f"the trainer of {self.name} is {self._state}")
+
+    def _set_state(self, state: str) -> None:
+        if state != self._state:
+            self._state = state
+            if self.on_state is not None:
+                self.on_state(state)

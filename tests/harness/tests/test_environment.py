@@ -1,0 +1,199 @@
+"""The simulated doors: clock, entropy, disk, workers, log and the stub trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import numpy as np
+import pytest
+
+from overlay.environment import Clock, Disk, Entropy, Log, Workers
+from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
+from tests.harness.stub_trainer import UNIT, StubTrainer, delta_of, exponential, initial_vector
+from tests.harness.virtual_loop import run
+from training.trainer_link.interface import StepOrder, Trainer, TrainerFailed
+
+
+def order(step: int) -> StepOrder:
+    return StepOrder(step=step, local_steps=2, workers=1.0, is_first=True)
+
+
+def test_clock_follows_the_loop() -> None:
+    """Monotonic time is the loop's; wall time goes with it, shifted by its skew."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        door: Clock = clock
+        monotonic, wall = door.monotonic(), door.wall()
+        await asyncio.sleep(5)
+        assert door.monotonic() - monotonic == 5
+        clock.skew_s = -60
+        assert door.wall() - wall == pytest.approx(-55)
+
+    run(main())
+
+
+def test_entropy_repeats() -> None:
+    """The same seed gives the same tokens and draws; tokens do not disturb the draws; seeds differ."""
+    one, same, other = SeededEntropy("7/a"), SeededEntropy("7/a"), SeededEntropy("7/b")
+    door: Entropy = one
+    assert door.token(16) == same.token(16) != other.token(16)
+    same.token(5)
+    assert one.random.random() == same.random.random() != other.random.random()
+
+
+def test_memory_disk() -> None:
+    """It reads what was written, lists by folder, and forgets what was removed."""
+    disk = MemoryDisk()
+    door: Disk = disk
+    door.write("a/x", b"1", private=True)
+    door.write("ab", b"2")
+    assert (door.read("a/x"), door.read("nothing")) == (b"1", None)
+    assert (door.names(), door.names("a")) == (["a/x", "ab"], ["a/x"])
+    assert disk.private == {"a/x": True, "ab": False}
+    door.remove("ab")
+    door.remove("ab")
+    assert door.names() == ["a/x"]
+
+
+def test_memory_disk_faults() -> None:
+    """A full disk keeps the old content, a torn file is short, an unreadable one raises."""
+    disk = MemoryDisk()
+    disk.write("x", b"old content")
+    disk.full = True
+    with pytest.raises(OSError) as caught:
+        disk.write("x", b"new")
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.read("x") == b"old content"
+    disk.tear("x")
+    assert disk.read("x") == b"old c"
+    disk.tear("x", 1)
+    assert disk.read("x") == b"o"
+    disk.unreadable.add("x")
+    with pytest.raises(PermissionError):
+        disk.read("x")
+
+
+def test_inline_workers_let_others_run() -> None:
+    """A function off the loop returns its result or raises, and others run before it does."""
+
+    async def main() -> None:
+        workers: Workers = InlineWorkers()
+        seen: list[str] = []
+        asyncio.get_running_loop().call_soon(seen.append, "other")
+        assert await workers.run(lambda a, b: [*seen, a, b], 1, b=2) == ["other", 1, 2]
+        with pytest.raises(ZeroDivisionError):
+            await workers.run(divmod, 1, 0)
+
+    run(main())
+
+
+def test_list_log() -> None:
+    """Events of all nodes land in one list with their virtual time; equal histories have equal digests."""
+
+    async def main() -> tuple[list[Record], str]:
+        records: list[Record] = []
+        one, two = ListLog(records, "one"), ListLog(records, "two")
+        door: Log = one
+        door.info("up", step=1)
+        await asyncio.sleep(2.5)
+        two.warning("slow", who="one")
+        return records, one.digest()
+
+    records, digest = run(main())
+    assert records == [
+        Record(0.0, "one", "info", "up", {"step": 1}),
+        Record(2.5, "two", "warning", "slow", {"who": "one"}),
+    ]
+    assert run(main())[1] == digest
+
+
+def test_stub_trainer_steps() -> None:
+    """A step takes its virtual time and yields the delta of its name and number, exact in bfloat16 and in sums."""
+
+    async def main() -> None:
+        stub = StubTrainer("a", 100, seed=3, step_s=1.5)
+        trainer: Trainer = stub
+        hello = await trainer.start()
+        assert hello.layout.total == 100
+        assert np.array_equal(trainer.vector, initial_vector(3, 100))
+        began = asyncio.get_running_loop().time()
+        reports = [await trainer.train(order(step)) for step in (1, 2)]
+        assert asyncio.get_running_loop().time() - began == 3
+        assert [report.samples for report in reports] == [64, 64]
+        assert np.array_equal(trainer.delta, delta_of("a", 2, 100))
+        assert np.array_equal(stub.expected(), delta_of("a", 1, 100) + delta_of("a", 2, 100))
+        assert not np.any(trainer.delta.view(np.uint32) & 0xFFFF)
+        evaluation = await trainer.evaluate(2)
+        assert evaluation is not None
+        assert evaluation.metrics["mean"] == pytest.approx(float(trainer.vector.mean()))
+
+    run(main(), strict=True)
+
+
+def test_stub_trainer_crash_and_restart() -> None:
+    """A crash loses the step; after another start the same step can be trained, and the vector has survived."""
+
+    async def main() -> None:
+        states: list[str] = []
+        trainer = StubTrainer("a", 10, on_state=states.append)
+        await trainer.start()
+        trainer.vector[:] = 7
+        trainer.crash_next()
+        with pytest.raises(TrainerFailed):
+            await trainer.train(order(1))
+        with pytest.raises(TrainerFailed):
+            await trainer.train(order(1))
+        await trainer.start("a file")
+        await trainer.train(order(1))
+        assert (trainer.trained, trainer.starts, trainer.restored) == ([1], 2, ["a file"])
+        assert np.all(trainer.vector == 7)
+        await trainer.stop()
+        assert states == ["starting", "running", "crashed", "starting", "running", "stopped"]
+
+    run(main(), strict=True)
+
+
+def test_stub_trainer_hang() -> None:
+    """A hanging trainer is `hung` after its limit, and finishes its step when it goes on."""
+
+    async def main() -> None:
+        trainer = StubTrainer("a", 10, hang_s=10)
+        await trainer.start()
+        trainer.hang()
+        step = asyncio.create_task(trainer.train(order(1)))
+        await asyncio.sleep(5)
+        assert trainer.state == "running"
+        await asyncio.sleep(10)
+        assert trainer.state == "hung"
+        trainer.resume()
+        await step
+        assert (trainer.state, trainer.trained) == ("running", [1])
+
+    run(main(), strict=True)
+
+
+def test_stub_trainer_refuses_to_start() -> None:
+    """`fail_start` is what every start raises."""
+
+    async def main() -> None:
+        trainer = StubTrainer("a", 10)
+        trainer.fail_start = TrainerFailed("the task does not import", fatal=True)
+        with pytest.raises(TrainerFailed, match="import"):
+            await trainer.start()
+        assert trainer.state == "crashed"
+
+    run(main())
+
+
+def test_exponential_step_times() -> None:
+    """Exponential step times have the asked mean and repeat with the seed."""
+
+    async def main() -> float:
+        trainer = StubTrainer("a", UNIT and 1, step_s=exponential(0.5))
+        await trainer.start()
+        return sum([(await trainer.train(order(step))).seconds for step in range(1, 401)])
+
+    assert run(main()) == run(main())
+    assert 150 < run(main()) < 250

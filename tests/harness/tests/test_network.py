@@ -1,0 +1,473 @@
+"""The simulated network: what passes, what each fault does, and that it agrees with the real door's rules."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from overlay.transport import (
+    HANDLER_SILENCE_S,
+    MAX_DATAGRAM_BYTES,
+    Address,
+    Buffer,
+    Incoming,
+    PortInUse,
+    Rejection,
+    Reply,
+    Transport,
+    TransportError,
+)
+from tests.harness.network import MemoryTransport, Network
+from tests.harness.virtual_loop import Unhandled, run
+
+
+class Host:
+    """A transport with handlers, on its own host."""
+
+    def __init__(self, network: Network, number: int) -> None:
+        self.door: MemoryTransport = network.transport(f"10.0.0.{number}")
+        self.heard: list[tuple[float, bytes, Address]] = []
+        self.handled: list[str] = []
+        self.ended: list[str] = []
+        self.address = self.door.address
+
+    async def open(self) -> Host:
+        transport: Transport = self.door
+        loop = asyncio.get_running_loop()
+        await transport.open(lambda data, source: self.heard.append((loop.time(), data, source)), self.handle)
+        return self
+
+    async def handle(self, incoming: Incoming) -> Reply:
+        self.handled.append(incoming.name)
+        try:
+            return await self._handle(incoming)
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        except TransportError as error:
+            self.ended.append(error.kind)
+            raise
+
+    async def _handle(self, incoming: Incoming) -> Reply:
+        if incoming.name == "echo":
+            return Reply(incoming.head, [bytes(chunk) async for chunk in incoming.body])
+        if incoming.name == "stream":
+            return Reply(incoming.head, incoming.body)
+        if incoming.name == "count":
+            return Reply(str(sum([len(chunk) async for chunk in incoming.body])).encode())
+        if incoming.name == "slow":
+            await asyncio.sleep(float(incoming.head))
+            return Reply(b"at last")
+        if incoming.name == "give":
+            return Reply(b"", flood(int(incoming.head)))
+        if incoming.name == "refuse":
+            raise Rejection("because")
+        raise KeyError(incoming.name)
+
+    async def ask(
+        self, to: Address, name: str, head: bytes = b"", body: Any = (), timeout_s: float = 5.0
+    ) -> tuple[bytes, bytes]:
+        async with self.door.request(to, name, head, body, timeout_s=timeout_s) as answer:
+            return answer.head, b"".join([bytes(chunk) async for chunk in answer.body])
+
+
+async def flood(chunks: int, size: int = 1000, every_s: float = 0.0) -> AsyncIterator[Buffer]:
+    """Views of one buffer that is overwritten for each chunk."""
+    buffer = bytearray(size)
+    for number in range(chunks):
+        buffer[:] = bytes([number % 256]) * size
+        yield memoryview(buffer)
+        if every_s:
+            await asyncio.sleep(every_s)
+
+
+def flooded(chunks: int, size: int = 1000) -> bytes:
+    return b"".join(bytes([number % 256]) * size for number in range(chunks))
+
+
+async def kind_of(awaitable: Any) -> str:
+    with pytest.raises(TransportError) as caught:
+        await awaitable
+    return caught.value.kind
+
+
+def simulate(main: Callable[[Network, Host, Host, Host], Any], **options: Any) -> Any:
+    """Run `main` with a network and three open hosts; nothing may be left over."""
+
+    async def world() -> Any:
+        network = Network(asyncio.get_running_loop(), 11, **options)
+        hosts = [await Host(network, number).open() for number in (1, 2, 3)]
+        result = await main(network, *hosts)
+        for host in hosts:
+            await host.door.close()
+        return result
+
+    return run(world(), strict=True)
+
+
+# --- datagrams ----------------------------------------------------------------------------------------------------
+
+
+def test_datagrams_take_their_delay() -> None:
+    """Every datagram arrives once, within the range of delays, and they overtake each other."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        began = network.loop.time()
+        for number in range(200):
+            one.door.send(two.address, b"%d" % number)
+        await asyncio.sleep(1)
+        assert sorted(int(data) for _, data, _ in two.heard) == list(range(200))
+        assert [int(data) for _, data, _ in two.heard] != list(range(200))
+        assert all(0.01 <= at - began <= 0.05 for at, _, _ in two.heard)
+        assert {source for _, _, source in two.heard} == {one.address}
+        assert network.traffic.datagrams == 200
+
+    simulate(main)
+
+
+def test_loss_and_duplication() -> None:
+    """About the asked share is lost and doubled."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        for number in range(2000):
+            one.door.send(two.address, b"%d" % number)
+        await asyncio.sleep(1)
+        distinct = len({data for _, data, _ in two.heard})
+        assert 0.17 < 1 - distinct / 2000 < 0.23
+        assert 0.07 < len(two.heard) / distinct - 1 < 0.13
+        assert network.traffic.datagrams_lost == 2000 - distinct
+
+    simulate(main, loss=0.2, duplicate=0.1)
+
+
+def test_too_long_datagram_is_the_senders_mistake() -> None:
+    """A datagram above the limit raises in the simulated world, so that tests find it."""
+
+    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
+        with pytest.raises(ValueError, match="fit"):
+            one.door.send(two.address, bytes(MAX_DATAGRAM_BYTES + 1))
+
+    simulate(main)
+
+
+def test_partition_and_cut() -> None:
+    """A partition separates groups, a cut one direction, and `heal` ends both."""
+
+    async def main(network: Network, one: Host, two: Host, three: Host) -> None:
+        async def heard() -> list[str]:
+            for host in (one, two, three):
+                host.heard.clear()
+            for a in (one, two, three):
+                for b in (one, two, three):
+                    if a is not b:
+                        a.door.send(b.address, a.address.host[-1].encode() + b.address.host[-1].encode())
+            await asyncio.sleep(1)
+            return sorted(data.decode() for host in (one, two, three) for _, data, _ in host.heard)
+
+        network.partition([one.address, "10.0.0.2"])
+        assert await heard() == ["12", "21"]
+        network.heal()
+        network.cut(one.address, three.address)
+        assert await heard() == ["12", "21", "23", "31", "32"]
+        network.heal()
+        assert len(await heard()) == 6
+
+    simulate(main)
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def test_request_and_answer() -> None:
+    """A head and a body go there and back in two round trips; the source is the caller's host with another port."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        began = network.loop.time()
+        assert await one.ask(two.address, "echo", b"head", [b"abc", memoryview(b"def")]) == (b"head", b"abcdef")
+        assert 0.04 <= network.loop.time() - began <= 0.2
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("name", ["echo", "stream"])
+def test_large_bodies_keep_their_order(name: str) -> None:
+    """Streamed bodies arrive unchanged both ways although the sender reuses its buffer and chunks are re-cut."""
+
+    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
+        _, back = await one.ask(two.address, name, b"", flood(300))
+        assert back == flooded(300)
+
+    simulate(main)
+
+
+def test_bandwidth() -> None:
+    """A stream is no faster than its bandwidth."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        began = network.loop.time()
+        await one.ask(two.address, "count", b"", flood(100, 10_000), timeout_s=60)
+        assert 10 <= network.loop.time() - began < 11
+
+    simulate(main, bandwidth=100_000.0)
+
+
+def test_backpressure() -> None:
+    """A sender is not more than a few chunks ahead of a reader that does not read."""
+
+    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
+        made: list[int] = []
+
+        async def body() -> AsyncIterator[bytes]:
+            for number in range(1000):
+                made.append(number)
+                yield bytes(1000)
+
+        assert await kind_of(one.ask(two.address, "slow", b"60", body(), timeout_s=5)) == "timeout"
+        assert len(made) < 20
+
+    simulate(main)
+
+
+def test_failures_of_requests() -> None:
+    """Nobody listens: refused. The handler refuses: rejected, with its reason. Closed doors: closed."""
+
+    async def main(network: Network, one: Host, two: Host, three: Host) -> None:
+        assert await kind_of(one.ask(Address("10.0.0.9", 1), "echo")) == "refused"
+        with pytest.raises(TransportError, match="because") as caught:
+            await one.ask(two.address, "refuse", b"", flood(1000))
+        assert caught.value.kind == "rejected"
+        await three.door.close()
+        assert await kind_of(three.ask(two.address, "echo")) == "closed"
+        assert await kind_of(two.ask(three.address, "echo")) == "refused"
+        network.unreachable("10.0.0.2")
+        assert await kind_of(one.ask(two.address, "echo", timeout_s=1)) == "timeout"
+        network.unreachable("10.0.0.2", since_now=False)
+        assert await one.ask(two.address, "echo", b"1") == (b"1", b"")
+
+    simulate(main)
+
+
+def test_silence_is_a_timeout_and_progress_is_not() -> None:
+    """Patience bounds each silence, not the whole; the handler that was left is cancelled."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        began = network.loop.time()
+        assert await kind_of(one.ask(two.address, "slow", b"10", timeout_s=2)) == "timeout"
+        assert network.loop.time() == pytest.approx(began + 2)
+        await asyncio.sleep(0.1)
+        assert two.ended == ["cancelled"]
+        head, _ = await one.ask(two.address, "count", b"", flood(20, every_s=1.0), timeout_s=2)
+        assert head == b"20000"
+        _, back = await one.ask(two.address, "stream", b"", flood(20, every_s=1.0), timeout_s=2)
+        assert len(back) == 20000
+
+    simulate(main)
+
+
+def test_handler_failure_fails_the_world() -> None:
+    """A handler's mistake is a `reset` for its caller, and the run fails with it."""
+
+    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
+        assert await kind_of(one.ask(two.address, "no such name")) == "reset"
+        await asyncio.sleep(1)
+
+    with pytest.raises(Unhandled, match="no such name"):
+        simulate(main)
+
+
+def test_own_body_that_fails() -> None:
+    """An exception of the caller's own body reaches the caller as it is; the handler is ended."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.sleep(1)
+        raise LookupError("mine")
+
+    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
+        with pytest.raises(LookupError, match="mine"):
+            await one.ask(two.address, "count", b"", body())
+        await asyncio.sleep(1)
+        assert two.ended == ["cancelled"]
+
+    simulate(main)
+
+
+def test_leaving_early_ends_the_other_side() -> None:
+    """Leaving the block with the answer unread cancels the handler."""
+
+    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
+        async with one.door.request(two.address, "give", b"1000", timeout_s=5):
+            pass
+        await asyncio.sleep(1)
+        assert two.ended == []  # it had returned its reply: only the sending of it is cancelled
+        assert two.door.handlers == {}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(one.ask(two.address, "slow", b"100"), 1)
+        await asyncio.sleep(1)
+        assert two.ended == ["cancelled"]
+
+    simulate(main)
+
+
+def test_asking_oneself() -> None:
+    """A node can ask itself, and close its door meanwhile."""
+
+    async def main(_network: Network, one: Host, _two: Host, _three: Host) -> None:
+        assert await one.ask(one.address, "echo", b"me") == (b"me", b"")
+        task = asyncio.create_task(kind_of(one.ask(one.address, "slow", b"9")))
+        await asyncio.sleep(1)
+        await one.door.close()
+        assert await task == "closed"
+
+    simulate(main)
+
+
+# --- faults of processes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_crash(refused: bool) -> None:
+    """A killed process resets its streams and refuses; a machine without power is silent. Either way its messages
+    on the way vanish, and its address is free for a restart."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        asked = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=3)))
+        asking = asyncio.create_task(kind_of(two.ask(one.address, "slow", b"100", timeout_s=3)))
+        await asyncio.sleep(1)
+        two.door.send(one.address, b"on the way")
+        network.crash(two.address, refused=refused)
+        assert await asking == "closed"
+        assert await asked == ("reset" if refused else "timeout")
+        assert await kind_of(one.ask(two.address, "echo", timeout_s=1)) == ("refused" if refused else "timeout")
+        assert await kind_of(two.ask(one.address, "echo")) == "closed"
+        assert one.heard == []
+        again = await Host(network, 2).open()
+        assert await one.ask(again.address, "echo", b"back") == (b"back", b"")
+        await again.door.close()
+        if refused:
+            assert one.ended == ["cancelled"]
+        else:  # nothing tells the handler: it does its work for nobody
+            assert one.ended == []
+            await asyncio.sleep(100)
+            assert one.door.handlers == {}
+
+    simulate(main)
+
+
+def test_crash_in_mid_body() -> None:
+    """A body whose sender is killed ends in an error, never short; a handler whose sender lost power times out."""
+
+    async def main(network: Network, one: Host, two: Host, three: Host) -> None:
+        async def read() -> None:
+            async with one.door.request(two.address, "give", b"1000000", timeout_s=3) as answer:
+                async for _ in answer.body:
+                    await asyncio.sleep(0.01)
+
+        reading = asyncio.create_task(kind_of(read()))
+        await asyncio.sleep(2)
+        network.crash(two.address, refused=True)
+        assert await reading == "reset"
+        sending = asyncio.create_task(kind_of(three.ask(one.address, "count", b"", flood(1000, every_s=0.1))))
+        await asyncio.sleep(2)
+        network.crash(three.address)
+        assert await sending == "closed"
+        await asyncio.sleep(HANDLER_SILENCE_S + 1)
+        assert one.ended == ["timeout"]
+
+    simulate(main)
+
+
+def test_pause_and_resume() -> None:
+    """A stopped process is silent to everyone; what waited in its socket arrives when it goes on."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        network.pause(two.address)
+        one.door.send(two.address, b"waits")
+        two.door.send(one.address, b"was never sent")
+        patient = asyncio.create_task(one.ask(two.address, "echo", b"patient", timeout_s=60))
+        assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
+        assert (one.heard, two.heard) == ([], [])
+        network.resume(two.address)
+        assert await patient == (b"patient", b"")
+        assert [data for _, data, _ in two.heard] == [b"waits"]
+        assert one.heard == []
+
+    simulate(main)
+
+
+def test_streams_wait_for_a_partition_to_heal() -> None:
+    """A stream that is parted for less than the patience goes on as if nothing had been."""
+
+    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
+        transfer = asyncio.create_task(one.ask(two.address, "stream", b"", flood(100, every_s=0.05), timeout_s=5))
+        await asyncio.sleep(1)
+        network.cut(two.address, one.address)
+        await asyncio.sleep(3)
+        network.heal()
+        _, back = await transfer
+        assert back == flooded(100)
+        network.partition([one.address])
+        assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
+
+    simulate(main)
+
+
+def test_closing_ends_streams() -> None:
+    """A door that closes cancels its handlers, resets its callers and fails its own requests."""
+
+    async def main(_network: Network, one: Host, two: Host, three: Host) -> None:
+        incoming = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=50)))
+        outgoing = asyncio.create_task(kind_of(two.ask(three.address, "slow", b"100", timeout_s=50)))
+        await asyncio.sleep(1)
+        two.door.send(one.address, b"farewell")
+        await two.door.close()
+        await two.door.close()
+        assert two.ended == ["cancelled"]
+        assert await incoming == "reset"
+        assert await outgoing == "closed"
+        await asyncio.sleep(1)
+        assert three.ended == ["cancelled"]
+        assert [data for _, data, _ in one.heard] == [b"farewell"]
+
+    simulate(main)
+
+
+def test_addresses() -> None:
+    """Two processes cannot hold one address; port 0 takes a free one; a closed one can be taken again."""
+
+    async def main(network: Network, one: Host, _two: Host, _three: Host) -> None:
+        with pytest.raises(PortInUse):
+            await Host(network, 1).open()
+        free = network.transport("10.0.0.1", 0)
+        address = await free.open(lambda *_: None, one.handle)
+        assert address.port > 0
+        assert address != one.address
+        await free.close()
+        await one.door.close()
+        await (await Host(network, 1).open()).door.close()
+
+    simulate(main)
+
+
+def test_cost_of_a_small_request() -> None:
+    """A small request costs well under a millisecond of processor time, a datagram a tenth of that."""
+
+    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
+        began = time.process_time()
+        for _ in range(2000):
+            await one.ask(two.address, "echo", b"x", [b"abc"])
+        per_request = (time.process_time() - began) / 2000
+        began = time.process_time()
+        for _ in range(20_000):
+            one.door.send(two.address, b"x")
+        await asyncio.sleep(1)
+        per_datagram = (time.process_time() - began) / 20_000
+        print(f"{per_request * 1e6:.0f} us a request, {per_datagram * 1e6:.1f} us a datagram")
+        assert per_request < 500e-6
+        assert per_datagram < 50e-6
+
+    simulate(main)

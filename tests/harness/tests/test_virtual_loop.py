@@ -1,0 +1,237 @@
+"""The virtual loop: time jumps, endless waits are found out, and a history depends on nothing but the program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.harness.virtual_loop import OWNER, Deadlock, TimeLimit, Unhandled, VirtualLoop, run
+
+
+def test_time_jumps() -> None:
+    """A day of sleeping takes no time, and ends exactly when it should."""
+
+    async def main() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.gather(asyncio.sleep(86_400.0), asyncio.sleep(0.25))
+        return began, loop.time()
+
+    started = time.perf_counter()
+    began, ended = run(main(), limit_s=1e6)
+
+    assert ended == began + 86_400.0
+    assert time.perf_counter() - started < 5
+
+
+def test_timeouts_are_virtual() -> None:
+    """`asyncio.timeout` and `wait_for` expire on the virtual clock."""
+
+    async def main() -> float:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(1000), 7)
+        return asyncio.get_running_loop().time() - began
+
+    assert run(main()) == 7
+
+
+def test_deadlock_names_the_tasks() -> None:
+    """A program in which nothing can ever happen is a `Deadlock` that says who waits."""
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        await asyncio.create_task(forever(), name="the-sleeper")
+
+    with pytest.raises(Deadlock, match="the-sleeper"):
+        run(main())
+
+
+def test_time_limit() -> None:
+    """A program that goes on for ever ends at its limit."""
+
+    async def main() -> None:
+        for _ in range(1000):
+            await asyncio.sleep(1)
+
+    with pytest.raises(TimeLimit, match="100 virtual seconds"):
+        run(main(), limit_s=100)
+
+
+@pytest.mark.parametrize("where", ["task", "callback"])
+def test_unhandled_errors_end_the_run(where: str) -> None:
+    """An exception in a task nobody awaits, or in a callback, fails the run and is its cause."""
+
+    async def fails() -> None:
+        raise LookupError("lost")
+
+    def callback() -> None:
+        raise LookupError("lost")
+
+    async def main() -> None:
+        if where == "task":
+            asyncio.create_task(fails())  # noqa: RUF006
+        else:
+            asyncio.get_running_loop().call_later(1, callback)
+        await asyncio.sleep(10)
+
+    with pytest.raises(Unhandled, match="lost") as caught:
+        run(main())
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_errors_of_the_main_coroutine_are_its_own() -> None:
+    """What the main coroutine raises comes out as it is."""
+
+    async def main() -> None:
+        await asyncio.sleep(1)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run(main())
+
+
+def test_left_over_tasks() -> None:
+    """Left over tasks are cancelled and clean up; with `strict` they fail the run."""
+    cleaned: list[float] = []
+
+    async def worker() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(1)
+            cleaned.append(asyncio.get_running_loop().time())
+
+    async def main() -> None:
+        task = asyncio.create_task(worker(), name="worker")
+        await asyncio.sleep(0)
+        del task
+
+    run(main())
+    assert len(cleaned) == 1
+    with pytest.raises(Unhandled, match="worker"):
+        run(main(), strict=True)
+
+
+def test_loop_is_closed_and_nothing_leaks() -> None:
+    """After a run, also a failed one, the loop is closed."""
+    loop = VirtualLoop()
+
+    async def main() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        loop.run(main())
+    assert loop.is_closed()
+
+
+def test_speed() -> None:
+    """A hundred thousand sleeps take a few seconds at most."""
+
+    async def sleeper(number: int) -> None:
+        for _ in range(500):
+            await asyncio.sleep(0.1 + number / 1000)
+
+    async def main() -> None:
+        await asyncio.gather(*(sleeper(number) for number in range(200)))
+
+    began = time.process_time()
+    run(main())
+    assert time.process_time() - began < 5
+
+
+HISTORY = """
+import asyncio, random
+from overlay.transport import Reply, TransportError
+from tests.harness.environment import ListLog, SeededEntropy, digest
+from tests.harness.virtual_loop import run
+from tests.harness.network import Network
+
+async def main():
+    loop = asyncio.get_running_loop()
+    net = Network(loop, 5, loss=0.1, duplicate=0.1)
+    records = []
+    async def node(number):
+        log = ListLog(records, f"n{number}")
+        random = SeededEntropy(f"5/{number}").random
+        async def handle(incoming):
+            await asyncio.sleep(random.random())
+            return Reply(b"", [b"x" * 1000])
+        door = net.transport(f"10.0.0.{number}")
+        await door.open(lambda data, source: log.info("heard", data=data, source=str(source)), handle)
+        async def ask(turn):
+            to = door.address._replace(host=f"10.0.0.{random.randrange(12)}")
+            door.send(to, b"%d" % turn)
+            try:
+                async with door.request(to, "x", b"", timeout_s=0.5) as answer:
+                    log.info("answered", size=sum([len(c) async for c in answer.body]))
+            except TransportError as error:
+                log.info("failed", kind=error.kind)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for turn in range(20):
+                    group.create_task(ask(turn))
+                    await asyncio.sleep(random.random())
+        except* asyncio.CancelledError:
+            pass
+        await door.close()
+    tasks = {asyncio.create_task(node(number)) for number in range(10)}
+    done, pending = await asyncio.wait(tasks, timeout=5.0)
+    for task in pending:
+        task.cancel()
+        records.append((loop.time(), task.number))
+    await asyncio.wait(pending)
+    for task in done | pending:
+        records.append((task.number, task.cancelled()))
+    print(len(records), loop.turns, digest(records))
+
+run(main())
+"""
+
+
+def test_same_history_under_any_hash_seed() -> None:
+    """Two processes with different hash seeds produce the same history, although they iterate over sets of tasks."""
+    outputs = []
+    for hash_seed in ("0", "1", "4242"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        process = subprocess.run(
+            [sys.executable, "-c", HISTORY], env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert process.returncode == 0, process.stderr
+        outputs.append(process.stdout)
+
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert int(outputs[0].split()[0]) > 150
+
+
+def test_a_stalled_owner_waits_and_the_others_do_not() -> None:
+    """For 0.2 s nothing of the stalled one runs; then all that came up, in its order, its timers late."""
+
+    async def story() -> list[tuple[str, float]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        heard: list[tuple[str, float]] = []
+
+        async def tick(name: str) -> None:
+            OWNER.set(name)
+            for number in range(3):
+                await asyncio.sleep(0.05)
+                heard.append((f"{name}{number}", round(loop.elapsed_s, 6)))
+
+        tasks = [asyncio.create_task(tick(name)) for name in "ab"]
+        await asyncio.sleep(0.06)
+        loop.stall("a", 0.2)
+        await asyncio.gather(*tasks)
+        return heard
+
+    heard = VirtualLoop().run(story())
+
+    assert [one for one in heard if one[0][0] == "b"] == [("b0", 0.05), ("b1", 0.1), ("b2", 0.15)]
+    assert [one for one in heard if one[0][0] == "a"] == [("a0", 0.05), ("a1", 0.26), ("a2", 0.31)]

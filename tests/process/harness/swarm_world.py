@@ -1,0 +1,166 @@
+"""Real daemons with settings of a test's own, on loopback or in a network namespace: started, asked, signalled, read.
+
+Ports are free ones, and a state directory may be started on again. Nothing here waits longer than it is told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from p2pnode.client import NodeClient, find
+from p2pnode.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+#: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
+START_S = 90.0
+LOOK_S = 0.05
+
+
+class ProcessNode:
+    """`p2pnode start` on a state directory. `settings` are dotted keys; `prefix` is put before the command, and the API
+    is asked by `ask`, where it is not to be reached from here."""
+
+    def __init__(
+        self, folder: Path, name: str, settings: dict[str, Any], *, bootstrap: str = "", prefix: Iterable[str] = ()
+    ) -> None:
+        self.name = name
+        self.state_dir = folder / name
+        self.log_file = folder / f"{name}.log"
+        self.signalled = False
+        values = {"node.host": "127.0.0.1", "node.port": 0, "status.port": 0, "training.threads": 1, **settings}
+        arguments = ["start", "--state-dir", str(self.state_dir)]
+        arguments += ["--bootstrap", bootstrap] if bootstrap else []
+        for key, value in values.items():
+            arguments += ["--set", f"{key}={_toml(value)}"]
+        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        with self.log_file.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "p2pnode", *arguments],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def client(self) -> NodeClient | None:
+        """Its API, as soon as it says where that is."""
+        found = find(self.state_dir)
+        return None if found is None or not found.alive else NodeClient.of(found, timeout_s=2.0)
+
+    def post(self, path: str) -> None:
+        """Ask it to do something; raises `UserError` where it cannot be asked."""
+        client = self.client()
+        assert client is not None, f"{self.name} does not run"
+        client.post(path)
+
+    def status(self) -> dict[str, Any]:
+        """Empty while it cannot be asked."""
+        client = self.client()
+        try:
+            return {} if client is None else client.status()
+        except UserError:
+            return {}
+
+    @property
+    def step(self) -> int:
+        return int(self.status().get("step", -1))
+
+    @property
+    def state(self) -> str:
+        return str(self.status().get("state", ""))
+
+    @property
+    def trains(self) -> bool:
+        return self.state in ("training", "waiting")
+
+    @property
+    def address(self) -> str:
+        return str((self.status().get("node") or {}).get("address", ""))
+
+    def output(self) -> str:
+        """What this process has written."""
+        with self.log_file.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Its events of one name, from its log of JSON lines."""
+        found = []
+        for line in self.output().splitlines():
+            if f'"{name}"' in line and line.startswith("{"):
+                entry = json.loads(line)
+                if entry.get("event") == name:
+                    found.append(entry)
+        return found
+
+    # -- signals ------------------------------------------------------------------------------------------------
+
+    def pid(self) -> int:
+        """Of the daemon itself: behind a prefix it is another process than the one started here."""
+        found = find(self.state_dir)
+        return self.process.pid if found is None else found.pid
+
+    def terminate(self) -> None:
+        """Ask it to leave."""
+        os.kill(self.pid(), signal.SIGTERM)
+
+    def stop(self) -> None:
+        os.kill(self.pid(), signal.SIGSTOP)
+
+    def cont(self) -> None:
+        os.kill(self.pid(), signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL to the daemon and its trainer, at once; idempotent."""
+        self.end_without_waiting()
+        self.process.wait()
+
+    def end_without_waiting(self) -> None:
+        """The first half of `kill`: where many are to end, an interrupt between them leaves none."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+def kill_all(nodes: Iterable[ProcessNode]) -> None:
+    """End them all, also where this is interrupted."""
+    nodes = list(nodes)
+    for node in nodes:
+        node.end_without_waiting()
+    for node in nodes:
+        node.process.wait()
+
+
+def _toml(value: Any) -> str:
+    """A value as `--set` reads it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items()) + "}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def until(condition: Callable[[], bool], within_s: float, what: str, nodes: Sequence[ProcessNode] = ()) -> float:
+    """Seconds until the condition held. Raises `AssertionError` with `what`, and what the nodes said last."""
+    began = time.monotonic()
+    while not condition():
+        failed = any(node.ended and node.process.returncode > 0 for node in nodes)
+        if failed or time.monotonic() - began > within_s:
+            said = [f"{node.name}: {node.status().get('summary')}\n{node.output()[-1500:]}" for node in nodes]
+            raise AssertionError(f"not within {within_s} s: {what}\n" + "\n".join(said))
+        time.sleep(LOOK_S)
+    return time.monotonic() - began

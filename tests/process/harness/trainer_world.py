@@ -1,0 +1,119 @@
+"""What the tests of the trainer's process share: a log that keeps its events, trainers of tiny tasks, waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from overlay.environment import SystemClock
+from training.settings import TrainingSettings
+from training.supervisor.process_trainer import ProcessTrainer
+
+ROOT = Path(__file__).parents[3]
+
+
+class QuietLog:
+    """Keeps `(level, event, fields)`."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, str, dict[str, Any]]] = []
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self.records.append(("debug", event, fields))
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.records.append(("info", event, fields))
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.records.append(("warning", event, fields))
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.records.append(("error", event, fields))
+
+    def fields(self, event: str) -> list[dict[str, Any]]:
+        return [fields for _, name, fields in self.records if name == event]
+
+
+class World:
+    """Makes trainers and ends them all, whatever a test does."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.log = QuietLog()
+        self.states: list[str] = []
+        self.trainers: list[ProcessTrainer] = []
+
+    def trainer(self, kind: str = "Plain", *, command: list[str] | None = None, **settings: Any) -> ProcessTrainer:
+        settings.setdefault("threads", 1)
+        settings.setdefault("task", f"tests.harness.tasks:{kind}")
+        trainer = ProcessTrainer(
+            TrainingSettings(**settings),
+            command=command,
+            node_id=b"n" * 20,
+            state_dir=self.state_dir,
+            log=self.log,
+            clock=SystemClock(),
+            on_state=self.states.append,
+        )
+        self.trainers.append(trainer)
+        return trainer
+
+    def script(self, text: str, **settings: Any) -> ProcessTrainer:
+        """A trainer whose command is a Python script of the user's own, in a folder of its own."""
+        folder = self.state_dir / "users"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "train.py").write_text(text)
+        return self.trainer(command=[sys.executable, str(folder / "train.py")], **settings)
+
+    async def end(self) -> None:
+        for trainer in self.trainers:
+            await trainer.stop()
+
+    def run(self, scenario: Callable[[World], Any], *, uvloop: bool = False) -> Any:
+        async def with_end() -> Any:
+            try:
+                return await scenario(self)
+            finally:
+                await self.end()
+
+        if uvloop:
+            import uvloop as fast
+
+            return fast.run(with_end())
+        return asyncio.run(with_end())
+
+
+def lives(pid: int) -> bool:
+    """Whether the process is there and not a zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False
+
+
+def wait_until(holds: Callable[[], bool], deadline_s: float) -> bool:
+    """Whether it held before the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while time.monotonic() < end_s:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return holds()
+
+
+async def until(holds: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    """Raises `TimeoutError` where it does not hold before the deadline."""
+    async with asyncio.timeout(deadline_s):
+        while not holds():  # noqa: ASYNC110 - what is waited for happens in another process
+            await asyncio.sleep(0.02)
+
+
+def descriptors() -> int:
+    """Open ones of this process, garbage aside."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,0 +1,86 @@
+"""Announcements in the local network: which are read, which are junk, and who founds."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlay.bootstrap.local_network import MOST_ADDRESSES, MOST_SIGHTINGS, Announcement, Neighbourhood, Sighting, read
+from overlay.ids import ID_BYTES
+from overlay.transport import Address
+
+OWN = Announcement("run", b"\x50" * ID_BYTES, 8468, joined=False)
+OTHER = Announcement("run", b"\x60" * ID_BYTES, 8468, joined=True)
+
+
+def test_an_announcement_of_our_run_is_read() -> None:
+    """Its id, whether it is in, and its local addresses, a few at most."""
+    hosts = ["192.168.1.5", "fe80::5", *(f"10.0.0.{n}" for n in range(1, 9))]
+
+    sighting = read(OTHER.properties(), hosts, 9000, OWN)
+
+    assert sighting is not None
+    assert (sighting.node_id, sighting.joined, len(sighting.addresses)) == (OTHER.node_id, True, MOST_ADDRESSES)
+    assert sighting.addresses[:2] == (Address("192.168.1.5", 9000), Address("fe80::5", 9000))
+
+
+def test_what_is_announced_names_run_id_and_state_and_nothing_else() -> None:
+    """No key, no address beside the service's own."""
+    assert OTHER.properties() == {"v": OTHER.properties()["v"], "run": "run", "id": "60" * ID_BYTES, "in": "1"}
+
+
+GOOD = OTHER.properties()
+
+
+@pytest.mark.parametrize(
+    ("properties", "hosts", "port"),
+    [
+        ({}, ["10.0.0.1"], 8468),
+        (GOOD | {"run": "another"}, ["10.0.0.1"], 8468),
+        (GOOD | {"v": "999"}, ["10.0.0.1"], 8468),
+        (GOOD | {"id": "zz"}, ["10.0.0.1"], 8468),
+        (GOOD | {"id": "60"}, ["10.0.0.1"], 8468),
+        (GOOD | {"id": "6" * 100000}, ["10.0.0.1"], 8468),
+        (GOOD | {"id": OWN.node_id.hex()}, ["10.0.0.1"], 8468),
+        (GOOD, [], 8468),
+        (GOOD, ["no address"], 8468),
+        (GOOD, ["10.0.0.1"], 0),
+        (GOOD, ["10.0.0.1"], 70000),
+        (GOOD, ["8.8.8.8"], 8468),
+        (GOOD, ["0.0.0.0", "::", "224.0.0.251", "ff02::fb"], 8468),
+    ],
+)
+def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int) -> None:
+    """Other runs and versions, ourselves, ids and addresses that are none, and addresses of elsewhere."""
+    place = Neighbourhood(OWN)
+    place.heard("x", properties, hosts, port)
+
+    assert place.addresses() == []
+    assert place.shall_found()
+
+
+def test_the_lowest_of_those_that_start_together_founds() -> None:
+    """Unless one is in a swarm already; those that only said so and are silent are given up."""
+    place = Neighbourhood(OWN)
+    assert place.shall_found()
+    place.heard("higher", OTHER._replace(joined=False).properties(), ["10.0.0.1"], 1)
+    assert place.shall_found()
+    place.heard("lower", OTHER._replace(node_id=b"\x01" * ID_BYTES, joined=False).properties(), ["10.0.0.2"], 1)
+    assert not place.shall_found()
+    place.give_up()
+    assert place.shall_found()
+    place.heard("higher", OTHER.properties(), ["10.0.0.1"], 1)
+    assert not place.shall_found()
+    place.give_up()
+    assert place.addresses() == [Address("10.0.0.1", 1)]
+
+
+def test_a_flood_of_announcements_is_bounded() -> None:
+    """Beyond so many names new ones are counted and forgotten, and known ones may still change."""
+    place = Neighbourhood(OWN)
+    for number in range(1000):
+        place.heard(str(number), OTHER.properties(), [f"10.0.{number // 250}.{number % 250 + 1}"], 1)
+    assert len(place.addresses()) == MOST_SIGHTINGS
+    assert place.ignored == 1000 - MOST_SIGHTINGS
+    place.heard("0", OTHER.properties(), ["10.9.9.9"], 2)
+    assert place.addresses()[0] == Address("10.9.9.9", 2)
+    assert Sighting(b"", False, ()) == (b"", False, ())

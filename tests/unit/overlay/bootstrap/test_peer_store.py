@@ -1,0 +1,130 @@
+"""Peers kept on disk: soon after they were met, one address each, whatever the file holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overlay.bootstrap.peer_store import FULL_WRITE_S, MEMORY_S, MOST_PEERS, PEERS_FILE, WRITE_S, Remembered
+from overlay.peers import Activity, Contact, Peer
+from overlay.transport import Address
+from tests.harness.environment import MemoryDisk
+from tests.unit.training.test_checkpoint import Lines
+
+
+class WallClock:
+    """Shows what it is told."""
+
+    now = 1_700_000_000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def peer(number: int, port: int = 0) -> Peer:
+    """Number `number`, at a port of its own unless one is named."""
+    return Peer(
+        contact=Contact(number.to_bytes(20, "big"), Address("10.0.0.1", port or 1000 + number)),
+        incarnation=1,
+        boot=1,
+        activity=Activity.READY,
+        step=0,
+        step_seconds=0.0,
+        samples=0,
+        eligible=True,
+        first_heard=0.0,
+        last_heard=0.0,
+        last_progress=0.0,
+    )
+
+
+def memory(disk: MemoryDisk, clock: WallClock | None = None) -> tuple[Remembered, Lines]:
+    log = Lines()
+    found = Remembered(disk, clock or WallClock(), log)
+    found.load()
+    return found, log
+
+
+def ports(found: Remembered) -> list[int]:
+    return [address.port for address in found.addresses()]
+
+
+def test_who_was_met_is_there_after_a_restart() -> None:
+    """Those met last come first, and those who were not met for two weeks are forgotten."""
+    disk, clock = MemoryDisk(), WallClock()
+    first, _ = memory(disk, clock)
+    first.note([peer(1)])
+    clock.now += 60.0
+    first.note([peer(2)])
+    first.write()
+
+    assert ports(memory(disk, clock)[0]) == [1002, 1001]
+
+    clock.now += MEMORY_S - 30.0
+    later, _ = memory(disk, clock)
+    later.note([])
+    assert ports(later) == [1002]
+
+
+def test_a_peer_that_moved_is_remembered_where_it_is() -> None:
+    """A node that was started again on another port is one peer, not two."""
+    disk = MemoryDisk()
+    first, _ = memory(disk)
+    first.note([peer(1), peer(2)])
+    first.write()
+    again, _ = memory(disk)
+    again.note([peer(1, port=9001)])
+
+    assert sorted(ports(again)) == [1002, 9001]
+
+
+def test_it_is_written_soon_until_it_is_full() -> None:
+    """A swarm of seconds is remembered; a large one, whose peers come and go, costs the disk little."""
+    found, _ = memory(MemoryDisk())
+    found.note(peer(number) for number in range(MOST_PEERS - 1))
+    assert found.write_s == WRITE_S
+    found.note(peer(number) for number in range(MOST_PEERS + 9))
+    assert found.write_s == FULL_WRITE_S
+    assert len(found.addresses()) == MOST_PEERS
+
+
+def test_the_file_of_an_older_version_is_read() -> None:
+    """It had addresses without ids."""
+    disk = MemoryDisk()
+    entries = [{"address": "10.0.0.1:1001", "met": round(WallClock.now)}]
+    disk.write(PEERS_FILE, json.dumps({"peers": entries}).encode())
+    found, log = memory(disk)
+    found.note([peer(2)])
+
+    assert sorted(ports(found)) == [1001, 1002]
+    assert log.lines == []
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"peers": 3}',
+        b'{"peers": [3]}',
+        b'{"peers": [{"address": "10.0.0.1:1", "met": null}]}',
+        b'{"peers": [{"address": "10.0.0.1:1", "met": 1, "id": 7}]}',
+        b'{"peers": [{"address": "10.0.0.1:1", "met": 1, "id": "xy"}]}',
+        b'{"peers": [{"address": "nowhere", "met": 1}]}',
+    ],
+)
+def test_a_spoilt_file_costs_a_line_in_the_log(junk: bytes) -> None:
+    """What cannot be read is left out, and said; the next write mends it."""
+    disk = MemoryDisk()
+    disk.write(PEERS_FILE, junk)
+    found, log = memory(disk)
+
+    assert [event for event, _ in log.lines] == ["remembered_peers_unreadable"]
+    found.note([peer(1)])
+    found.write()
+    assert ports(memory(disk)[0]) == [1001]

@@ -1,0 +1,104 @@
+"""Draws of peers: uniform through the real pool, where the closest node to a random id is not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from kademlia.node import Node
+
+from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
+from overlay.discovery.sampling import SLOTS, Pool, is_kept
+from overlay.ids import distance, random_id
+from overlay.kademlia.routing_table import ContactTable
+from overlay.peers import Contact
+from overlay.transport import Address
+
+
+def ids(count: int) -> list[bytes]:
+    rng = random.Random(1)
+    return [random_id(rng) for _ in range(count)]
+
+
+def test_draws_from_the_pool_are_uniform_and_the_closest_node_is_not() -> None:
+    """Chi-square over 200 nodes and 12,000 draws: the pool passes at p > 0.001, "closest to a random id" cannot."""
+    print("seed 2")
+    ours, naive = draw_with_truth(2, 200, 12_000), draw_naively(2, 200, 12_000)
+    print(ours, naive, sep="\n")
+
+    assert ours.p_value > 0.001
+    assert naive.p_value < 1e-9
+    assert naive.total_variation > 0.2
+    assert ours.total_variation < 1.2 * ours.noise
+
+
+def test_the_judge_finds_a_small_bias() -> None:
+    """A tenth of 200 nodes drawn a tenth too often fails at 200,000 draws; fair counts do not."""
+    print("seed 3")
+    rng = random.Random(3)
+    weights = [1.1 if number < 20 else 1.0 for number in range(200)]
+    biased, fair = [0] * 200, [0] * 200
+    for number in rng.choices(range(200), weights, k=200_000):
+        biased[number] += 1
+    for number in rng.choices(range(200), k=200_000):
+        fair[number] += 1
+
+    assert judge(biased).p_value < 1e-6
+    assert judge(fair).p_value > 0.001
+
+
+def test_a_ball_is_kept_in_proportion_to_what_is_in_it() -> None:
+    """|S| / m: never when empty, always when full."""
+    rng = random.Random(4)
+    kept = [sum(is_kept(size, SLOTS, rng) for _ in range(4000)) / 4000 for size in (0, 5, 10, 20)]
+
+    assert kept == pytest.approx([0, 0.25, 0.5, 1], abs=0.03)
+
+
+def test_a_sample_takes_each_peer_from_another_ball_while_there_are_balls() -> None:
+    """Four balls, four peers: one of each, whatever their size; the fifth comes from any."""
+    rng = random.Random(5)
+    nodes = ids(40)
+    pool = Pool()
+    balls = [nodes[0:3], nodes[3:20], nodes[20:25], nodes[25:40]]
+    for ball in balls:
+        pool.add(ball, 0.0, 12)
+    for _ in range(50):
+        drawn = pool.draw(4, lambda _: True, rng)
+        assert sorted(sum(node_id in ball for node_id in drawn) for ball in balls) == [1, 1, 1, 1]
+        assert len(set(pool.draw(5, lambda _: True, rng))) == 5
+
+
+def test_the_dead_leave_a_pool_and_the_oldest_ball_makes_room() -> None:
+    """What is discarded is in no ball; beyond its size a pool forgets from the oldest on; its age is known."""
+    nodes = ids(30)
+    pool = Pool()
+    for at in range(5):
+        pool.add(nodes[5 * at : 5 * at + 7], float(at), 3)
+    assert pool.balls == 3
+    assert pool.oldest_s(10.0) == 8.0
+    assert nodes[5] not in pool.ids()
+    pool.discard(nodes[15])
+    pool.discard(nodes[0])
+    assert nodes[15] not in pool.ids()
+    assert len(pool.ids()) == 16
+
+
+@pytest.mark.parametrize("size", [0, 3, 20, 60, 400])
+def test_the_closest_are_exact_whatever_the_table_holds(size: int) -> None:
+    """Against a plain sort, for random targets and members, with removed, unlisted and skipped ones."""
+    rng = random.Random(size)
+    table = ContactTable(20, Node(random_id(rng)))
+    for number in range(size):
+        table.add(Contact(random_id(rng), Address("10.0.0.1", 1000 + number)))
+    for entry in rng.sample(list(table), len(table) // 4):
+        table.remove(entry.node_id)
+    members = [entry.node_id for entry in table]
+    for node_id in members[::5]:
+        table.list_to_others(node_id, False)
+    listed = [node_id for index, node_id in enumerate(members) if index % 5]
+    for _ in range(100):
+        target = rng.choice([random_id(rng), *listed[:1]])
+        skip = rng.choice([None, *listed])
+        expected = sorted((node_id for node_id in listed if node_id != skip), key=lambda n: distance(n, target))[:26]
+        assert [entry.id for entry in table.closest(target, 26, skip=skip)] == expected

@@ -1,0 +1,495 @@
+"""The seal between two nodes, without network or clock: first contact, sessions, replays, impostors, rotation."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from overlay.identity import identity_from_seed
+from overlay.sealing.handshake import ACCEPTANCE, OFFER, SEALED
+from overlay.sealing.sealer import (
+    CLOCK_BOUND_S,
+    IDLE_S,
+    MAX_SEALED_BYTES,
+    OFFER_PAUSE_S,
+    RENEW_S,
+    SILENT_S,
+    WAITING_AT_ONCE,
+    Sealer,
+)
+from overlay.sealing.session import SEAL_BYTES, WINDOW
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from overlay.transport import MAX_DATAGRAM_BYTES, Address, NodeAddress
+
+KEY, NEXT_KEY, OTHER_KEY = (SwarmKey(bytes([n]) * 32) for n in (1, 2, 3))
+RING = KeyRing((KEY,))
+WALL = 1_767_225_600.0
+
+
+@dataclass
+class Time:
+    """Seconds since the start of a test."""
+
+    now: float = 1.0
+
+
+@dataclass
+class End:
+    """One node: its seal, its address, what it was delivered, and what it put on the wire."""
+
+    name: str
+    time: Time
+    keys: KeyRing = RING
+    run: str = "tests"
+    skew_s: float = 0.0
+    start: int = 1
+    delivered: list[tuple[bytes, bytes]] = field(default_factory=list)
+    clocks: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rng = random.Random(f"{self.name}/{self.start}")
+        self.identity = identity_from_seed(random.Random(self.name).randbytes(32))
+        self.address = Address(f"10.0.0.{ord(self.name[0])}", 8468)
+        self.sealer = Sealer(
+            self.identity,
+            self.keys,
+            self.run,
+            rng.randbytes,
+            now=self.time.now,
+            wall=self.wall,
+            clock_differs=lambda _node, ahead_s: self.clocks.append(ahead_s),
+        )
+
+    @property
+    def wall(self) -> float:
+        return WALL + self.time.now + self.skew_s
+
+    @property
+    def home(self) -> NodeAddress:
+        return NodeAddress.of(self.address, self.identity.node_id)
+
+    def seal(self, to: End, datagram: bytes) -> list[bytes]:
+        return [sealed for _, sealed in self.sealer.seal(to.home, datagram, self.time.now, self.wall)]
+
+    def open(self, sealed: bytes, source: End) -> list[bytes]:
+        """What it sends on account of one datagram; what is delivered is kept with the proven id."""
+        opened = self.sealer.open(sealed, source.address, self.time.now, self.wall)
+        if opened.datagram:
+            assert opened.source is not None
+            self.delivered.append((opened.datagram, opened.source.node_id))
+        return [out for _, out in opened.send]
+
+    def dropped(self) -> dict[str, int]:
+        return {
+            name.removeprefix("dropped_"): count
+            for name, count in self.sealer.counters.items()
+            if name.startswith("dropped_")
+        }
+
+
+def talk(sender: End, receiver: End, datagram: bytes, recorded: list[tuple[str, bytes]] | None = None) -> None:
+    """Send one datagram and carry everything that follows, both ways, until nobody says more."""
+    sender.time.now += 0.001
+    carry([(sender, receiver, sealed) for sealed in sender.seal(receiver, datagram)], recorded)
+
+
+def carry(queue: list[tuple[End, End, bytes]], recorded: list[tuple[str, bytes]] | None = None) -> None:
+    """Deliver these (from, to, datagram) and all that follows from them, in order."""
+    while queue:
+        source, target, sealed = queue.pop(0)
+        if recorded is not None:
+            recorded.append((source.name, sealed))
+        source.time.now += 0.001
+        queue += [(target, source, answer) for answer in target.open(sealed, source)]
+
+
+@pytest.fixture
+def ends() -> tuple[End, End]:
+    time = Time()
+    made = End("a", time), End("b", time)
+    time.now += 0.001  # an offer of the moment of a start is no newer than it
+    return made
+
+
+def test_first_contact_and_after(ends: tuple[End, End]) -> None:
+    """One offer, one acceptance, then every datagram arrives as sent, under its sender's id, for one AEAD each."""
+    a, b = ends
+    for number in range(5):
+        talk(a, b, b"to b %d" % number)
+        talk(b, a, b"to a %d" % number)
+
+    assert b.delivered == [(b"to b %d" % number, a.identity.node_id) for number in range(5)]
+    assert a.delivered == [(b"to a %d" % number, b.identity.node_id) for number in range(5)]
+    assert (a.sealer.counters["offers_made"], b.sealer.counters["offers_made"]) == (1, 0)
+    assert (a.dropped(), b.dropped()) == ({}, {})
+
+
+def test_the_longest_datagram_fits_a_frame(ends: tuple[End, End]) -> None:
+    """The longest datagram, sealed, is at most 1,452 bytes: an Ethernet frame without IPv6 and UDP headers."""
+    a, b = ends
+    recorded: list[tuple[str, bytes]] = []
+    talk(a, b, b"x" * MAX_DATAGRAM_BYTES, recorded)
+
+    assert max(len(sealed) for _, sealed in recorded) == MAX_SEALED_BYTES == MAX_DATAGRAM_BYTES + SEAL_BYTES
+    assert MAX_SEALED_BYTES <= 1452
+    assert b.delivered == [(b"x" * MAX_DATAGRAM_BYTES, a.identity.node_id)]
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        pytest.param({"keys": KeyRing((OTHER_KEY,))}, id="another key"),
+        pytest.param({"run": "other"}, id="the key of another run"),
+    ],
+)
+def test_strangers_meet_silence(ends: tuple[End, End], stranger: dict[str, object]) -> None:
+    """Who has another key, or the same for another run, gets no answer and leaves no trace but a counter."""
+    _, b = ends
+    c = End("c", b.time, **stranger)  # type: ignore[arg-type]
+    (offer,) = c.seal(b, b"hello")
+
+    assert b.open(offer, c) == []
+    assert (b.dropped(), b.sealer.pairs, b.delivered) == ({"stranger": 1}, 0, [])
+
+
+def test_recorded_traffic_opens_nothing(ends: tuple[End, End]) -> None:
+    """All that two nodes said, sent again from their own addresses and from another, is met with silence."""
+    a, b = ends
+    recorded: list[tuple[str, bytes]] = []
+    for number in range(3):
+        talk(a, b, b"to b %d" % number, recorded)
+        talk(b, a, b"to a %d" % number, recorded)
+    pairs, delivered = (a.sealer.pairs, b.sealer.pairs), (list(a.delivered), list(b.delivered))
+    stranger = End("z", a.time)
+    for source in (a, b, stranger):
+        for _, sealed in recorded:
+            assert a.open(sealed, source) == []
+            assert b.open(sealed, source) == []
+
+    assert (a.sealer.pairs, b.sealer.pairs) == pairs
+    assert (a.delivered, b.delivered) == delivered
+    assert set(a.dropped()) | set(b.dropped()) == {"replayed", "no_pair", "unasked", "misdirected"}
+
+
+def test_recorded_traffic_opens_nothing_at_a_third_node(ends: tuple[End, End]) -> None:
+    """What one peer heard is worth nothing at another member: its offers name their recipient."""
+    a, b = ends
+    recorded: list[tuple[str, bytes]] = []
+    talk(a, b, b"for b", recorded)
+    c = End("c", a.time)
+    for _, sealed in recorded:
+        assert c.open(sealed, a) == []
+
+    assert (c.sealer.pairs, c.delivered) == (0, [])
+    assert c.dropped() == {"misdirected": 1, "unasked": 1, "no_pair": 1}
+
+
+def test_recorded_traffic_opens_nothing_after_a_restart(ends: tuple[End, End]) -> None:
+    """What was said before a node's restart is silence after it, within the clock bound too."""
+    a, b = ends
+    recorded: list[tuple[str, bytes]] = []
+    talk(a, b, b"before", recorded)
+    a.time.now += 1.0
+    again = End("b", a.time, start=2)
+    for _, sealed in recorded:
+        assert again.open(sealed, a) == []
+
+    assert (again.sealer.pairs, again.delivered) == (0, [])
+    assert again.dropped()["before_start"] == 1
+
+
+def test_flipped_bits_open_nothing(ends: tuple[End, End]) -> None:
+    """Any one bit flipped in any datagram, first contact or later: no answer, nothing delivered, no pair more."""
+    a, b = ends
+    (offer,) = a.seal(b, b"hello")
+    rng = random.Random(4)
+    print("seed 4")
+    for bit in sorted(rng.sample(range(8 * len(offer)), 200)):
+        assert b.open(_flipped(offer, bit), a) == []
+    assert b.sealer.pairs == 0
+    (acceptance,) = b.open(offer, a)
+    for bit in sorted(rng.sample(range(8 * len(acceptance)), 200)):
+        assert a.open(_flipped(acceptance, bit), b) == []
+    (sealed,) = a.open(acceptance, b)
+    for bit in range(8 * len(sealed)):
+        assert b.open(_flipped(sealed, bit), a) == []
+    assert b.delivered == []
+    b.open(sealed, a)
+
+    assert b.delivered == [(b"hello", a.identity.node_id)]
+    assert (offer[0], acceptance[0], sealed[0]) == (OFFER, ACCEPTANCE, SEALED)
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_nobody_speaks_in_anothers_name(ends: tuple[End, End]) -> None:
+    """A member that answers an offer meant for another, at that one's address, is no answer."""
+    a, b = ends
+    c = End("c", a.time)
+    # c lives at b's address and has heard the offer; it accepts what it can make look like its own.
+    a.seal(b, b"hello")
+    made = next(iter(a.sealer._offers.values()))[1]
+    from overlay.sealing.handshake import make_acceptance
+
+    acceptance = make_acceptance(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32)
+    sealed = made.epoch.enclose(ACCEPTANCE, acceptance.content, b"n" * 12)
+
+    assert a.open(sealed, b) == []
+    assert a.dropped() == {"impostor": 1}
+    # With b's public key in it, the signature does not hold.
+    pretended = make_acceptance(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32).content
+    pretended = pretended[:8] + b.identity.public_key + pretended[40:]
+    assert a.open(made.epoch.enclose(ACCEPTANCE, pretended, b"m" * 12), b) == []
+    assert a.dropped() == {"impostor": 1, "unsigned": 1}
+    assert a.sealer.pairs == 0
+
+
+@pytest.mark.parametrize("skew_s", [CLOCK_BOUND_S + 1, -CLOCK_BOUND_S - 1])
+def test_clocks_that_differ_too_much(skew_s: float) -> None:
+    """Beyond the bound an offer is met with silence, and the receiver is told by how much, once."""
+    time = Time(100.0)
+    a, b = End("a", time, skew_s=skew_s), End("b", Time(1.0))
+    b.time = time
+    for _ in range(3):
+        time.now += 1.0
+        for offer in a.seal(b, b"hello"):
+            assert b.open(offer, a) == []
+
+    assert b.dropped() == {"clock": 3}
+    assert b.clocks == [pytest.approx(skew_s, abs=0.1)]
+
+
+@pytest.mark.parametrize("skew_s", [CLOCK_BOUND_S - 1, 1 - CLOCK_BOUND_S])
+def test_clocks_within_the_bound(skew_s: float) -> None:
+    """Within the bound it works, from `bound` after the receiver's start at the latest."""
+    time = Time(1.0)
+    b = End("b", time)
+    a = End("a", time, skew_s=skew_s)
+    time.now += CLOCK_BOUND_S
+    talk(a, b, b"hello")
+
+    assert b.delivered == [(b"hello", a.identity.node_id)]
+
+
+def test_a_lost_offer_is_made_again(ends: tuple[End, End]) -> None:
+    """Nothing is offered twice within the pause, again after it; what waited arrives once, repetitions are dropped."""
+    a, b = ends
+    a.seal(b, b"one")
+    assert a.seal(b, b"one") == []
+    a.time.now += OFFER_PAUSE_S
+    talk(a, b, b"two")
+
+    assert [datagram for datagram, _ in b.delivered] == [b"one", b"two"]
+
+
+def test_a_slow_answer_to_the_first_offer_is_good(ends: tuple[End, End]) -> None:
+    """On a path slower than the pause, the acceptance of the first of several offers makes the pair."""
+    a, b = ends
+    (first,) = a.seal(b, b"one")
+    a.time.now += OFFER_PAUSE_S
+    a.seal(b, b"two")
+    (acceptance,) = b.open(first, a)
+    for sealed in a.open(acceptance, b):
+        b.open(sealed, a)
+
+    assert [datagram for datagram, _ in b.delivered] == [b"one", b"two"]
+
+
+def test_what_waits_is_bounded(ends: tuple[End, End]) -> None:
+    """Of many datagrams that wait for a pair the last few arrive; the others are counted."""
+    a, b = ends
+    (offer,) = a.seal(b, b"0")
+    for number in range(1, 20):
+        a.seal(b, b"%d" % number)
+    (acceptance,) = b.open(offer, a)
+    for sealed in a.open(acceptance, b):
+        b.open(sealed, a)
+
+    assert len(b.delivered) == WAITING_AT_ONCE
+    assert a.sealer.counters["not_sent_waiting"] == 20 - WAITING_AT_ONCE
+
+
+def test_both_begin_at_once(ends: tuple[End, End]) -> None:
+    """Two nodes that offer at the same time both are heard, and go on without another offer."""
+    a, b = ends
+    (from_a,), (from_b,) = a.seal(b, b"to b"), b.seal(a, b"to a")
+    carry([(a, b, from_a), (b, a, from_b)])
+    talk(a, b, b"again")
+    talk(b, a, b"again")
+
+    assert [datagram for datagram, _ in b.delivered] == [b"to b", b"again"]
+    assert [datagram for datagram, _ in a.delivered] == [b"to a", b"again"]
+    assert (a.sealer.counters["offers_made"], b.sealer.counters["offers_made"]) == (1, 1)
+
+
+def test_an_offer_alone_changes_nothing(ends: tuple[End, End]) -> None:
+    """A pair offered to us is used for sending only when its other side has used it: the offer may be an old one."""
+    a, b = ends
+    talk(a, b, b"hello")
+    b.time.now += 1.0
+    a.sealer.use(KeyRing((OTHER_KEY,)))  # forget the pair
+    a.sealer.use(KeyRing((KEY,)))
+    (offer,) = a.seal(b, b"again")
+    b.open(offer, a)
+    before = b.sealer.pairs
+    (sealed,) = b.seal(a, b"under the old pair")
+
+    assert sealed[0] == SEALED
+    assert before == 2
+    # a has forgotten the old pair and cannot read it.
+    assert a.open(sealed, b) == []
+    assert a.dropped() == {"no_pair": 1}
+
+
+def test_a_restarted_peer_is_heard_after_a_question_and_its_repetition(ends: tuple[End, End]) -> None:
+    """A peer that has lost its keys is offered new ones beside the first question after a short silence, which arrives
+    itself."""
+    a, b = ends
+    talk(a, b, b"\0before")
+    talk(b, a, b"\1answer")
+    a.time.now += 5.0
+    again = End("b", a.time, start=2)
+    talk(a, again, b"\0lost")
+    talk(a, again, b"\0lost")
+    assert again.delivered == []
+    a.time.now += SILENT_S + 0.01
+    talk(a, again, b"\0arrives")
+
+    assert again.delivered == [(b"\0arrives", a.identity.node_id)]
+
+
+def test_answers_and_single_words_cost_no_offers(ends: tuple[End, End]) -> None:
+    """Who answers questions, or says what wants no answer, offers no new keys because nothing comes back."""
+    a, b = ends
+    for _ in range(10):
+        for _ in range(3):
+            talk(a, b, b"\0question")
+        for _ in range(3):
+            talk(b, a, b"\1answer")
+        a.time.now += 2.0
+        talk(b, a, b"\0news")
+        a.time.now += 2.0
+
+    assert (a.sealer.counters["offers_made"], b.sealer.counters["offers_made"]) == (1, 0)
+
+
+def test_pairs_are_renewed(ends: tuple[End, End]) -> None:
+    """An old pair, and one that was idle for long, are replaced without losing a datagram."""
+    a, b = ends
+    talk(a, b, b"1")
+    for elapsed in [RENEW_S / 8] * 9:
+        a.time.now += elapsed
+        talk(a, b, b"x")
+        talk(b, a, b"y")
+    assert a.sealer.counters["offers_made"] == 2
+    a.time.now += IDLE_S + 1
+    talk(a, b, b"2")
+
+    assert [datagram for datagram, _ in b.delivered] == [b"1", *[b"x"] * 9, b"2"]
+    assert a.sealer.counters["offers_made"] == 3
+
+
+def test_reordering_within_the_window(ends: tuple[End, End]) -> None:
+    """Datagrams that overtake each other arrive once each; one that is behind the window does not."""
+    a, b = ends
+    talk(a, b, b"first")
+    late = a.seal(b, b"late")[0]
+    many = [a.seal(b, b"%d" % number)[0] for number in range(WINDOW)]
+    rng = random.Random(9)
+    print("seed 9")
+    rng.shuffle(shuffled := many[:50])
+    for sealed in [*shuffled, *many[50:], *shuffled]:
+        b.open(sealed, a)
+    b.open(late, a)
+
+    assert sorted(datagram for datagram, _ in b.delivered[1:]) == sorted(b"%d" % n for n in range(WINDOW))
+    assert b.dropped() == {"replayed": 51}
+
+
+def test_an_address_that_changed_is_followed(ends: tuple[End, End]) -> None:
+    """Behind a NAT that gave a node another port, what it sends is still its own, and answers go there."""
+    a, b = ends
+    talk(a, b, b"from the old address")
+    a.address = Address(a.address.host, 9999)
+    talk(a, b, b"from the new one")
+    assert b.delivered[1][1] == a.identity.node_id
+    talk(b, a, b"answer")
+
+    assert a.delivered == [(b"answer", b.identity.node_id)]
+    assert b.sealer.counters["offers_made"] == 0
+
+
+def test_two_starts_of_one_identity_are_two_pairs() -> None:
+    """Twins, on two machines with one copied key, each have their own pair with a third node."""
+    time = Time()
+    first, second, third = End("a", time), End("a", time, start=2), End("c", time)
+    second.address = Address("10.9.9.9", 8468)
+    talk(first, third, b"one")
+    talk(second, third, b"two")
+    talk(third, first, b"to the first")
+    talk(third, second, b"to the second")
+
+    assert [datagram for datagram, _ in first.delivered] == [b"to the first"]
+    assert [datagram for datagram, _ in second.delivered] == [b"to the second"]
+    # A twin can talk to the other; an echo of oneself is dropped.
+    talk(first, second, b"who are you")
+    assert second.delivered[-1] == (b"who are you", first.identity.node_id)
+
+
+def test_no_recipient_no_datagram(ends: tuple[End, End]) -> None:
+    """A plain address cannot be sealed for: nothing is sent, and it is counted."""
+    a, b = ends
+
+    assert a.sealer.seal(b.address, b"x", 1.0, WALL) == []
+    assert a.sealer.counters["not_sent_no_recipient"] == 1
+
+
+def test_rotation_step_by_step() -> None:
+    """Whatever step two nodes are at, as long as they share a key they hear each other; after the last, old keys are
+    worth nothing."""
+    steps = [KeyRing((KEY,)), KeyRing((KEY, NEXT_KEY)), KeyRing((NEXT_KEY, KEY)), KeyRing((NEXT_KEY,))]
+    time = Time()
+    a, b = End("a", time), End("b", time)
+    talk(a, b, b"before")
+    sent = 1
+    for mine, theirs in ((1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
+        a.sealer.use(steps[mine])
+        b.sealer.use(steps[theirs])
+        for sender, receiver in ((a, b), (b, a)):
+            time.now += 2.0
+            before = len(receiver.delivered)
+            talk(sender, receiver, b"%d/%d" % (mine, theirs))
+            talk(sender, receiver, b"%d/%d again" % (mine, theirs))
+            assert len(receiver.delivered) == before + 2, (mine, theirs)
+        sent += 2
+
+    assert len(b.delivered) == sent
+    assert {pair.epoch for pair in b.sealer._pairs.values()} == {NEXT_KEY.fingerprint}
+    expelled = End("x", time, keys=KeyRing((KEY,)))
+    (offer,) = expelled.seal(b, b"still there?")
+    assert b.open(offer, expelled) == []
+
+
+def test_a_flood_of_offers_is_bounded(ends: tuple[End, End]) -> None:
+    """A member that makes thousands of offers under invented ids costs a bounded number of answers and pairs."""
+    _, b = ends
+    from overlay.sealing.handshake import Epoch, make_offer
+
+    epoch = Epoch(KEY, "tests")
+    answers = 0
+    for number in range(2600):
+        stranger = identity_from_seed(number.to_bytes(32, "big"))
+        offer = make_offer(stranger, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
+        sealed = epoch.enclose(OFFER, offer.content, number.to_bytes(12, "big"))
+        opened = b.sealer.open(sealed, Address("10.0.0.9", 9), 1.0, WALL + 1)
+        answers += len(opened.send)
+
+    assert answers == 2000
+    assert b.dropped() == {"busy": 600}
+    assert b.sealer.pairs <= 1025

@@ -1,0 +1,108 @@
+"""The real doors: a disk that writes whole files or none, entropy, clocks, and a pool of threads."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.environment import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+
+
+def test_disk_round_trip(tmp_path: Path) -> None:
+    """What was written is read back; missing files are None; names are sorted and relative."""
+    disk = FolderDisk(tmp_path / "state")
+    assert disk.names() == []
+    assert disk.read("nothing") is None
+    disk.write("b/two", b"2")
+    disk.write("b/one", b"1")
+    disk.write("a", b"0")
+    disk.write("a", b"00")
+    assert disk.read("a") == b"00"
+    assert disk.read("b/one") == b"1"
+    assert disk.names() == ["a", "b/one", "b/two"]
+    assert disk.names("b") == ["b/one", "b/two"]
+    disk.remove("a")
+    disk.remove("a")
+    assert disk.read("a") is None
+
+
+def test_private_files(tmp_path: Path) -> None:
+    """A private file is its owner's only, whatever it replaces; others are not hidden."""
+    disk = FolderDisk(tmp_path)
+    disk.write("key", b"open")
+    disk.write("key", b"secret", private=True)
+    disk.write("peers", b"[]")
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "peers").stat().st_mode) & 0o400
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A full disk at any moment raises, leaves the old content, and nothing half-written beside it."""
+    disk = FolderDisk(tmp_path)
+    disk.write("x", b"old")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if call == "replace":
+        monkeypatch.setattr(Path, "replace", full)
+    elif call == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        real = os.fdopen
+
+        def fdopen(*args: Any, **kwargs: Any) -> Any:
+            real(*args, **kwargs).close()
+            full()
+
+        monkeypatch.setattr(os, "fdopen", fdopen)
+    with pytest.raises(OSError, match="No space"):
+        disk.write("x", b"new")
+    monkeypatch.undo()
+    assert disk.read("x") == b"old"
+    assert disk.names() == ["x"]
+
+
+def test_unreadable(tmp_path: Path) -> None:
+    """Reading a folder as a file is an `OSError`, not None."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        FolderDisk(tmp_path).read("folder")
+
+
+def test_entropy() -> None:
+    """Tokens have the asked size and differ, and so do the generators of two doors."""
+    one, two = SystemEntropy(), SystemEntropy()
+    assert len(one.token(20)) == 20
+    assert one.token(20) != one.token(20)
+    assert one.random.random() != two.random.random()
+
+
+def test_clock() -> None:
+    """Both clocks are the machine's."""
+    clock = SystemClock()
+    assert abs(clock.wall() - time.time()) < 5
+    assert abs(clock.monotonic() - time.monotonic()) < 5
+
+
+def test_thread_workers() -> None:
+    """A function runs off the loop's thread, with its arguments, and its exception comes back."""
+
+    async def main() -> None:
+        workers = ThreadWorkers()
+        assert await workers.run(threading.get_ident) != threading.get_ident()
+        assert await workers.run(int, "ff", base=16) == 255
+        with pytest.raises(ValueError, match="invalid"):
+            await workers.run(int, "x")
+        workers.close()
+
+    asyncio.run(main())

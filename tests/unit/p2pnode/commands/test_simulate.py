@@ -1,0 +1,98 @@
+"""`p2pnode simulate` as a user types it: what it prints and writes, and a sentence and a hint for what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from p2pnode.cli import main
+from p2pnode.errors import ExitCode
+
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "psp.md"
+SMALL = ["simulate", "--nodes", "20", "--duration", "15", "--engine", "reference"]
+
+
+def test_one_barrier_as_json_twice_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """One JSON object with the run's figures; the same seed gives the same, another seed another."""
+    command = [*SMALL, "--barrier", "pbsp", "--sample", "4", "--stragglers", "10%x4", "--json", "--seed"]
+    printed = []
+    for seed in ("3", "3", "4"):
+        assert main([*command, seed]) == 0
+        printed.append(json.loads(capsys.readouterr().out))
+    (run,) = printed[0]["runs"]
+    assert run["barrier"] == "pbsp"
+    assert 0 < run["least_steps"] <= run["mean_steps"] <= run["most_steps"]
+    assert printed[0] == printed[1]
+    assert printed[1]["runs"] != printed[2]["runs"]
+
+
+def test_barriers_are_compared_in_a_table_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A line per barrier, bsp below asp, and a PNG file."""
+    pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")
+    picture = tmp_path / "out.png"
+    assert main([*SMALL, "--compare", "asp,bsp,pssp", "--plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    steps = {line.split()[0]: float(line.split()[1]) for line in lines[1:4]}
+    assert list(steps) == ["asp", "bsp", "pssp"]
+    assert steps["bsp"] < steps["pssp"] <= steps["asp"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in lines[-1]
+
+
+def test_the_bounds_are_reproduced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Every golden value of the bounds lies within its tolerance; PNG, CSV and the table of verdicts are written."""
+    pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install p2pnode[simulate]")
+    pytest.importorskip("numba", reason="reproduce needs the compiled engine: pip install p2pnode[simulate]")
+    assert main(["simulate", "reproduce", "bounds", "--out", str(tmp_path)]) == 0
+    assert "NOT WITHIN" not in capsys.readouterr().out
+    assert {"bounds.png", "bounds.csv", "table.csv"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--barrier", "nope"], ["nope", "pssp"]),
+        (["--compare", "asp,nope"], ["nope", "pssp"]),
+        (["--barrier", "custom", "--custom", "nowhere:rule"], ["nowhere:rule"]),
+        (["--steps", "exp:-1"], ["exp:-1"]),
+        (["--steps", "trace:/nowhere.json"], ["/nowhere.json"]),
+        (["--stragglers", "150%x4"], ["150%x4"]),
+        (["--sampler", "fair"], ["fair", "uniform"]),
+        (["--nodes", "0"], ["--nodes"]),
+        (["--duration", "0"], ["duration"]),
+        (["reproduce", "nope"], ["nope", "bounds"]),
+        (["reproduce", "accuracy"], ["accuracy", "--data-dir"]),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Exit code 2, a sentence that names what was given, a hint, and nothing on standard output or in a file."""
+    pytest.importorskip("matplotlib", reason="reproduce needs matplotlib: pip install p2pnode[simulate]")
+    where = ["--out", str(tmp_path / "figures")] if arguments[0] == "reproduce" else []
+    assert main(["simulate", *arguments, *where]) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "\nhint: " in err
+    assert all(word in err for word in words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_of_the_document_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `p2pnode simulate --…` of docs/psp.md ends with 0, with a trace as `/steps` gives it."""
+    pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")
+    commands = re.findall(r"^p2pnode (simulate --.*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(commands) >= 2
+    monkeypatch.chdir(tmp_path)
+    rows = [{"step": step, "train_seconds": 0.1 + 0.01 * (step % 7)} for step in range(1, 50)]
+    Path("steps.json").write_text(json.dumps(rows))
+    for command in commands:
+        assert main(command.split()) == 0, command
+        assert "pbsp" in capsys.readouterr().out
+    assert Path("out.png").exists()

@@ -1,0 +1,167 @@
+"""Combinations of settings: what cannot start, what deserves a warning, and the small languages inside values."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from p2pnode.config.load import Config, Override, load
+from p2pnode.config.rules import advise, check, is_loopback, split_address
+from p2pnode.errors import UserError
+from training.settings import TrainingSettings
+from training.step_loop import Goal
+
+
+def overrides(*settings: str) -> list[Override]:
+    return [Override(*setting.split("=", 1), "--set") for setting in settings]
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "do"),
+    [
+        (["node.host=0.0.0.0"], "listens beyond this machine", "swarm.allow_open = true"),
+        (["node.host=::"], "listens beyond this machine", "swarm.allow_open = true"),
+        (["node.host=myhost"], "is not an IP address", "0.0.0.0"),
+        (["node.advertise=0.0.0.0"], "is not an address others can dial", "leave it empty"),
+        (["node.nat=auto"], "needs no port", 'node.host = "0.0.0.0"'),
+        (
+            ["node.nat=auto", "node.host=10.0.0.5", "swarm.allow_open=true", "node.client_only=true"],
+            "node.client_only contradict",
+            "not both",
+        ),
+        (
+            ["node.nat=auto", "node.host=10.0.0.5", "swarm.allow_open=true", "node.advertise=1.2.3.4"],
+            "node.advertise contradict",
+            "not both",
+        ),
+        (["status.host=node1.example"], "is not an IP address", "status.names"),
+        (["node.port=9000", "status.port=9000"], "node.port and status.port are both 9000", "different"),
+        (["swarm.bootstrap=10.0.0.5"], '"10.0.0.5" has no port', "host:port"),
+        (["swarm.bootstrap=10.0.0.5:99999"], "not a number from 1 to 65535", "host:port"),
+        (["swarm.bootstrap=10.0.0.5:0"], "not a number from 1 to 65535", "host:port"),
+        (["swarm.bootstrap=::1:8468"], "an IPv6 address needs brackets", "[2001:db8::1]:8468"),
+        (["swarm.bootstrap=http://a:1"], "host:port", "host:port"),
+        (["swarm.run= x"], "spaces at its ends", "letters"),
+        (["training.task=digit"], '"digit" is no task', "did you mean digits?"),
+        (["training.task=xyz"], '"xyz" is no task', "package.module:Class"),
+        (["training.until=accuracy=0.9"], "is not of the form", "accuracy>=0.95"),
+        (["training.until=accuracy>=high"], "is not of the form", "accuracy>=0.95"),
+        (["training.until=accuracy>=nan"], "is not of the form", "accuracy>=0.95"),
+        (["training.until=accuracy>=0.9", "training.eval_steps=0"], "eval_steps = 0 makes none", "eval_steps"),
+        (["training.export=model.onnx"], "names no format", ".safetensors"),
+        (["barrier.method=custom"], "needs a function", "package.module:function"),
+        (["barrier.method=custom", "barrier.custom=nonsense"], "needs a function", "package.module:function"),
+        (["liveness.probe_timeout_s=2"], "is longer than", "shorter"),
+    ],
+)
+def test_impossible_combinations_are_refused(settings: list[str], what: str, do: str) -> None:
+    """What cannot work is refused before anything starts, with what to do."""
+    settings = [setting.replace("swarm.run= x", 'swarm.run=" x"') for setting in settings]
+
+    with pytest.raises(UserError) as caught:
+        load(None, {}, overrides(*settings))
+
+    assert what in caught.value.message
+    assert do in caught.value.hint
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["barrier.method=bsp", "barrier.staleness=9"],
+        ["barrier.method=asp", "barrier.sample=3", "barrier.quantile=0.5"],
+        ["barrier.method=custom", "barrier.custom=my.barriers:mine"],
+        ["node.host=0.0.0.0", "swarm.allow_open=true", "node.advertise=192.0.2.1"],
+        ["node.host=::1", "status.host=::1"],
+        ["status.host=localhost"],
+        ["status.host=0.0.0.0", "status.names=node1.example"],
+        ["node.port=0", "status.port=0"],
+        ["swarm.bootstrap=node1.example:8468,[2001:db8::1]:8468,10.0.0.5:8468"],
+        ["training.task=my_package.tasks:Task"],
+        ["training.until= loss <= 1e-3"],
+        ["training.export=out/model.pt"],
+    ],
+)
+def test_irrelevant_and_unusual_values_are_accepted(settings: list[str]) -> None:
+    """A value that merely does nothing, or is rare, keeps nobody from starting."""
+    assert check(load(None, {}, overrides(*settings)).config) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (["exchange.outer_momentum=0.9"], "may diverge"),
+        (["exchange.weight=sum"], "grows with the number of nodes"),
+        (["exchange.enabled=false"], "trains alone"),
+        (["node.host=0.0.0.0", "swarm.allow_open=true"], "can join this swarm"),
+        (["status.host=0.0.0.0"], "cross the network unencrypted"),
+        (["barrier.custom=a.b:c"], "not used"),
+    ],
+)
+def test_regrettable_combinations_are_warned_of(settings: list[str], word: str) -> None:
+    """What works but is probably not wanted starts, with a warning that says what to do."""
+    problems = advise(load(None, {}, overrides(*settings)).config)
+
+    assert any(word in problem.what and problem.do for problem in problems)
+
+
+def test_defaults_need_no_warning() -> None:
+    """The defaults are what we recommend, and momentum 0.9 is fine under bsp."""
+    assert advise(Config()) == []
+    assert advise(load(None, {}, overrides("exchange.outer_momentum=0.9", "barrier.method=bsp")).config) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "accuracy>=0.95",
+        " loss <= 1e-3 ",
+        "m.a>=-1",
+        "m<=.5",
+        "m>=5.",
+        "m>1",
+        "m=1",
+        "m>=",
+        "m>=1.2.3",
+        ">=1",
+        "m>=inf",
+        "é>=1",
+    ],
+)
+def test_until_is_accepted_where_the_step_loop_can_read_it(text: str) -> None:
+    """What the configuration lets through is what the step loop parses, and nothing else."""
+    config = msgspec.structs.replace(Config(), training=TrainingSettings(until=text))
+
+    if check(config):
+        with pytest.raises(ValueError):
+            Goal.parse(text)
+    else:
+        assert Goal.parse(text) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("a.example:1", ("a.example", 1)), ("127.0.0.1:65535", ("127.0.0.1", 65535)), ("[::1]:80", ("::1", 80))],
+)
+def test_addresses_are_split(text: str, parts: tuple[str, int]) -> None:
+    """Host and port come apart, IPv6 without its brackets."""
+    assert split_address(text) == parts
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":", "a:", ":1", "a", "a:b", "a:-1", "a:1.0", "[::1", "[::1]80", "::1:80", "a b:1", "a:١"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """Nothing that cannot be dialled passes for an address."""
+    with pytest.raises(ValueError):
+        split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("a.b", False)],
+)
+def test_loopback_is_told_from_everything_else(host: str, inside: bool) -> None:
+    """Only addresses that never leave the machine count as loopback; names do not, for anyone can point them."""
+    assert is_loopback(host) is inside

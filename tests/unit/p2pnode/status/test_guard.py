@@ -1,0 +1,191 @@
+"""Who may ask what of the HTTP API: the decision alone, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2pnode.status.guard import CHANGES, READS, WRONG_TOKENS, Asking, Guard, Refusal
+
+TOKEN = "correct-horse-battery"
+READ = Asking(
+    method="GET",
+    path="/status",
+    peer="127.0.0.1",
+    host="127.0.0.1:8080",
+    origin=None,
+    authorization=None,
+    has_change_header=False,
+    has_body=False,
+    body_bytes=None,
+)
+CHANGE = replace(READ, method="POST", path="/pause", has_change_header=True, authorization=f"Bearer {TOKEN}")
+OUTSIDE = replace(READ, peer="192.0.2.7", host="192.0.2.1:8080", authorization=f"Bearer {TOKEN}")
+
+
+def loopback() -> Guard:
+    return Guard(token=TOKEN, on_loopback=True)
+
+
+def outside(*names: str) -> Guard:
+    return Guard(token=TOKEN, on_loopback=False, names=names)
+
+
+def status(refusal: Refusal | None) -> int:
+    return 200 if refusal is None else refusal.status
+
+
+def test_reading_on_the_loopback_needs_nothing() -> None:
+    """GET and HEAD pass without token and header."""
+    assert loopback().judge(READ, 0.0) is None
+    assert loopback().judge(replace(READ, method="HEAD"), 0.0) is None
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "FROB"])
+def test_everything_but_reading_needs_header_and_token(method: str) -> None:
+    """Any other method, known or not, is a change."""
+    asking = replace(CHANGE, method=method)
+
+    assert loopback().judge(asking, 0.0) is None
+    assert status(loopback().judge(replace(asking, has_change_header=False), 0.0)) == 403
+    assert status(loopback().judge(replace(asking, authorization=None), 0.0)) == 401
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {TOKEN}",
+        TOKEN,
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN.upper()}",
+        "Bearer \udcff",
+        "Bearer " + "x" * 100_000,
+    ],
+)
+def test_a_wrong_token_is_401_with_a_challenge_and_no_secret(authorization: str) -> None:
+    """No text that is not the token passes; the refusal says how to give it, and never what it is."""
+    refusal = loopback().judge(replace(CHANGE, authorization=authorization), 0.0)
+
+    assert refusal is not None
+    assert (refusal.status, refusal.challenge) == (401, True)
+    assert TOKEN not in refusal.error + refusal.hint
+    assert "Authorization: Bearer" in refusal.hint
+
+
+def test_the_scheme_may_be_written_as_http_allows() -> None:
+    """`bearer` in any case, and spaces around the token, are the same."""
+    assert loopback().judge(replace(CHANGE, authorization=f"bEARER   {TOKEN} "), 0.0) is None
+
+
+def test_beyond_the_loopback_everything_needs_the_token_but_the_health_checks() -> None:
+    """Reads too; a supervisor's probes do not, and are not trusted with reasons."""
+    guard = outside()
+
+    assert guard.judge(OUTSIDE, 0.0) is None
+    for path in ("/", "/status", "/metrics", "/openapi.json", "/nothing"):
+        assert status(guard.judge(replace(OUTSIDE, authorization=None, path=path), 0.0)) == 401
+    for path in ("/healthz", "/readyz"):
+        probe = replace(OUTSIDE, authorization=None, path=path)
+        assert guard.judge(probe, 0.0) is None
+        assert not guard.is_trusted(probe)
+    assert guard.is_trusted(OUTSIDE)
+
+
+def test_a_connection_from_this_machine_to_an_outside_address_needs_the_token() -> None:
+    """A proxy on the same machine passes strangers on: where it comes from proves nothing."""
+    assert status(outside().judge(replace(OUTSIDE, peer="127.0.0.1", host="127.0.0.1", authorization=None), 0.0)) == 401
+
+
+FOREIGN = ["evil.example", "127.0.0.1.evil.example", "10.0.0.5", "", "[::1", "localhost.evil", "[::1]x", "a:b"]
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_on_the_loopback_only_its_names_are_answered(host: str) -> None:
+    """A name that was made to point here gets nothing, with a token or without."""
+    assert status(loopback().judge(replace(READ, host=host), 0.0)) == 403
+    assert status(loopback().judge(replace(CHANGE, host=host), 0.0)) == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "expected"),
+    [
+        ("192.0.2.1:8080", (), 200),
+        ("[2001:db8::1]:8080", (), 200),
+        ("localhost", (), 200),
+        ("node-1:8080", (), 403),
+        ("node-1:8080", ("node-1",), 200),
+        ("NODE-1", ("node-1",), 200),
+        ("node-1.evil.example", ("node-1",), 403),
+    ],
+)
+def test_outside_addresses_and_listed_names_are_answered(host: str, names: tuple[str, ...], expected: int) -> None:
+    """An address cannot be rebound, a name can: those in status.names count as ours."""
+    assert status(outside(*names).judge(replace(OUTSIDE, host=host), 0.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ("http://127.0.0.1:8080", 200),
+        ("http://127.0.0.1:8081", 403),
+        ("https://127.0.0.1:8080", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+def test_pages_of_others_may_neither_steer_nor_read(origin: str, expected: int) -> None:
+    """Any Origin but the node's own is refused, for reads as well: no page can hold its connections open."""
+    assert status(loopback().judge(replace(READ, origin=origin), 0.0)) == expected
+    assert status(loopback().judge(replace(CHANGE, origin=origin), 0.0)) == expected
+
+
+def test_behind_a_proxy_with_tls_its_own_page_counts() -> None:
+    """A listed name may be the origin over https."""
+    asking = replace(OUTSIDE, host="node.example", origin="https://node.example")
+
+    assert outside("node.example").judge(asking, 0.0) is None
+    assert status(outside("node.example").judge(replace(asking, origin="https://other.example"), 0.0)) == 403
+
+
+def test_rates_hold_per_address_and_kind() -> None:
+    """Beyond the burst a reader gets 429 with a time; another address, and a change, are not touched by that."""
+    guard = outside()
+    for _ in range(int(READS.burst)):
+        assert guard.judge(OUTSIDE, 0.0) is None
+    refusal = guard.judge(OUTSIDE, 0.0)
+
+    assert refusal is not None
+    assert (refusal.status, refusal.retry_s) == (429, pytest.approx(1 / READS.rate_per_s))
+    assert guard.judge(replace(OUTSIDE, peer="192.0.2.8"), 0.0) is None
+    change = replace(OUTSIDE, method="POST", has_change_header=True)
+    for _ in range(int(CHANGES.burst)):
+        assert guard.judge(change, 0.0) is None
+    assert status(guard.judge(change, 0.0)) == 429
+    assert guard.judge(OUTSIDE, 1.0) is None
+
+
+def test_guessing_is_slowed_and_does_not_lock_the_owner_out() -> None:
+    """After a few wrong tokens an address gets 429 for wrong ones; the right one still passes."""
+    guard = outside()
+    wrong = replace(OUTSIDE, authorization="Bearer guess")
+    statuses = [status(guard.judge(wrong, 0.0)) for _ in range(int(WRONG_TOKENS.burst) + 1)]
+
+    assert statuses == [401] * int(WRONG_TOKENS.burst) + [429]
+    assert guard.judge(OUTSIDE, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("has_body", "body_bytes", "expected"),
+    [(True, 4096, 200), (True, 4097, 413), (True, None, 411), (False, 0, 200), (False, None, 200)],
+)
+def test_bodies_are_bounded_and_announced(has_body: bool, body_bytes: int | None, expected: int) -> None:
+    """A body of unknown length could be of any: it is refused, as is one that is too long."""
+    asking = replace(CHANGE, has_body=has_body, body_bytes=body_bytes)
+
+    assert status(loopback().judge(asking, 0.0)) == expected

@@ -1,0 +1,86 @@
+"""What the C library is told about memory."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+#: Brings many buffers one after the other, as a stream does, and prints its page faults.
+BUFFERS = """
+import resource, sys
+from p2pnode.malloc import keep_memory
+print(keep_memory() if sys.argv[1] == "kept" else False)
+import numpy as np
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(200):
+    kept = [np.empty(1 << 18, np.uint8) for _ in range(8)]
+    for buffer in kept:
+        buffer[:] = 1
+    del kept, buffer
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(way: str) -> tuple[str, int]:
+    environment = {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BUFFERS, way]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    took, count = found.stdout.split()
+    return took, int(count)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told anything")
+def test_buffers_that_come_and_go_do_not_cost_fresh_pages_each_time() -> None:
+    """With the setting, two hundred rounds of 2 MB touch few pages anew; without it, most of them."""
+    (took, kept), (_, plain) = faults("kept"), faults("plain")
+
+    assert took == "True"
+    print(f"page faults: {kept} kept, {plain} without")
+    assert kept < 5000
+    assert kept < plain / 4
+
+
+def test_the_environment_has_the_last_word() -> None:
+    """Whoever sets glibc's own variables is not overruled."""
+    command = [sys.executable, "-c", "from p2pnode.malloc import keep_memory; print(keep_memory())"]
+    environment = {"PYTHONPATH": str(ROOT), "MALLOC_TRIM_THRESHOLD_": "131072"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+
+    assert found.stdout.strip() == "False"
+
+
+GIVEN_BACK = """
+from pathlib import Path
+from p2pnode.malloc import give_back, keep_memory
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+keep_memory()
+held = [bytes(1000) for _ in range(30_000)]
+last = bytes(1000)
+full = resident()
+del held
+kept = resident()
+give_back()
+print(full, kept, resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed pages")
+def test_what_the_start_has_freed_goes_back_once() -> None:
+    """30 MB freed below what is in use stay with the process until they are given back."""
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONMALLOC": "malloc"}
+    command = [sys.executable, "-c", GIVEN_BACK]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    full, kept, given = (4 * int(pages) / 1024 for pages in found.stdout.split())
+
+    print(f"{full:.0f} MB, {kept:.0f} MB freed, {given:.0f} MB given back")
+    assert kept > full - 5
+    assert given < full - 20

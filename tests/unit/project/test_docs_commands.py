@@ -1,0 +1,149 @@
+"""The commands that the documents show are commands of this version: `p2pnode` ones parse, `make` targets exist.
+
+Nothing is run. Read are the fenced shell blocks of the Markdown files, and the comments at the top of deploy's files.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "deploy" / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+)
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+SHELLS = {"bash", "console", "sh", "shell"}
+OPERATORS = set("();<>|&")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+#: In deploy's files: `#   … p2pnode status   (what it does)`, whatever starts it; also ExecStart.
+DEPLOYED = re.compile(r"^(?:#   .*[ /]|ExecStart=/\S*/)p2pnode (?!p2pnode)([a-z].*?)(?: {2,}.*)?$", re.MULTILINE)
+
+
+class Command(NamedTuple):
+    place: str
+    words: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.place}: {shlex.join(self.words)}"
+
+
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """The commands of a shell line, cut at its operators; leading assignments and what follows a redirection go."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    redirected = False
+    for word in [*lexer, ";"]:
+        if set(word) <= OPERATORS:
+            if words and not redirected:
+                yield words
+            words, redirected = [], set(word) <= set("<>")
+        elif words or not ASSIGNMENT.match(word):
+            words.append(word)
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """What a reader would type: the lines behind prompts, or every line of a block without; continued ones joined."""
+    for _, language, block in FENCE.findall(text):
+        if language in SHELLS:
+            lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+            prompted = [line[2:] for line in lines if line.startswith("$ ")]
+            yield from prompted or [line for line in lines if line and not line.startswith("#")]
+
+
+def shown_commands() -> list[Command]:
+    found = []
+    for path in DOCUMENTS:
+        if path.exists():
+            for line in shell_lines(path.read_text(encoding="utf-8")):
+                # Blocks without prompts may show output too, which need not be a shell's language.
+                if re.search(r"\b(p2pnode|make)\b", line):
+                    found += [Command(path.relative_to(ROOT).as_posix(), words) for words in simple_commands(line)]
+    for path in sorted((ROOT / "deploy").iterdir()):
+        for rest in DEPLOYED.findall(path.read_text(encoding="utf-8")):
+            found += [
+                Command(path.relative_to(ROOT).as_posix(), words)
+                for words in list(simple_commands(f"p2pnode {rest}"))[:1]
+            ]
+    return found
+
+
+def complaint_about(arguments: list[str]) -> str:
+    """What the command line says against these arguments of `p2pnode`; empty where it takes them."""
+    from p2pnode.cli import app
+
+    command: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        if name not in command.commands:
+            return f"there is no command {name!r}"
+        command = command.commands[name]
+    try:
+        command.make_context(command.name, [word for word in rest if word != "--debug"])
+    except typer.TyperException as error:
+        return error.format_message()
+    except typer.Exit:
+        return ""  # --help and --version are carried out while parsing
+    return ""
+
+
+def commands_called(name: str) -> list[Command]:
+    return [command for command in shown_commands() if command.words[0].rpartition("/")[2] == name]
+
+
+@pytest.mark.parametrize("command", commands_called("p2pnode"), ids=str)
+def test_shown_p2pnode_command_parses(command: Command) -> None:
+    """The command line knows the command and each of its options, and their values have the right form."""
+    assert complaint_about(command.words[1:]) == ""
+
+
+@pytest.mark.parametrize("command", commands_called("make"), ids=str)
+def test_shown_make_target_exists(command: Command) -> None:
+    """The Makefile has the target; arguments handed through to `p2pnode demo` parse as well."""
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    targets = [word for word in command.words[1:] if not ASSIGNMENT.match(word)]
+    arguments = [word.removeprefix("ARGS=") for word in command.words if word.startswith("ARGS=")]
+
+    assert set(targets) <= set(phony[1].split())
+    if targets == ["demo"] and arguments:
+        assert complaint_about(["demo", *shlex.split(arguments[0])]) == ""
+
+
+def test_the_readme_shows_how_to_begin() -> None:
+    """The README has the demo, the tests, and how to start a node."""
+    if not (ROOT / "README.md").exists():
+        pytest.skip("README.md is not written yet")
+    shown = [" ".join(command.words) for command in shown_commands() if command.place == "README.md"]
+
+    assert any(words.startswith("make demo") for words in shown)
+    assert any(words.startswith("make test") for words in shown)
+    assert any(re.match(r"(\S*/)?p2pnode start", words) for words in shown)
+
+
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["start", "--no-such-flag"], ["config", "no-such-command"]])
+def test_a_wrong_command_is_noticed(arguments: list[str]) -> None:
+    """The check itself is not vacuous: unknown commands and flags are refused."""
+    assert complaint_about(arguments) != ""
+
+
+def test_shell_lines_are_read_as_a_shell_would() -> None:
+    """Prompts, assignments, comments, continued lines, pipes and redirections leave the bare commands."""
+    text = (
+        "```console\n$ A=1 p2pnode start \\\n    --config x.toml  # why\nsome output\n$ p2pnode peers | head > y\n```\n"
+    )
+
+    commands = [words for line in shell_lines(text) for words in simple_commands(line)]
+
+    assert commands == [["p2pnode", "start", "--config", "x.toml"], ["p2pnode", "peers"], ["head"]]

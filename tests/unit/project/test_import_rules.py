@@ -1,0 +1,194 @@
+"""Who may import what (DESIGN section 3), beyond what a look at one file can tell.
+
+`make check` runs the contracts of import-linter; here they are shown to notice a breach, a daemon's modules are really
+imported, and what a contract cannot express is read from the syntax tree: pure modules, and the ways around a door.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("p2pnode", "training", "overlay")
+TRAINERS_SIDE = ("training/trainer/", "training/tasks/")
+
+#: Decisions: facts in, decisions out.
+PURE = (
+    "overlay/kademlia/broadcast_queue.py",
+    "overlay/ids.py",
+    "overlay/membership/failure_detector.py",
+    "overlay/kademlia/lookup.py",
+    "overlay/peers.py",
+    "overlay/discovery/placement.py",
+    "overlay/discovery/population.py",
+    "overlay/kademlia/identity_proofs.py",
+    "overlay/kademlia/address_limit.py",
+    "overlay/kademlia/routing_table.py",
+    "overlay/discovery/sampling.py",
+    "training/barriers/predicates.py",
+    "training/encoding/codecs.py",
+    "training/exchange/messages.py",
+    "training/exchange/store/shard_store.py",
+    "training/encoding/frames.py",
+    "training/layout.py",
+    "training/manifest.py",
+    "training/shards/state.py",
+)
+IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading", "time", "torch", "uuid", "secrets"}
+
+#: The real doors, which is where clocks and entropy come in, and the far side of the trainer's.
+BEHIND_DOORS = (
+    "overlay/environment.py",
+    "overlay/sockets/transport.py",
+    "training/supervisor/process_trainer.py",
+    "training/supervisor/process.py",
+    *TRAINERS_SIDE,
+)
+#: Ways around a door: under simulation they would make two runs of one seed differ.
+AROUND_DOORS = {
+    "asyncio.to_thread",
+    "datetime.datetime.now",
+    "datetime.datetime.utcnow",
+    "os.getpid",
+    "os.urandom",
+    "time.monotonic",
+    "time.perf_counter",
+    "time.sleep",
+    "time.time",
+    "uuid.uuid1",
+    "uuid.uuid4",
+}
+
+
+def sources(*packages: str) -> list[str]:
+    """The modules of some packages, as sorted paths below the root."""
+    return sorted(path.relative_to(ROOT).as_posix() for package in packages for path in (ROOT / package).rglob("*.py"))
+
+
+def module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported_names(path: str) -> set[str]:
+    """The top-level names of everything a module imports, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def calls(path: str) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of each call of something imported, whatever name it was imported under."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    meaning: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            meaning |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            meaning |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            first, *rest = ast.unparse(node.func).split(".")
+            if first in meaning:
+                yield node.lineno, ".".join([meaning[first], *rest])
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+    command = [sys.executable, "-P", "-c", program, "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_daemon_does_not_load_torch() -> None:
+    """Importing every module but the trainer's side loads neither torch nor what belongs to it alone."""
+    modules = [
+        module_name(path)
+        for path in sources(*PACKAGES)
+        if not path.startswith(TRAINERS_SIDE) and not path.endswith("/__main__.py")
+    ]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'matplotlib', 'pytest')))"
+    )
+
+    result = subprocess.run(
+        [sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_contracts_hold() -> None:
+    """import-linter keeps every contract of pyproject.toml."""
+    result = lint_imports(ROOT)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "breach", "contract"),
+    [
+        ("overlay/peers.py", "import training.layout", "Imports run one way"),
+        ("training/layout.py", "import p2pnode.config.load", "Imports run one way"),
+        ("training/layout.py", "from torch import nn", "The daemon never imports torch"),
+        ("p2pnode/config/load.py", "def late():\n    import torch.cuda", "The daemon never imports torch"),
+        (
+            "p2pnode/config/load.py",
+            "from training.tasks import digits",
+            "The trainer's side is imported by itself alone",
+        ),
+        ("training/layout.py", "import training.trainer", "The trainer's side is imported by itself alone"),
+        ("overlay/peers.py", "import aiohttp", "Only the two faces import aiohttp"),
+    ],
+)
+def test_a_breach_is_noticed(tmp_path: Path, path: str, breach: str, contract: str) -> None:
+    """One forbidden import anywhere breaks the contract that speaks of it: no contract is vacuous."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / path).open("a", encoding="utf-8") as file:
+        file.write(f"\n{breach}\n")
+
+    result = lint_imports(tmp_path)
+    broken = [line for line in result.stdout.splitlines() if " BROKEN" in line]
+
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert [line for line in broken if line.startswith(contract)] != []
+
+
+@pytest.mark.parametrize("path", PURE)
+def test_a_decision_is_pure(path: str) -> None:
+    """Decisions import no event loop, socket, clock, operating system or torch."""
+    assert imported_names(path) & IMPURE_IMPORTS == set()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sources("overlay", "training") if not path.startswith(BEHIND_DOORS)]
+    + ["p2pnode/lifecycle/node.py"],
+)
+def test_nothing_goes_around_a_door(path: str) -> None:
+    """Outside the doors nobody reads a clock, draws from a global generator or starts a thread."""
+    # `random.Random(seed)` is a generator of one's own; everything else in the module is the shared one.
+    around = [
+        f"{path}:{line}: {name}"
+        for line, name in calls(path)
+        if name in AROUND_DOORS
+        or name.startswith("secrets.")
+        or (name.startswith("random.") and not name.startswith("random.Random"))
+    ]
+
+    assert around == []

@@ -1,0 +1,179 @@
+"""The Makefile, CI script and pins: what a fresh machine depends on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import p2pnode
+
+ROOT = Path(__file__).parents[3]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+NEEDING_PACKAGES = ("demo", "test", "check", "format", "docs", "bench")
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found: dict[str, str] = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, _, version = line.partition("==")
+            found[canonicalize_name(name)] = version
+    return found
+
+
+def requirements() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    return [Requirement(text) for text in [*project["dependencies"], *extras["torch"], *extras["dev"]]]
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    # Without the outer make's flags: these tests run under `make test` themselves.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    return subprocess.run(
+        ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "clean", "pins", "help", "venv"])
+def test_target_exists_and_is_phony(target: str) -> None:
+    """Each documented target has a rule, and a file of the same name does not stand in for it."""
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+
+    assert phony is not None
+    assert target in phony[1].split()
+    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", NEEDING_PACKAGES)
+def test_target_makes_the_environment_it_needs(target: str) -> None:
+    """A target that runs Python depends on the stamp of the installed environment."""
+    assert re.search(rf"^{target}: \$\(STAMP\)", MAKEFILE, re.MULTILINE)
+
+
+@needs_make
+@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "clean", "pins", "help"])
+def test_make_accepts_the_target(target: str) -> None:
+    """Make can plan every target without running it."""
+    result = make("--dry-run", target)
+
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@needs_make
+def test_missing_python_is_said_in_a_sentence(tmp_path: Path) -> None:
+    """Without a fitting Python, make fails before it changes anything, and says what to install."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    result = make("test", "PYTHON=no-such-python", folder=tmp_path)
+
+    assert result.returncode != 0
+    assert "p2pnode needs Python 3.11 or newer" in result.stderr
+    assert "make PYTHON=" in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+@needs_make
+def test_clean_keeps_what_people_made(tmp_path: Path) -> None:
+    """`make clean` removes caches and the environment, and leaves state folders, results and sources alone."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    kept = [tmp_path / "state" / "identity.key", tmp_path / "benchmarks" / "results" / "a.json", tmp_path / "a.py"]
+    removed = [
+        tmp_path / ".venv" / "x",
+        tmp_path / "build" / "x",
+        tmp_path / "__pycache__" / "x",
+        tmp_path / "p.egg-info" / "x",
+    ]
+    for path in [*kept, *removed]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    result = make("clean", folder=tmp_path)
+
+    assert result.returncode == 0, result.stderr
+    assert [path.exists() for path in kept] == [True] * len(kept)
+    assert [path.parent.exists() for path in removed] == [path.parent == tmp_path for path in removed]
+
+
+def test_every_dependency_is_pinned() -> None:
+    """Each requirement of pyproject.toml, extras included, has a pin that satisfies it."""
+    pinned = pins()
+    unmet = [
+        str(requirement)
+        for requirement in requirements()
+        if not requirement.specifier.contains(pinned.get(canonicalize_name(requirement.name), "0"))
+    ]
+
+    assert unmet == []
+
+
+def test_pins_are_exact() -> None:
+    """Every line of constraints.txt names one version; none has a local label, which only one machine would have."""
+    loose = {name: version for name, version in pins().items() if not re.fullmatch(r"[0-9][0-9a-z.]*", version)}
+
+    assert loose == {}
+
+
+def test_torch_is_the_tested_version() -> None:
+    """torch is held at 2.13.0: a free choice would bring the newest build with its CUDA libraries."""
+    assert pins()["torch"] == "2.13.0"
+
+
+def test_pins_name_no_cuda_packages() -> None:
+    """The pins were resolved without CUDA, so that they install on machines without a GPU."""
+    assert [name for name in pins() if name.startswith(("nvidia-", "cuda-", "triton"))] == []
+
+
+def test_ci_runs_the_readme_commands() -> None:
+    """.ci/run is executable bash that stops at the first failure and calls the same commands as people do."""
+    script = ROOT / ".ci" / "run"
+    lines = script.read_text(encoding="utf-8").splitlines()
+
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert "set -eu" in lines
+    assert os.access(script, os.X_OK)
+    assert [line.removesuffix(" </dev/null") for line in lines if line.startswith("make ")] == [
+        "make test",
+        'make test ARGS="-m long"',
+        "make check",
+    ]
+
+
+def test_licence_is_apache_2() -> None:
+    """LICENSE is the whole text of the licence that pyproject.toml names."""
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert project["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in text
+    assert all(f"\n   {number}. " in text for number in range(1, 10))
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_version_stands_in_one_form() -> None:
+    """The package says the version that pyproject.toml gives."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert p2pnode.__version__ == project["version"]
+
+
+def test_changelog_has_an_unreleased_part() -> None:
+    """CHANGELOG.md keeps the form of Keep a Changelog, with a place for the next change."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+    assert text.startswith("# Changelog\n")
+    assert "\n## [Unreleased]\n" in text

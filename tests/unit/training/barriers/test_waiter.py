@@ -1,0 +1,518 @@
+"""The gate at a barrier over an overlay that is told what to say, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from overlay.discovery.population import Population
+from overlay.peers import STALL_FLOOR_S, Activity, Beat, Peer, PeerTable
+from tests.harness.environment import VirtualClock
+from tests.harness.virtual_loop import run
+from training.barriers.predicates import make_barrier
+from training.barriers.waiter import Gate
+from training.settings import BarrierMethod, BarrierSettings
+
+MINE = 20
+#: Virtual seconds that a round of queries takes.
+QUERY_S = 0.005
+
+
+def node(number: int) -> bytes:
+    return bytes([number]) * 20
+
+
+class FakeOverlay:
+    """Peers with a true step each, which a query reveals, unless they are silent."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.node_id = node(0)
+        self.peers = PeerTable()
+        self.steps: dict[bytes, int] = {}
+        self.incarnations: dict[bytes, int] = {}
+        self.activities: dict[bytes, Activity] = {}
+        self.silent: dict[bytes, None] = {}
+        self.dead: dict[bytes, None] = {}
+        self.estimate = 1.0
+        self.asked: list[list[int]] = []
+        self.draws: list[int] = []
+        #: The sample of each draw, the last one for ever; None: everybody.
+        self.samples: list[list[int]] | None = None
+
+    def add(self, number: int, step: int, *, known: int | None = None, activity: Activity = Activity.TRAINING) -> None:
+        """A peer at `step` of which we last heard that it had completed `known` steps."""
+        self.steps[node(number)] = step
+        self.incarnations[node(number)] = 1
+        self.activities[node(number)] = activity
+        self.hear(node(number), step if known is None else known)
+
+    def hear(self, node_id: bytes, step: int) -> None:
+        """A beat of the peer arrives."""
+        incarnation = self.incarnations[node_id]
+        beat = Beat(node_id, incarnation, incarnation, 8468, "", int(self.activities[node_id]), step, 0.1)
+        self.peers.observe(beat, "10.0.0.1", self.clock.monotonic())
+
+    def population(self) -> Population:
+        return Population(self.estimate, self.estimate, self.estimate, True, 1, None)
+
+    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
+        self.draws.append(count)
+        if self.samples is None:
+            chosen = [peer.node_id for peer in self.peers]
+        else:
+            chosen = [node(number) for number in self.samples[min(len(self.draws), len(self.samples)) - 1]]
+        return [self.peer(node_id) for node_id in chosen]
+
+    def peer(self, node_id: bytes) -> Peer:
+        peer = self.peers.get(node_id)
+        assert peer is not None
+        return peer
+
+    def everyone(self, since: float = 0.0) -> list[Peer]:
+        now = self.clock.monotonic()
+        return [peer for peer in self.peers if peer.takes_part(now, since) and self.is_alive(peer.node_id)]
+
+    def is_alive(self, node_id: bytes) -> bool:
+        return node_id in self.peers and node_id not in self.dead
+
+    async def query_steps(self, node_ids: Sequence[bytes]) -> None:
+        self.asked.append([node_id[0] for node_id in node_ids])
+        await asyncio.sleep(QUERY_S)
+        for node_id in node_ids:
+            if node_id not in self.silent and node_id not in self.dead:
+                self.hear(node_id, self.steps[node_id])
+
+
+Scenario = Callable[[FakeOverlay, Gate], Coroutine[Any, Any, None]]
+
+
+def play(scenario: Scenario, method: BarrierMethod = "pbsp", **settings: Any) -> None:
+    """Run a scenario on the virtual loop with a gate of the method (s = 4 where it has one)."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        overlay = FakeOverlay(clock)
+        chosen = BarrierSettings(method=method, **settings)
+        await scenario(overlay, Gate(overlay, make_barrier(chosen), chosen, clock))  # type: ignore[arg-type]
+
+    run(main(), limit_s=600.0, strict=True)
+
+
+def later(delay_s: float, change: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, change)
+
+
+# -- not waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_asp_draws_nobody() -> None:
+    """Without a barrier nothing is sampled, asked or waited for."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0)
+        assert await gate.wait(MINE, 1.0) == 0.0
+        assert (overlay.draws, overlay.asked) == ([], [])
+
+    play(scenario, "asp")
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
+def test_a_node_alone_goes_on(method: BarrierMethod) -> None:
+    """Nobody to look at holds nobody."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        assert await gate.wait(MINE, 1.0) == 0.0
+        assert overlay.asked == []
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize(
+    ("method", "far_enough"), [("bsp", MINE), ("pbsp", MINE), ("ssp", MINE - 4), ("pssp", MINE - 4)]
+)
+def test_peers_known_to_be_far_enough_are_not_asked(method: BarrierMethod, far_enough: int) -> None:
+    """Steps never go back within an incarnation: old news that suffices costs no message and no time."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        for number in range(1, 5):
+            overlay.add(number, far_enough + number - 1)
+        assert await gate.wait(MINE, 1.0) == 0.0
+        assert overlay.asked == []
+        assert gate.queries == 0
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_only_those_believed_behind_are_asked(method: BarrierMethod) -> None:
+    """Of four peers the two whose last news is old are asked; their answers let us pass in one round."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        for number, known in [(1, MINE), (2, MINE - 3), (3, MINE + 5), (4, MINE - 1)]:
+            overlay.add(number, MINE, known=known)
+        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
+        assert overlay.asked == [[2, 4]]
+        assert gate.queries == 2
+
+    play(scenario, method)
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_re_poll_draws_a_fresh_sample() -> None:
+    """A laggard that stays behind holds nobody who does not draw it again: PSP, not a held sample."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 1)
+        overlay.add(2, MINE)
+        overlay.samples = [[1], [1], [1], [2]]
+        waited = await gate.wait(MINE, 2.0)
+        assert overlay.draws == [1] * 4
+        assert overlay.asked == [[1]] * 3
+        assert waited == pytest.approx(3 * (QUERY_S + 0.1))
+
+    play(scenario)
+
+
+def test_the_sample_follows_the_population() -> None:
+    """β is asked for anew at each draw: the swarm may grow while we wait."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 1)
+        overlay.estimate = 4.0
+        later(0.15, lambda: setattr(overlay, "estimate", 50.0))
+        later(0.25, lambda: overlay.steps.update({node(1): MINE}))
+        await gate.wait(MINE, 2.0)
+        assert overlay.draws == [2, 2, 8, 8]
+
+    play(scenario)
+
+
+def test_a_configured_sample_is_asked_for() -> None:
+    """`barrier.sample` overrules the population."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.estimate = 1e6
+        await gate.wait(MINE, 1.0)
+        assert overlay.draws == [3]
+        assert gate.sample_now() == 3
+
+    play(scenario, sample=3)
+
+
+@pytest.mark.parametrize(
+    ("resample_s", "step_seconds", "pause_s"), [(0.0, 4.0, 0.2), (0.0, 0.001, 0.02), (1.5, 4.0, 1.5)]
+)
+def test_the_pause_between_two_polls(resample_s: float, step_seconds: float, pause_s: float) -> None:
+    """A twentieth of the median step, not below 20 ms, or what is configured."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 1)
+        overlay.add(2, MINE)
+        overlay.samples = [[1], [2]]
+        assert await gate.wait(MINE, step_seconds) == pytest.approx(QUERY_S + pause_s)
+
+    play(scenario, resample_s=resample_s)
+
+
+def test_a_peer_that_moves_lets_us_on() -> None:
+    """The barrier opens at the first poll after the laggard has completed its step."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 5)
+        later(3.0, lambda: overlay.steps.update({node(1): MINE - 4}))
+        waited = await gate.wait(MINE, 2.0)
+        assert 3.0 <= waited <= 3.0 + 0.1 + 2 * QUERY_S
+
+    play(scenario, "pssp")
+
+
+def test_a_peer_that_restarted_is_taken_at_its_new_step() -> None:
+    """A new incarnation may be behind where the former was ahead: what it says now counts."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 3, known=MINE + 7)
+        overlay.incarnations[node(1)] = 2
+        overlay.hear(node(1), 3)
+        later(1.0, lambda: overlay.steps.update({node(1): MINE}))
+        waited = await gate.wait(MINE, 2.0)
+        assert 1.0 <= waited <= 1.2
+
+    play(scenario)
+
+
+def test_a_peer_that_vanished_between_draw_and_answer_is_not_counted() -> None:
+    """Forgotten while it was asked: nobody is there to wait for."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 1)
+        overlay.silent[node(1)] = None
+        later(QUERY_S / 2, lambda: overlay.peers.remove(node(1)) and None)
+        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
+
+    play(scenario)
+
+
+# -- silence and death ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["pbsp", "pssp"])
+def test_a_silent_peer_leaves_a_sampled_barrier(method: BarrierMethod) -> None:
+    """Alive as far as anybody knows, but no answer: the sample goes on without it."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0)
+        overlay.add(2, MINE)
+        overlay.silent[node(1)] = None
+        await asyncio.sleep(0.1)
+        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
+
+    play(scenario, method)
+
+
+def test_a_silent_peer_does_not_excuse_one_that_answers() -> None:
+    """Who answers "behind" holds a sampled barrier, whoever else is silent."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0)
+        overlay.add(2, MINE - 1)
+        overlay.silent[node(1)] = None
+        await asyncio.sleep(0.1)
+        later(2.0, lambda: overlay.steps.update({node(2): MINE}))
+        assert await gate.wait(MINE, 1.0) >= 2.0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp"])
+def test_a_silent_peer_holds_a_complete_barrier_until_it_is_dead(method: BarrierMethod) -> None:
+    """bsp and ssp wait for everybody that liveness has not given up, and not a poll longer."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0)
+        overlay.add(2, MINE)
+        overlay.silent[node(1)] = None
+        later(5.0, lambda: overlay.dead.update({node(1): None}))
+        waited = await gate.wait(MINE, 1.0)
+        assert 5.0 <= waited <= 5.0 + 0.05 + 2 * QUERY_S
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_peer_that_dies_while_asked_holds_nobody(method: BarrierMethod) -> None:
+    """Death counts at the moment of decision, not at that of the draw."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0)
+        later(QUERY_S / 2, lambda: overlay.dead.update({node(1): None}))
+        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
+
+    play(scenario, method)
+
+
+def test_an_answer_in_the_same_instant_is_an_answer() -> None:
+    """On a fast network an answer may carry the very time of the question."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 1)
+
+        async def at_once(node_ids: Sequence[bytes]) -> None:
+            overlay.hear(node_ids[0], overlay.steps[node_ids[0]])
+
+        overlay.query_steps = at_once  # type: ignore[method-assign]
+        later(0.98, lambda: overlay.steps.update({node(1): MINE}))
+        assert await gate.wait(MINE, 1.0) == pytest.approx(1.0)
+
+    play(scenario)
+
+
+# -- who takes part ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "activity", [Activity.JOINING, Activity.PAUSED, Activity.STALLED, Activity.FINISHED, Activity.LEAVING]
+)
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_who_does_not_train_is_not_waited_for(method: BarrierMethod, activity: Activity) -> None:
+    """Paused, stalled, finished, leaving and joining nodes hold nobody, sampled or not."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0, activity=activity)
+        assert await gate.wait(MINE, 1.0) <= QUERY_S
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
+def test_a_ready_node_is_waited_for(method: BarrierMethod) -> None:
+    """Its first step is waited for like any other's: those who begin together begin together."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0, activity=Activity.READY)
+
+        def begin() -> None:
+            overlay.activities[node(1)] = Activity.TRAINING
+
+        later(1.0, begin)
+        later(4.0, lambda: overlay.steps.update({node(1): 5}))
+        waited = await gate.wait(5, 1.0)
+        assert 4.0 <= waited <= 4.2
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_ready_node_that_never_begins_holds_nobody_for_long(method: BarrierMethod) -> None:
+    """Ready without a step for as long as a stall is allowed: after that it is skipped."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0, activity=Activity.READY)
+        waited = await gate.wait(5, 1.0)
+        assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
+        assert await gate.wait(6, 1.0) <= QUERY_S
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod) -> None:
+    """It waited an hour for the last one, as we did; from our own beginning it has as long as a stall is allowed."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0, activity=Activity.READY)
+        await asyncio.sleep(60.0)
+        assert await gate.wait(1, 1.0) <= 2 * QUERY_S  # as if we had begun long ago
+        gate.begin()
+        later(4.0, lambda: overlay.steps.update({node(1): 1}))
+        waited = await gate.wait(1, 1.0)
+        assert 4.0 <= waited <= 4.2
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_peer_without_progress_is_skipped_until_it_moves(method: BarrierMethod) -> None:
+    """It answers, it says "training", and its step stands still: after max(10 s, 4 steps) nobody waits for it."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 9)
+        waited = await gate.wait(MINE, 1.0)
+        assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
+        overlay.steps[node(1)] = MINE - 8
+        overlay.hear(node(1), MINE - 8)
+        later(2.0, lambda: overlay.steps.update({node(1): MINE}))
+        assert await gate.wait(MINE, 1.0) >= 2.0
+
+    play(scenario, method)
+
+
+# -- quantile and custom ----------------------------------------------------------------------------------------------
+
+
+def test_a_quantile_lets_the_slowest_behind() -> None:
+    """Three of four are far enough for 0.75; the fourth is asked, and not waited for."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0)
+        for number in (2, 3, 4):
+            overlay.add(number, MINE)
+        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
+
+    play(scenario, quantile=0.75)
+
+
+def most_are_near(mine: int, others: Sequence[int]) -> bool:
+    return sum(other >= mine - 1 for other in others) >= 2
+
+
+def test_a_custom_barrier_sees_fresh_steps_of_the_whole_sample() -> None:
+    """Only the predicate knows what is enough, so everybody is asked at each test."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        for number in (1, 2, 3):
+            overlay.add(number, MINE - 5, known=0)
+        later(1.0, lambda: overlay.steps.update({node(1): MINE}))
+        later(2.0, lambda: overlay.steps.update({node(3): MINE - 1}))
+        waited = await gate.wait(MINE, 1.0)
+        assert 2.0 <= waited <= 2.1
+        assert all(asked == [1, 2, 3] for asked in overlay.asked)
+
+    play(scenario, "custom", custom=f"{__name__}:most_are_near")
+
+
+def test_a_custom_barrier_may_refuse_an_empty_sample() -> None:
+    """ "At least two others" with nobody there is a wait, not a crash of the step loop."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        def arrive() -> None:
+            overlay.add(1, MINE)
+            overlay.add(2, MINE)
+
+        later(1.0, arrive)
+        assert await gate.wait(MINE, 1.0) >= 1.0
+
+    play(scenario, "custom", custom=f"{__name__}:most_are_near")
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_whom_it_waits_for_is_shown_while_it_waits() -> None:
+    """Slowest peer, its step, how many are behind, how many were counted, since when; and nothing afterwards."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        for number, step in [(1, MINE - 2), (2, MINE - 7), (3, MINE), (4, 0)]:
+            overlay.add(number, step)
+        overlay.silent[node(4)] = None
+        began = overlay.clock.monotonic()
+        wait = asyncio.create_task(gate.wait(MINE, 1.0))
+        await asyncio.sleep(0.5)
+        shown = gate.waiting
+        assert shown is not None
+        assert (shown.slowest, shown.its_step, shown.behind, shown.sampled) == (node(2), MINE - 7, 2, 3)
+        assert shown.since == began
+        overlay.steps.update({node(1): MINE, node(2): MINE})
+        await wait
+        assert gate.waiting is None
+
+    play(scenario)
+
+
+def test_the_shown_peer_follows_the_last_sample() -> None:
+    """A slowest peer that caught up is replaced by the one that is now last."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, MINE - 9)
+        overlay.add(2, MINE - 3)
+        wait = asyncio.create_task(gate.wait(MINE, 1.0))
+        await asyncio.sleep(0.5)
+        overlay.steps[node(1)] = MINE
+        await asyncio.sleep(0.5)
+        assert gate.waiting is not None
+        assert (gate.waiting.slowest, gate.waiting.behind) == (node(2), 1)
+        overlay.steps[node(2)] = MINE
+        await wait
+
+    play(scenario)
+
+
+def test_a_cancelled_wait_shows_nothing_more() -> None:
+    """Leaving while waiting: the node does not claim to wait for somebody for ever."""
+
+    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+        overlay.add(1, 0)
+        wait = asyncio.create_task(gate.wait(MINE, 1.0))
+        await asyncio.sleep(0.5)
+        assert gate.waiting is not None
+        wait.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wait
+        assert gate.waiting is None
+
+    play(scenario)

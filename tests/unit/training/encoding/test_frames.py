@@ -1,0 +1,272 @@
+"""Frames: what a body must look like, and every way in which one may not."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.transport import Buffer
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+from training.encoding.frames import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    BadFrame,
+    FrameHeader,
+    FrameReader,
+    Part,
+    encoded_frames,
+    frames,
+    header,
+    read_array,
+)
+
+SHARD = 7
+
+
+async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
+    for buffer in buffers:
+        yield buffer
+
+
+def read(buffers: Iterable[Buffer], size: int, shard: int = SHARD, part: Part = Part.DELTA) -> tuple[Any, ...]:
+    return asyncio.run(read_array(FrameReader(stream(buffers)), shard, part, size))
+
+
+def head(offset: int = 0, payload_bytes: int = 8, codec: CodecName = "float32", **other: int) -> bytes:
+    part = Part(other.get("part", Part.DELTA))
+    return header(other.get("shard", SHARD), offset, payload_bytes, codec, part, step=3, version=4)
+
+
+def ramp(size: int) -> Vector:
+    return (np.arange(size) % 256).astype(np.float32)
+
+
+def as_sent(values: Vector, codec: CodecName) -> Vector:
+    """The values as the codec rounds them."""
+    into = np.empty_like(values)
+    codecs.decode(codecs.encode(values, codec), codec, into)
+    return into
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("size", [1, 2, 3, 262_143, 262_144, 262_145, 600_001])
+def test_an_array_survives_its_frames(codec: CodecName, size: int) -> None:
+    """Values, payload and codec come back whole, over one frame or several, at and around the cut."""
+    values = ramp(size)
+
+    read_back, encoded, found = read(frames(SHARD, values, codec, Part.DELTA), size)
+
+    assert np.array_equal(read_back, as_sent(values, codec))
+    assert bytes(encoded) == codecs.encode(values, codec)
+    assert found == codec
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
+def test_encoded_frames_are_the_same_on_the_wire(codec: CodecName) -> None:
+    """A payload that is encoded already gives the very bytes that encoding on the way gives."""
+    values = ramp(700_000)
+    payload = codecs.encode(values, codec)
+
+    fresh = b"".join(frames(SHARD, values, codec, Part.DELTA, step=2, version=9))
+    repeated = b"".join(encoded_frames(SHARD, payload, codec, Part.DELTA, step=2, version=9))
+
+    assert fresh == repeated
+
+
+def test_frames_are_at_most_a_mebibyte() -> None:
+    """Each payload fits the limit, and only the last is shorter."""
+    buffers = list(frames(SHARD, ramp(600_001), "float32", Part.VALUE))
+    sizes = [len(payload) for payload in buffers[1::2]]
+
+    assert all(len(raw) == HEADER_BYTES for raw in buffers[::2])
+    assert sizes == [MAX_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES, 4 * 600_001 - 2 * MAX_PAYLOAD_BYTES]
+
+
+def test_the_header_on_the_wire() -> None:
+    """Golden bytes: 32, little-endian, in the documented order."""
+    raw = header(0x01020304, 5, 6, "bfloat16", Part.PENDING, step=-1, version=2**63, sequence=9)
+
+    assert raw.hex() == "0403020105000000060000000104" + "0900" + "ff" * 8 + "0000000000000080"
+    assert len(raw) == HEADER_BYTES == 32
+
+
+def test_the_parts_never_change_their_numbers() -> None:
+    """The numbers of the parts are protocol."""
+    assert [(part.name, int(part)) for part in Part] == [
+        ("DELTA", 0),
+        ("VALUE", 1),
+        ("MOMENTUM", 2),
+        ("ACCUMULATED", 3),
+        ("PENDING", 4),
+    ]
+
+
+def test_several_arrays_follow_each_other() -> None:
+    """Arrays of one body are read in turn, and then the body ends cleanly."""
+
+    async def scenario() -> None:
+        first, second = ramp(10), ramp(300_000)
+        buffers = [*frames(1, first, "float32", Part.VALUE), *frames(2, second, "bfloat16", Part.MOMENTUM)]
+        reader = FrameReader(stream([b"".join(buffers)]))
+        assert np.array_equal((await read_array(reader, 1, Part.VALUE, 10))[0], first)
+        assert np.array_equal((await read_array(reader, 2, Part.MOMENTUM, 300_000))[0], second)
+        assert await reader.header() is None
+        assert await reader.header() is None
+
+    asyncio.run(scenario())
+
+
+def test_a_header_is_read_back_as_it_was_written() -> None:
+    """Every field of a header comes back, a zero payload included."""
+
+    async def scenario() -> None:
+        raw = header(9, 8, 0, "float32", Part.VALUE, step=-5, version=77, sequence=6)
+        assert await FrameReader(stream([raw])).header() == FrameHeader(9, 8, 0, 0, 1, 6, -5, 77)
+
+    asyncio.run(scenario())
+
+
+def test_buffers_cut_to_single_bytes_with_empty_ones_between() -> None:
+    """Cuts inside headers and payloads, and empty buffers, change nothing."""
+    values = ramp(33)
+    whole = b"".join(frames(SHARD, values, "bfloat16", Part.DELTA))
+    crumbs = [piece for byte in whole for piece in (b"", memoryview(bytes([byte])), bytearray())]
+
+    assert np.array_equal(read(crumbs, 33)[0], values)
+
+
+def test_the_values_do_not_share_memory_with_the_transport() -> None:
+    """A transport may reuse its buffer the moment we ask for the next one."""
+    values = ramp(4)
+    buffer = bytearray(b"".join(frames(SHARD, values, "float32", Part.DELTA)))
+
+    async def scenario() -> None:
+        read_back, encoded, _ = await read_array(FrameReader(stream([buffer])), SHARD, Part.DELTA, 4)
+        buffer[:] = bytes(len(buffer))
+        assert np.array_equal(read_back, values)
+        assert bytes(encoded) == codecs.encode(values, "float32")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
+def test_a_body_cut_anywhere_is_a_bad_frame(codec: CodecName) -> None:
+    """However many bytes of a two-frame array arrive, fewer than all is `BadFrame`, never a shorter array."""
+    first = max(3, codecs.cut_values(codec))
+    values = ramp(first + 3)
+    whole = b"".join(
+        [
+            head(0, codecs.size_bytes(codec, first), codec),
+            codecs.encode(values[:first], codec),
+            head(first, codecs.size_bytes(codec, 3), codec),
+            codecs.encode(values[first:], codec),
+        ]
+    )
+    assert np.array_equal(read([whole], values.size)[0], as_sent(values, codec))
+
+    for kept in range(len(whole)):
+        with pytest.raises(BadFrame):
+            read([whole[:kept]], values.size)
+
+
+def test_an_int8_array_cut_inside_a_block_is_a_bad_frame() -> None:
+    """A short frame before the last would begin the next block in the middle of one."""
+    payload = codecs.encode(ramp(3), "int8")
+
+    with pytest.raises(BadFrame, match="cut inside a block, after value 3"):
+        read([head(0, len(payload), "int8"), payload, head(3, len(payload), "int8"), payload], 6)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "reason"),
+    [
+        ([], "missing"),
+        ([b""], "missing"),
+        ([head(shard=SHARD + 1), bytes(8)], "expected shard 7"),
+        ([head(part=Part.VALUE), bytes(8)], "expected shard 7"),
+        ([head(offset=1), bytes(8)], "from value 0"),
+        ([head(payload_bytes=4), bytes(4), head(offset=0, payload_bytes=4), bytes(4)], "from value 1"),
+        ([head(payload_bytes=4), bytes(4), head(offset=2, payload_bytes=4), bytes(4)], "from value 1"),
+        ([head(payload_bytes=12), bytes(12)], "2 values"),
+        ([head(payload_bytes=4), bytes(4), head(offset=1), bytes(8)], "2 values"),
+        ([head(payload_bytes=0)], "0 more"),
+        ([head(payload_bytes=7), bytes(7)], "7 bytes"),
+        ([head(payload_bytes=3, codec="bfloat16"), bytes(3)], "3 bytes"),
+        ([head(payload_bytes=3, codec="int8"), bytes(3)], "3 bytes"),
+        ([head(payload_bytes=MAX_PAYLOAD_BYTES + 1), bytes(MAX_PAYLOAD_BYTES + 1)], str(MAX_PAYLOAD_BYTES + 1)),
+        ([head(payload_bytes=0xFFFFFFFF)], "4294967295"),
+    ],
+    ids=[
+        "no body",
+        "an empty buffer",
+        "another shard",
+        "another part",
+        "begins late",
+        "overlaps",
+        "leaves a gap",
+        "too long",
+        "too long in the second frame",
+        "an empty frame",
+        "half a float32",
+        "half a bfloat16",
+        "a part of an int8 block's scale",
+        "over a mebibyte",
+        "four gibibytes announced",
+    ],
+)
+def test_a_body_that_is_not_what_was_announced(buffers: list[bytes], reason: str) -> None:
+    """Every disagreement with the head is `BadFrame` and says what it is."""
+    with pytest.raises(BadFrame, match=reason):
+        read(buffers, 2)
+
+
+def test_an_unknown_codec_is_a_bad_frame() -> None:
+    """A codec number from the future, or from nowhere, is refused before its payload is read."""
+    for number in (3, 7, 255):
+        raw = struct.pack("<IIIBBHqQ", SHARD, 0, 8, number, Part.DELTA, 0, 0, 0)
+        with pytest.raises(BadFrame, match=f"codec {number}"):
+            read([raw], 2)
+
+
+def test_the_announced_size_is_checked_before_it_is_allocated() -> None:
+    """A header that announces four gibibytes costs nothing: the body behind it is never asked for."""
+    asked = []
+
+    async def body() -> AsyncIterator[Buffer]:
+        yield head(payload_bytes=0xFFFFFFFF)
+        asked.append(True)
+        yield bytes(8)
+
+    with pytest.raises(BadFrame):
+        asyncio.run(FrameReader(body()).header())
+    assert not asked
+
+
+def test_one_array_has_one_codec() -> None:
+    """An array whose frames change their codec cannot be forwarded under one codec: it is a bad frame."""
+    mixed = [
+        head(0, 4, "float32"),
+        codecs.encode(ramp(1), "float32"),
+        head(1, 2, "bfloat16"),
+        codecs.encode(ramp(1), "bfloat16"),
+    ]
+
+    with pytest.raises(BadFrame):
+        read(mixed, 2)
+
+
+def test_an_error_of_the_transport_passes_through() -> None:
+    """A broken stream is the transport's error, not a bad frame: it says something about the line, not the peer."""
+
+    async def broken() -> AsyncIterator[Buffer]:
+        yield head()[:10]
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(read_array(FrameReader(broken()), SHARD, Part.DELTA, 2))

@@ -1,0 +1,294 @@
+"""Pulling over lines that are slow, cut or damaged: what arrived stays, and every shard has its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.peers import Contact
+from overlay.transport import Address, Buffer
+from tests.harness.environment import VirtualClock
+from tests.harness.virtual_loop import VirtualLoop
+from tests.unit.training.test_checkpoint import Lines
+from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
+from training.exchange.client.pull import SLOW_S, Pulling
+from training.exchange.messages import ZERO_TERM, Pull, PullAnswer, PullResult, Term, decode, encode
+
+SHARDS, SIZE = 6, 4
+OWNER = Contact(b"o" * 20, Address("10.0.0.1", 1))
+TERM = Term(3, OWNER.node_id)
+
+
+class Line:
+    """An owner of all shards behind a line that lets so many shards through and then stands still."""
+
+    def __init__(self, through: int, *, damaged: int = -1) -> None:
+        self.through = through
+        self.damaged = damaged
+        self.version = 1
+        self.asked: list[Pull] = []
+
+    @asynccontextmanager
+    async def request(self, _kind: str, _to: Contact, pull: Pull) -> AsyncIterator[Any]:
+        self.asked.append(pull)
+        fresh = [one for one in pull.shards if (one.term_number, one.version) != (TERM.number, self.version)]
+        results = [
+            PullResult(one.shard, "value" if one in fresh else "same", *TERM, self.version) for one in pull.shards
+        ]
+        yield SimpleNamespace(head=encode(PullAnswer(results)), body=self._body([one.shard for one in fresh], pull))
+
+    async def _body(self, shards: list[int], pull: Pull) -> AsyncIterator[Buffer]:
+        for number, shard in enumerate(shards):
+            if number == self.through:
+                await asyncio.Event().wait()
+            values = np.full(SIZE, 10 * self.version + shard, np.float32)
+            for buffer in frames(shard, values, "float32", Part.VALUE, has_checksum=pull.has_checksums):
+                damaged = shard == self.damaged and len(buffer) == 4 * SIZE
+                if damaged:
+                    self.damaged = -1  # once
+                yield bytes([buffer[0] ^ 1]) + bytes(buffer[1:]) if damaged else buffer
+
+
+class Store:
+    """What pulling asks of a `ShardStore`."""
+
+    bounds = tuple((shard * SIZE, (shard + 1) * SIZE) for shard in range(SHARDS))
+
+    def __len__(self) -> int:
+        return SHARDS
+
+    def doubts(self, _shards: list[int]) -> list[Any]:
+        return []
+
+    def size(self, _shard: int) -> int:
+        return SIZE
+
+    def fence(self, _shard: int) -> Term:
+        return ZERO_TERM
+
+    def note_owner(self, *_: Any) -> bool:
+        return True
+
+
+def pulling_over(line: Line) -> tuple[Pulling, Any, Lines]:
+    log = Lines()
+    replica = np.zeros(SHARDS * SIZE, np.float32)
+    core: Any = SimpleNamespace(
+        passed_step=0,
+        genesis=b"g" * 16,
+        store=Store(),
+        overlay=SimpleNamespace(node_id=b"m" * 20),
+        settings=SimpleNamespace(pull_codec="float32"),
+        marks=[(ZERO_TERM, 0)] * SHARDS,
+        replica=replica,
+        counters=SimpleNamespace(bytes_received=0),
+        log=log,
+        clock=SimpleNamespace(monotonic=time.monotonic),
+        jitter=lambda: 0.01,
+        request=line.request,
+        decoded=lambda _source, head, kind: decode(head, kind),
+    )
+
+    async def refresh(_shards: list[int]) -> None:
+        await asyncio.sleep(0)
+
+    finding: Any = SimpleNamespace(
+        by_owner=lambda shards: ([(OWNER, list(shards))] if shards else [], []),
+        answered=lambda *_: None,
+        failed=lambda *_: None,
+        refresh=refresh,
+    )
+    return Pulling(core, finding), core, log
+
+
+def test_on_a_slow_line_every_shard_has_its_turn() -> None:
+    """Two of six shards fit into the time of a pull, and all change every step: after three pulls all six were had."""
+    line = Line(through=2)
+    pulling, core, _ = pulling_over(line)
+
+    async def story() -> list[list[int]]:
+        missing = []
+        for step in range(1, 4):
+            line.version = step
+            missing.append((await pulling.pull(step, deadline_s=0.05)).missing)
+        return missing
+
+    missing = asyncio.run(story())
+
+    assert missing == [[2, 3, 4, 5], [0, 1, 4, 5], [0, 1, 2, 3]]
+    assert [version for _, version in core.marks] == [1, 1, 2, 2, 3, 3]
+    assert core.replica[::SIZE].tolist() == [10, 11, 22, 23, 34, 35]
+
+
+def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
+    """What has arrived is asked for by its version, and not sent again."""
+    line = Line(through=4)
+    pulling, core, _ = pulling_over(line)
+
+    async def story() -> list[Any]:
+        first = await pulling.pull(1, deadline_s=0.05)
+        second = await pulling.pull(2, deadline_s=0.05)
+        return [first, second]
+
+    first, second = asyncio.run(story())
+
+    assert (first.changed, first.unchanged, first.missing) == (4, 0, [4, 5])
+    assert (second.changed, second.unchanged, second.missing) == (2, 4, [])
+    assert core.counters.bytes_received == 6 * 4 * SIZE
+
+
+def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop has a turn after every two values; a shard that changes while it is copied has its older version."""
+    for module in ("context", "client.pull"):
+        monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 2)
+    pulling, core, _ = pulling_over(Line(through=0))
+    me = Contact(core.overlay.node_id, Address("10.0.0.2", 1))
+    states = [SimpleNamespace(value=np.full(SIZE, shard, np.float32), version=1, pending={}) for shard in range(SHARDS)]
+    core.synchronous = False
+    core.store.owned = {shard: SimpleNamespace(state=state, copy_term=TERM) for shard, state in enumerate(states)}
+    pulling._finding.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+    turns = 0
+
+    async def meanwhile() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 2:  # the first half of shard 0 is copied
+                states[0].value[:] = 7.0
+                states[0].version = 2
+            await asyncio.sleep(0)
+
+    async def story() -> list[Any]:
+        task = asyncio.create_task(meanwhile())
+        first = await pulling.pull(1, deadline_s=1.0)
+        marks = list(core.marks)
+        second = await pulling.pull(2, deadline_s=1.0)
+        task.cancel()
+        return [first, marks, second]
+
+    first, marks, second = asyncio.run(story())
+
+    assert turns >= SHARDS * SIZE // 2
+    assert (first.changed, first.missing) == (SHARDS, [])
+    assert marks == [(TERM, 1)] * SHARDS
+    assert (second.changed, second.unchanged) == (1, SHARDS - 1)
+    assert core.marks[0] == (TERM, 2)
+    assert core.replica[::SIZE].tolist() == [7.0, *range(1, SHARDS)]
+
+
+def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:
+    """The damaged shard is never in the replica, those before it are not fetched again, and the damage is said."""
+    line = Line(through=SHARDS, damaged=3)
+    pulling, core, log = pulling_over(line)
+
+    report = asyncio.run(asyncio.wait_for(pulling.pull(1, deadline_s=None), 5))
+
+    assert (report.changed, report.missing) == (6, [])
+    assert core.replica[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
+    assert [one.shard for one in line.asked[1].shards] == [3, 4, 5]
+    assert "damaged" in next(fields["reason"] for event, fields in log.lines if event == "bad_pull_answer")
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def test_a_checksum_tells_a_changed_payload(codec: Any) -> None:
+    """Any bit of any frame; an unchanged one passes."""
+    values = np.arange(1000, dtype=np.float32)
+
+    async def body(flip: int | None) -> AsyncIterator[Buffer]:
+        for place, buffer in enumerate(frames(2, values, codec, Part.VALUE, has_checksum=True)):
+            raw = bytearray(buffer)
+            if place == 1 and flip is not None:
+                raw[flip] ^= 0x10
+            yield bytes(raw)
+
+    async def read(flip: int | None) -> int:
+        encoded, _ = await read_encoded(FrameReader(body(flip)), 2, Part.VALUE, 1000, has_checksum=True)
+        return len(encoded)
+
+    assert asyncio.run(read(None)) > 0
+    for flip in (0, 77, 1999):
+        with pytest.raises(BadFrame, match="damaged"):
+            asyncio.run(read(flip))
+
+
+class Swarm:
+    """An owner of half the shards that is quick, one of the other half whose line stands after one, and a bystander."""
+
+    QUICK, SLOW, OTHER = (Contact(name * 20, Address("10.0.0.1", 1)) for name in (b"q", b"s", b"b"))
+
+    def __init__(self) -> None:
+        self.lines = {self.QUICK.node_id: Line(SHARDS), self.SLOW.node_id: Line(1), self.OTHER.node_id: Line(SHARDS)}
+        self.asked: list[tuple[bytes, bool, list[int]]] = []
+
+    @asynccontextmanager
+    async def request(self, kind: str, to: Contact, pull: Pull) -> AsyncIterator[Any]:
+        self.asked.append((to.node_id[:1], pull.takes_copies, [one.shard for one in pull.shards]))
+        async with self.lines[to.node_id].request(kind, to, pull) as answer:
+            if pull.takes_copies:
+                results = [
+                    PullResult(result.shard, "copy", *TERM, 7) for result in decode(answer.head, PullAnswer).results
+                ]
+                answer.head = encode(PullAnswer(results))
+            yield answer
+
+    def pulling(self) -> tuple[Pulling, Any, Lines]:
+        pulling, core, log = pulling_over(self)  # type: ignore[arg-type]
+        half = SHARDS // 2
+        pulling._finding.by_owner = lambda shards: (  # type: ignore[method-assign]
+            [
+                (self.QUICK, [one for one in shards if one < half]),
+                (self.SLOW, [one for one in shards if one >= half]),
+            ],
+            [],
+        )
+        core.clock, core.random = VirtualClock(), random.Random(1)
+        contacts = (self.QUICK, self.SLOW, self.OTHER)
+        core.overlay.members = lambda: [
+            SimpleNamespace(node_id=one.node_id, contact=one, is_worker=lambda now, one=one: one is not self.QUICK)
+            for one in contacts
+        ]
+        core.overlay.is_suspect = lambda node_id: False
+        return pulling, core, log
+
+
+def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
+    """An owner's line stands still after one of three shards, the other owner is done: after 2 s a third node is asked
+    for its copies of the two that are left, from the far end; they count as old, so that the owner is asked again."""
+    swarm = Swarm()
+
+    async def story() -> tuple[Any, Any, Lines, float]:
+        pulling, core, log = swarm.pulling()
+        began = core.clock.monotonic()
+        report = await pulling.pull(1, deadline_s=None)
+        return report, core, log, core.clock.monotonic() - began
+
+    report, core, log, took_s = VirtualLoop().run(story())
+
+    assert (report.changed, report.missing) == (6, [])
+    assert swarm.asked == [(b"q", False, [0, 1, 2]), (b"s", False, [3, 4, 5]), (b"b", True, [5, 4])]
+    assert core.replica[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
+    assert core.marks == [(TERM, 1)] * 4 + [(TERM, 0)] * 2
+    assert SLOW_S <= took_s < SLOW_S + 0.1
+    assert [fields["shards"] for event, fields in log.lines if event == "donor_changed"] == [2]
+
+
+def test_a_pull_between_steps_asks_nobody_for_copies() -> None:
+    """Only a joiner takes what may lack the latest deltas: a step goes on with its own older copy."""
+    swarm = Swarm()
+
+    async def story() -> Any:
+        pulling, _, _ = swarm.pulling()
+        return await pulling.pull(1, deadline_s=10.0)
+
+    report = VirtualLoop().run(story())
+
+    assert report.missing == [4, 5]
+    assert not any(copies for _, copies, _ in swarm.asked)

@@ -1,0 +1,134 @@
+"""Shard states on disk: exact there and back, whole or passed over; what a killed swarm knows to have lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.harness.environment import MemoryDisk
+from tests.unit.training.test_checkpoint import Lines
+from training import checkpoint
+from training.checkpoint import CheckpointState
+from training.exchange.messages import Term
+from training.exchange.store.state_files import BadStates, batches, decode, encode, past_of, torn
+from training.shards.state import Applied, DeltaId, Rule, ShardState
+
+GENESIS = b"g" * 16
+NODE, OTHER = b"n" * 20, b"o" * 20
+BOUNDS = [(0, 5), (5, 9)]
+#: The last two values are buffers: shard 1 has two parameters.
+PARAMETERS = 7
+RULE = Rule(outer_lr=0.7, outer_momentum=0.5)
+
+
+def state(size: int, parameters: int, steps: int, held: int = 0) -> ShardState:
+    made = ShardState(value=np.arange(size, dtype=np.float32), parameters=parameters)
+    for step in range(1, steps + 1):
+        made.apply(DeltaId(NODE, 2, step), 0.4, np.full(size, step / 3, np.float32), RULE)
+    for step in range(steps + 1, steps + held + 1):
+        made.hold(DeltaId(OTHER, 1, step), 0.4, np.full(size, step / 7, np.float32))
+    return made
+
+
+def both() -> list[tuple[int, Term, ShardState]]:
+    return [(0, Term(4, NODE), state(5, 5, 3, held=2)), (1, Term(7, OTHER), state(4, 2, 1))]
+
+
+def test_states_come_back_bit_by_bit() -> None:
+    """Value, momentum, accumulated delta, held deltas, identities, version and term are as they were."""
+    found = decode(encode(GENESIS, both(), clean=True), GENESIS, BOUNDS, PARAMETERS)
+
+    for shard, term, before in both():
+        stored = found[shard]
+        assert (stored.term, stored.clean, stored.rank) == (term, True, (term, before.known_count))
+        after = stored.state
+        for name in ("value", "momentum", "accumulated"):
+            np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+        assert (after.version, after.sum_weight, after.parameters) == (
+            before.version,
+            before.sum_weight,
+            before.parameters,
+        )
+        assert after.applied.rows() == before.applied.rows()
+        assert sorted(after.pending) == sorted(before.pending)
+        after.fold(9, RULE)
+        before.fold(9, RULE)
+        np.testing.assert_array_equal(after.value, before.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda raw: raw[:-4], "damaged"),
+        (lambda raw: raw[: len(raw) // 2], "damaged"),
+        (lambda raw: raw[:50] + bytes([raw[50] ^ 1]) + raw[51:], "damaged"),
+        (lambda raw: b"", "damaged"),
+    ],
+)
+def test_a_torn_file_is_told_from_a_whole_one(change, why: str) -> None:  # type: ignore[no-untyped-def]
+    """Cut, flipped or empty: it is refused, and nothing of it counts."""
+    with pytest.raises(BadStates, match=why):
+        decode(change(encode(GENESIS, both(), clean=False)), GENESIS, BOUNDS, PARAMETERS)
+
+
+def test_another_swarms_and_another_layouts_states_are_refused() -> None:
+    """Another genesis, longer shards, fewer shards."""
+    raw = encode(GENESIS, both(), clean=False)
+
+    with pytest.raises(BadStates, match="swarm"):
+        decode(raw, b"h" * 16, BOUNDS, PARAMETERS)
+    for bounds in ([(0, 6), (6, 10)], [(0, 5)], [(0, 4), (4, 8)]):
+        with pytest.raises(BadStates, match="layout"):
+            decode(raw, GENESIS, bounds, PARAMETERS)
+
+
+def test_a_damaged_file_costs_its_own_shards_only() -> None:
+    """The states of the other files of a checkpoint are offered, and the damaged one is reported."""
+    disk, log = MemoryDisk(), Lines()
+    found = CheckpointState(
+        run="r", genesis=GENESIS.hex(), layout_digest="", step=5, samples=0, optimizer_steps=0, marks=[]
+    )
+    folder = checkpoint.folder_of(5)
+    for number, one in enumerate(both()):
+        checkpoint.write_states(disk, folder, number, encode(GENESIS, [one], clean=False))
+    disk.tear(f"{folder}/states-000000.bin")
+
+    states = checkpoint.read_states(disk, found, BOUNDS, PARAMETERS, log)
+
+    assert list(states) == [1]
+    assert [(event, fields["file"]) for event, fields in log.lines] == [
+        ("stored_states_unreadable", f"{folder}/states-000000.bin")
+    ]
+    checkpoint.keep_states(disk, folder, 1)
+    assert disk.names(folder) == [f"{folder}/states-000000.bin"]
+
+
+def test_small_states_share_a_file_and_large_ones_do_not() -> None:
+    """Files of at most 64 MiB, a larger state alone in its own."""
+    mib = 1 << 20
+
+    assert batches([(0, 40 * mib), (1, 24 * mib), (2, 1), (3, 200 * mib), (4, 5)]) == [[0, 1], [2], [3], [4]]
+
+
+def applied(*identities: tuple[bytes, int, int]) -> Applied:
+    found = Applied()
+    for node, incarnation, step in identities:
+        found.add(DeltaId(node, incarnation, step))
+    return found
+
+
+def test_deltas_that_only_some_shards_have_are_lost_and_named() -> None:
+    """Per shard that lacks them; gaps below and shards without identities say nothing."""
+    one = applied((NODE, 1, 1), (NODE, 1, 2), (OTHER, 1, 4))
+    two = applied((NODE, 1, 2), (NODE, 1, 5), (OTHER, 1, 4))
+
+    assert torn([one, two, Applied()]) == [(NODE, 1, 3, 5)]
+    assert torn([one, one.copy()]) == []
+
+
+def test_the_past_of_a_node_is_its_highest_start_and_step() -> None:
+    """Over all states, and each by itself: the highest step may be of an earlier start."""
+    states = [applied((NODE, 1, 30), (OTHER, 9, 99)), applied((NODE, 3, 12))]
+
+    assert past_of(NODE, states) == (3, 30)
+    assert past_of(b"x" * 20, states) == (0, 0)

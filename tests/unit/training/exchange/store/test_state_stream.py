@@ -1,0 +1,127 @@
+"""A shard's state on the wire: it arrives whole, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlay.transport import Buffer
+from tests.harness.stores import IDS, SUM, store_of, term, zeros
+from training.encoding.frames import BadFrame, FrameReader
+from training.exchange.messages import State, StateHead, decode, encode
+from training.exchange.store import state_stream
+from training.exchange.store.shard_store import ShardStore
+from training.shards.state import DeltaId, Rule, ShardState
+
+
+async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
+    for buffer in buffers:
+        yield buffer
+
+
+def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
+    """A state with everything in it: momentum, gaps, held deltas of two steps, an era."""
+    rng = np.random.default_rng(shard)
+    state = store.fresh_state(shard, rng.normal(size=4))
+    for step in (1, 2, 4):
+        state.apply(DeltaId(IDS["x"], 2, step), 0.4, rng.normal(size=4).astype(np.float32), rule)
+    for step, node in ((6, "b"), (5, "c"), (5, "a")):
+        state.hold(DeltaId(IDS[node], 1, step), 0.25, rng.normal(size=4).astype(np.float32))
+    state.era_step, state.folded_step = 3, 4
+    state.norms.note(IDS["x"], 2, 4, 1.5)
+    return state
+
+
+def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, ShardState]:
+    heads = [state_stream.describe(shard, term(7, "a"), state) for shard, state in states.items()]
+    payload = encode(State(b"g", heads))
+    body = list(state_stream.body([(head, states[head.shard]) for head in heads]))
+
+    async def receive() -> dict[int, ShardState]:
+        reader = FrameReader(stream(body))
+        found = {
+            head.shard: await state_stream.read_state(reader, head, into) for head in decode(payload, State).states
+        }
+        assert await reader.header() is None
+        return found
+
+    return asyncio.run(receive())
+
+
+@pytest.mark.parametrize("rule", [SUM, Rule(0.7, 0.9)], ids=["plain", "momentum"])
+def test_a_state_survives_the_wire_whole(rule: Rule) -> None:
+    """Every part arrives, for shards of parameters, of both, and of buffers; and both go on to the same bits."""
+    store = store_of("a", rule)
+    states = {shard: rich_state(store, shard, rule) for shard in range(4)}
+
+    arrived = transferred(states, store_of("b", rule))
+
+    for shard, state in states.items():
+        again = arrived[shard]
+        assert sorted(again.applied.rows()) == sorted(state.applied.rows())
+        assert again.norms.rows() == state.norms.rows() == [(IDS["x"], 2, 4, 1.5)]
+        assert (again.version, again.sum_weight, again.era_step, again.folded_step, again.parameters) == (
+            state.version,
+            state.sum_weight,
+            state.era_step,
+            state.folded_step,
+            state.parameters,
+        )
+        for one in (state, again):
+            one.fold(9, rule)
+            one.apply(DeltaId(IDS["d"], 1, 1), 0.9, np.ones(4, dtype=np.float32), rule)
+        assert again.value.tobytes() == state.value.tobytes()
+        assert (again.momentum is None) == (state.momentum is None)
+
+
+def test_a_state_of_a_shard_that_does_not_exist_is_refused() -> None:
+    """The head is checked against the layout before anything is allocated."""
+    store = store_of("a")
+    head = state_stream.describe(4, term(1, "a"), zeros(store))
+
+    with pytest.raises(ValueError, match="shard 4 of 4"):
+        asyncio.run(state_stream.read_state(FrameReader(stream([])), head, store))
+
+
+def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
+    """Cut before any of its arrays, a state is not taken for one with fewer of them."""
+    rule = Rule(0.7, 0.9)
+    store = store_of("a", rule)
+    state = rich_state(store, 2, rule)
+    head = state_stream.describe(2, term(7, "a"), state)
+    buffers = list(state_stream.body([(head, state)]))
+
+    for kept in range(0, len(buffers), 2):
+        with pytest.raises(BadFrame):
+            asyncio.run(state_stream.read_state(FrameReader(stream(buffers[:kept])), head, store))
+
+
+def test_arrays_in_another_order_are_a_bad_frame() -> None:
+    """Momentum is not taken for accumulated deltas, though both have the same size."""
+    rule = Rule(0.7, 0.9)
+    store = store_of("a", rule)
+    state = rich_state(store, 0, rule)
+    head = state_stream.describe(0, term(7, "a"), state)
+    buffers = list(state_stream.body([(head, state)]))
+    buffers[2:4], buffers[4:6] = buffers[4:6], buffers[2:4]
+
+    with pytest.raises(BadFrame):
+        asyncio.run(state_stream.read_state(FrameReader(stream(buffers)), head, store))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shard": 4096}, {"shard": -1}, {"term_number": -1}, {"version": -1}, {"applied": [(b"x", 1)]}, {"held": [1]}],
+    ids=str,
+)
+def test_a_malformed_head_is_refused_when_it_is_decoded(change: dict[str, object]) -> None:
+    """Impossible numbers and shapes end at the decoder, not in the store."""
+    store = store_of("a")
+    head = msgspec.structs.replace(state_stream.describe(0, term(1, "a"), zeros(store)), **change)
+
+    with pytest.raises(msgspec.DecodeError):
+        decode(encode(head), StateHead)

@@ -1,0 +1,382 @@
+"""The arithmetic of a shard: one Nesterov step per whole weight, each identity once, in any order."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import permutations
+
+import msgspec
+import numpy as np
+import pytest
+
+from training.encoding.codecs import Vector
+from training.shards.state import Applied, DeltaId, Rule, ShardState
+
+PLAIN = Rule(outer_lr=0.7, outer_momentum=0.0)
+NESTEROV = Rule(outer_lr=0.7, outer_momentum=0.9)
+SUM = Rule(outer_lr=1.0, outer_momentum=0.0)
+
+NODES = [bytes([letter]) * 20 for letter in b"abcdef"]
+
+
+def identity(step: int, node: int = 0, incarnation: int = 1) -> DeltaId:
+    return DeltaId(NODES[node], incarnation, step)
+
+
+def shard(*values: float, parameters: int | None = None) -> ShardState:
+    value = np.array(values, dtype=np.float32)
+    return ShardState(value=value, parameters=value.size if parameters is None else parameters)
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, dtype=np.float32)
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 16])
+def test_delayed_nesterov_is_one_nesterov_step_on_the_average(period: int) -> None:
+    """After P pushes of weight 1/P each, for five rounds: v ← μv + ḡ; φ ← φ + η(ḡ + μv), in double precision."""
+    seed = 11
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    start = rng.normal(size=50)
+    state = shard(*start)
+    expected, momentum = start.astype(np.float32).astype(np.float64), np.zeros(50)
+    for turn in range(5):
+        deltas = rng.normal(size=(period, 50)).astype(np.float32)
+        for place, delta in enumerate(deltas):
+            state.apply(identity(turn * period + place), 1 / period, delta, NESTEROV)
+        average = deltas.astype(np.float64).mean(axis=0)
+        momentum = 0.9 * momentum + average
+        expected += 0.7 * (average + 0.9 * momentum)
+
+        np.testing.assert_allclose(state.value, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_between_two_whole_weights_a_push_is_plain() -> None:
+    """Before Σw reaches 1 a push adds η·w·delta and nothing else; momentum comes with the last one."""
+    state = shard(0.0)
+    rule = Rule(outer_lr=1.0, outer_momentum=0.5)
+    seen = []
+    for step in range(1, 9):
+        state.apply(identity(step), 0.25, vector(4.0), rule)
+        seen.append(float(state.value[0]))
+
+    # Round one: m = 4, + 0.5·4. Round two: m = 2 + 4, + 0.5·6.
+    assert seen == [1.0, 2.0, 3.0, 4.0 + 2.0, 7.0, 8.0, 9.0, 10.0 + 3.0]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6, 7, 10, 11, 49, 100, 333, 1000])
+def test_rounding_of_the_weights_does_not_shift_the_period(workers: int) -> None:
+    """N pushes of 1/N reach a whole weight at the N-th, for every N, though their float sum may fall short of 1."""
+    state = shard(0.0)
+    for step in range(workers):
+        assert state.momentum is None or not state.momentum.any()
+        state.apply(identity(step), 1 / workers, vector(1.0), NESTEROV)
+
+    assert state.momentum is not None
+    assert state.momentum[0] == pytest.approx(1.0, rel=1e-4)
+    assert state.sum_weight == 0.0
+    assert state.accumulated is not None
+    assert not state.accumulated.any()
+
+
+def test_weights_above_one_step_at_every_push() -> None:
+    """With `weight = "sum"` each push is a whole weight of its own."""
+    state = shard(0.0)
+    rule = Rule(outer_lr=1.0, outer_momentum=0.5)
+    state.apply(identity(1), 1.0, vector(1.0), rule)
+    state.apply(identity(2), 3.0, vector(1.0), rule)
+
+    # 1 + .5·1 = 1.5, then 3 + .5·(.5 + 3) = 4.75
+    assert state.value[0] == 6.25
+
+
+def test_without_momentum_a_push_is_the_weighted_delta() -> None:
+    """μ = 0: value = start + η Σ w·delta, and no array for momentum is ever made."""
+    state = shard(1.0, 2.0)
+    for step, weight in enumerate((0.5, 1.0, 0.25)):
+        state.apply(identity(step), weight, vector(4.0, -8.0), SUM)
+
+    assert state.value.tolist() == [1.0 + 7.0, 2.0 - 14.0]
+    assert state.momentum is None
+    assert state.accumulated is None
+    assert state.version == 3
+
+
+def test_buffers_are_averaged_without_momentum_and_without_outer_lr() -> None:
+    """The values after `parameters` take w·delta; a running mean moves to the average, not beyond."""
+    rule = Rule(outer_lr=0.5, outer_momentum=0.5)
+    state = shard(0.0, 0.0, 10.0, 10.0, parameters=2)
+    for step in range(4):
+        state.apply(identity(step), 0.25, vector(4.0, 4.0, 4.0, -8.0), rule)
+
+    # Parameters: η·ḡ + η·μ·m = 2 + 1.
+    assert state.value.tolist() == [3.0, 3.0, 14.0, 2.0]
+    assert state.momentum is not None
+    assert state.momentum.shape == (2,)
+
+
+def test_a_shard_of_buffers_only_has_no_momentum() -> None:
+    """Where no parameter lies in a shard, momentum has nothing to act on."""
+    state = shard(1.0, 1.0, parameters=0)
+    for step in range(3):
+        state.apply(identity(step), 1.0, vector(1.0, 2.0), NESTEROV)
+
+    assert state.value.tolist() == [4.0, 7.0]
+    assert state.momentum is None
+
+
+def test_applying_leaves_the_delta_as_it_was() -> None:
+    """The same array goes to the owner's state and, over the wire, to its backup: it must not be scaled in place."""
+    delta = vector(1.0, 2.0, 3.0)
+    delta.flags.writeable = False
+
+    shard(0.0, 0.0, 0.0, parameters=2).apply(identity(1), 0.5, delta, NESTEROV)
+
+    assert delta.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_arrays_stay_float32() -> None:
+    """Weights and rules are Python floats; nothing is promoted to double on the way."""
+    state = shard(0.0, 0.0, parameters=1)
+    state.apply(identity(1), 1.0, vector(1.0, 1.0), NESTEROV)
+
+    assert state.momentum is not None
+    assert state.accumulated is not None
+    assert {state.value.dtype, state.momentum.dtype, state.accumulated.dtype} == {np.dtype(np.float32)}
+
+
+def test_the_order_of_arrival_does_not_matter_without_momentum() -> None:
+    """Every order of four deltas gives the same value, version and identities."""
+    deltas = {identity(step, node): vector(2.0**step, -(3.0**node)) for step, node in [(1, 0), (1, 1), (2, 0), (5, 2)]}
+    results = []
+    for order in permutations(deltas):
+        state = shard(0.0, 0.0)
+        for one in order:
+            state.apply(one, 0.5, deltas[one], SUM)
+        results.append((state.value.tolist(), state.version, sorted(state.applied.rows())))
+
+    assert all(result == results[0] for result in results)
+
+
+# -- bulk-synchronous: held deltas ------------------------------------------------------------------------------------
+
+
+def test_folding_does_not_depend_on_the_order_of_arrival() -> None:
+    """Held deltas are folded in the order of their identities: bit for bit one value, momentum and all."""
+    seed = 4
+    print(f"seed {seed}")
+    rng, order = np.random.default_rng(seed), random.Random(seed)
+    held = [(identity(step, node), rng.normal(size=30).astype(np.float32)) for step in (1, 2) for node in range(5)]
+    results = set()
+    for _ in range(20):
+        state = ShardState(value=np.ones(30, dtype=np.float32), parameters=20)
+        for one, delta in order.sample(held, len(held)):
+            state.hold(one, 0.2, delta)
+        assert state.fold(2, NESTEROV) == 10
+        assert state.momentum is not None
+        results.add((state.value.tobytes(), state.momentum.tobytes(), state.version))
+
+    assert len(results) == 1
+
+
+def test_a_held_delta_is_known_but_not_visible() -> None:
+    """Until its step is folded a delta does not change the value; a retry of it is recognised all the same."""
+    state = shard(0.0)
+    state.hold(identity(3), 1.0, vector(5.0))
+
+    assert state.value[0] == 0.0
+    assert state.version == 0
+    assert state.knows(identity(3))
+    assert not state.knows(identity(3, node=1))
+    assert not state.knows(identity(3, incarnation=2))
+    assert not state.knows(identity(2))
+
+
+def test_folding_takes_the_steps_up_to_the_barrier_only() -> None:
+    """A node that is one step ahead has pushed step t + 1 already; nobody may see it yet."""
+    state = shard(0.0)
+    for step in (1, 2, 3):
+        state.hold(identity(step), 1.0, vector(10.0**step))
+
+    assert state.fold(2, SUM) == 2
+    assert state.value[0] == 110.0
+    assert state.knows(identity(1))
+    assert state.knows(identity(3))
+    assert list(state.pending) == [3]
+    assert state.folded_step == 2
+
+
+def test_folding_again_changes_nothing() -> None:
+    """Pulls of many nodes name the same step, and old ones come late."""
+    state = shard(0.0)
+    state.hold(identity(2), 1.0, vector(1.0))
+    state.fold(2, SUM)
+
+    assert state.fold(2, SUM) == 0
+    assert state.fold(1, SUM) == 0
+    assert (state.value[0], state.version, state.folded_step) == (1.0, 1, 2)
+
+
+def test_a_delta_that_comes_after_its_fold_is_kept_for_the_next() -> None:
+    """A straggler's delta of a step already folded is not lost: the next fold takes it."""
+    state = shard(0.0)
+    state.fold(5, SUM)
+    state.hold(identity(4), 1.0, vector(1.0))
+
+    assert state.fold(5, SUM) == 1
+    assert state.value[0] == 1.0
+
+
+# -- copies and sizes -------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_independent_in_every_part() -> None:
+    """A learner's snapshot does not move when the owner goes on, and the owner's not when the learner does."""
+    state = shard(0.0, 0.0)
+    state.apply(identity(1), 0.5, vector(1.0, 1.0), NESTEROV)
+    state.hold(identity(2), 1.0, vector(2.0, 2.0))
+    state.era_step, state.folded_step = 3, 4
+    twin = state.copy()
+    before = (twin.value.tolist(), twin.applied.rows(), twin.sum_weight, twin.version, len(twin.pending[2]))
+
+    state.apply(identity(9), 0.5, vector(1.0, 1.0), NESTEROV)
+    state.hold(identity(2, node=1), 1.0, vector(2.0, 2.0))
+    state.fold(2, NESTEROV)
+
+    assert (twin.value.tolist(), twin.applied.rows(), twin.sum_weight, twin.version, len(twin.pending[2])) == before
+    assert (twin.era_step, twin.folded_step) == (3, 4)
+    assert twin.momentum is not None
+    assert not twin.momentum.any()
+
+
+def test_a_copy_goes_on_as_its_original_would() -> None:
+    """The same deltas into original and copy give the same bits: a copy leaves nothing out."""
+    rng = np.random.default_rng(6)
+    state = ShardState(value=np.zeros(9, dtype=np.float32), parameters=6)
+    for step in range(5):
+        state.apply(identity(step), 0.3, rng.normal(size=9).astype(np.float32), NESTEROV)
+    twin = state.copy()
+    for step in range(5, 12):
+        delta = rng.normal(size=9).astype(np.float32)
+        state.apply(identity(step), 0.3, delta, NESTEROV)
+        twin.apply(identity(step), 0.3, delta, NESTEROV)
+
+    assert twin.value.tobytes() == state.value.tobytes()
+
+
+def test_the_size_counts_every_array() -> None:
+    """Value, momentum, accumulated and each held delta, in bytes."""
+    state = shard(*[0.0] * 10, parameters=4)
+    assert state.size_bytes == 40
+    state.apply(identity(1), 0.5, vector(*[0.0] * 10), NESTEROV)
+    assert state.size_bytes == 40 + 16 + 16
+    state.hold(identity(2), 0.5, vector(*[0.0] * 10))
+    assert state.size_bytes == 72 + 40
+
+
+# -- the applied set --------------------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_not_applied() -> None:
+    """After a split step 6 may be in and step 5 not: one number per node would take 5 for applied."""
+    applied = Applied()
+    for step in (1, 2, 3, 4, 6):
+        applied.add(identity(step))
+
+    assert identity(6) in applied
+    assert identity(5) not in applied
+    assert identity(7) not in applied
+    assert identity(0) not in applied
+    assert applied.rows() == [(NODES[0], 1, [(1, 4), (6, 6)])]
+
+
+def test_nodes_and_incarnations_are_apart() -> None:
+    """Step 1 of a restarted node is another delta than step 1 of its former life."""
+    applied = Applied()
+    applied.add(identity(1, node=0, incarnation=1))
+
+    assert identity(1, node=0, incarnation=2) not in applied
+    assert identity(1, node=1, incarnation=1) not in applied
+
+
+def test_looking_changes_nothing() -> None:
+    """Asking for unknown identities leaves no trace in what is sent to a backup."""
+    applied = Applied()
+    assert identity(1) not in applied
+
+    assert applied.rows() == []
+
+
+def test_forgetting_takes_one_incarnation() -> None:
+    """What a long dead incarnation pushed is forgotten; its successor's is kept; a second time is no error."""
+    applied = Applied()
+    applied.add(identity(1, incarnation=1))
+    applied.add(identity(1, incarnation=2))
+    applied.forget(NODES[0], 1)
+    applied.forget(NODES[0], 1)
+
+    assert identity(1, incarnation=1) not in applied
+    assert identity(1, incarnation=2) in applied
+
+
+def test_beyond_the_most_ranges_the_lowest_gap_closes() -> None:
+    """Memory is bounded: of 33 separate steps the two oldest are joined, the newer gaps stay open."""
+    applied = Applied()
+    steps = range(0, 2 * (Applied.MOST_RANGES + 1), 2)
+    for step in steps:
+        applied.add(identity(step))
+
+    assert len(applied.rows()[0][2]) == Applied.MOST_RANGES
+    assert all(identity(step) in applied for step in steps)
+    assert identity(1) in applied  # the closed gap
+    assert all(identity(step + 1) not in applied for step in steps if step >= 2)
+
+
+def test_very_large_steps_are_exact() -> None:
+    """Steps beyond 2⁵³ are told apart: nothing passes through a float."""
+    applied = Applied()
+    applied.add(identity(2**53 + 1))
+
+    assert identity(2**53) not in applied
+    assert identity(2**53 + 1) in applied
+
+
+def test_rows_survive_the_wire() -> None:
+    """Packed, unpacked and built again, the set answers the same, and shares nothing with the former."""
+    applied = Applied()
+    for step in (1, 2, 5, 9):
+        applied.add(identity(step, node=step % 2))
+    packed = msgspec.msgpack.encode(applied.rows())
+    rows = msgspec.msgpack.decode(packed, type=list[tuple[bytes, int, list[tuple[int, int]]]])
+
+    again = Applied.of_rows(rows)
+
+    assert again.rows() == applied.rows()
+    again.add(identity(3, node=1))
+    assert identity(3, node=1) not in applied
+
+
+def test_a_copy_of_the_set_is_independent() -> None:
+    """Additions to a copy do not show in the original, nor the other way round."""
+    applied = Applied()
+    applied.add(identity(1))
+    twin = applied.copy()
+    twin.add(identity(2))
+    applied.add(identity(9))
+
+    assert identity(2) not in applied
+    assert identity(9) not in twin
+
+
+def test_the_weights_of_a_round_are_summed_in_double_precision() -> None:
+    """A thousand weights of 1/1000 in float32 would be off by more than the tolerance allows for; in double not."""
+    state = shard(0.0)
+    for step in range(999):
+        state.apply(identity(step), 1 / 1000, vector(0.0), NESTEROV)
+
+    assert math.isclose(state.sum_weight, 0.999, rel_tol=1e-12)

@@ -1,0 +1,74 @@
+"""A parameter server of one thread that evaluates before it hands out: what its evaluations stand for."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from training.simulation.figures import published
+from training.simulation.figures.points import plan_of
+from training.simulation.figures.reproduction import order_verdict
+from training.simulation.figures.studies import SIX_COMPUTES_S, SIX_DURATION_S, SIX_EVALUATES_S, SIX_WORKERS
+from training.simulation.learning.parameter_server import Server, learn_at_server
+from training.simulation.learning.problems import LinearRegression
+from training.simulation.model.plan import Plan
+
+SERVER = Server(SIX_COMPUTES_S, SIX_EVALUATES_S)
+SEEDS = range(1, 9)
+
+
+def plan(name: str, seed: int) -> Plan:
+    """The six workers of the literature."""
+    return replace(plan_of(name, SIX_WORKERS, SIX_DURATION_S), seed=seed, self_sampled=False)
+
+
+@pytest.mark.parametrize("name", list(published.MNIST))
+def test_evaluations_are_counted_as_the_figure_counts(name: str) -> None:
+    """The mean number of evaluations lies within a quarter of the published one, for each of the five barriers."""
+    print(f"seeds {list(SEEDS)}")
+    counts = [learn_at_server(plan(name, seed), SERVER, None)[0].updates[-1] for seed in SEEDS]
+
+    assert statistics.fmean(counts) == pytest.approx(published.MNIST[name][0], rel=0.25)
+
+
+def test_an_evaluation_stands_for_one_delta_or_for_all() -> None:
+    """Under asp for one; under bsp for one of each worker, less those still under way at the end."""
+    curve, mean_steps = learn_at_server(plan("asp", 1), SERVER, None)
+    assert curve.updates[-1] == round(mean_steps * SIX_WORKERS)
+
+    curve, mean_steps = learn_at_server(plan("bsp", 1), SERVER, None)
+    assert curve.updates[-1] <= mean_steps < curve.updates[-1] + 1
+
+
+def test_a_busy_server_spaces_evaluations() -> None:
+    """No two evaluations lie closer together than one takes, and asp keeps the server busy all the time."""
+    curve, _ = learn_at_server(plan("asp", 2), SERVER, None)
+    gaps = [later - earlier for earlier, later in zip(curve.now_s, curve.now_s[1:], strict=False)]
+
+    assert min(gaps) >= SIX_EVALUATES_S - 1e-9
+    assert statistics.fmean(gaps) == pytest.approx(SIX_EVALUATES_S, rel=0.02)
+
+
+def test_what_is_learned_follows_the_deltas_and_not_the_evaluations() -> None:
+    """In equal time bsp ends nearer to the truth than asp, from a third of the evaluations; a seed repeats exactly."""
+
+    def ends(name: str) -> tuple[list[float], int]:
+        problem = LinearRegression(1, size=20, learning_rate=0.02)
+        curve, _ = learn_at_server(plan(name, 1), SERVER, problem)
+        return curve.score, curve.updates[-1]
+
+    bsp, asp = ends("bsp"), ends("asp")
+    assert bsp[0][-1] < asp[0][-1]
+    assert bsp[1] < asp[1] / 3
+    assert ends("bsp") == bsp
+
+
+def test_an_order_holds_only_beyond_its_noise() -> None:
+    """Above on every seed by one amount it holds; above in the mean of a wide scatter it is not distinguishable."""
+    low = [0.5, 0.6, 0.4, 0.55, 0.45]
+    assert order_verdict([[value + 0.1 for value in low]], [low]) == "holds"
+    assert order_verdict([[0.9, 0.3, 0.8, 0.2, 0.7]], [low]) == "not distinguishable"
+    assert order_verdict([[value - 0.1 for value in low]], [low]) == "fails"
+    assert order_verdict([[0.9] * 5, [value - 0.1 for value in low]], [low]) == "fails"

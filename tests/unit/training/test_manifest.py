@@ -1,0 +1,238 @@
+"""The manifest: every field of it is compared, and a disagreement names both sides. And `until`, as it is parsed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from training.layout import Entry, Layout
+from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
+from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from training.shards.state import Rule
+from training.step_loop import Goal
+from training.trainer_link.interface import TrainerHello
+
+WEIGHT = Entry("0.weight", (4, 3), "float32", "parameter", 0, 12)
+BIAS = Entry("1.bias", (4,), "float32", "parameter", 12, 4)
+MEAN = Entry("2.mean", (4,), "float32", "buffer", 16, 4)
+LAYOUT = Layout((WEIGHT, BIAS, MEAN))
+
+HELLO = TrainerHello(
+    layout=LAYOUT, task="digits", task_version="1", frozen_digest="f0", device="cpu", evaluates=True, pid=1
+)
+
+#: For every field another value than `proposal()` has, and what must be read in the message.
+OTHERS: dict[str, tuple[Any, str, str]] = {
+    "protocol": (PROTOCOL + 1, str(PROTOCOL), str(PROTOCOL + 1)),
+    "run": ("other-run", "my-run", "other-run"),
+    "genesis": ("ee" * 16, "0b" * 16, "ee" * 16),
+    "task": ("mnist", "digits", "mnist"),
+    "task_version": ("1.0.1", "1", "1.0.1"),
+    "layout": (Layout((WEIGHT, MEAN)), "1.bias", "2.mean"),
+    "frozen_digest": ("f1", "f0", "f1"),
+    "shards": (128, "64", "128"),
+    "rule": (Rule(0.7, 0.9), "outer_momentum=0.5", "outer_momentum=0.9"),
+    "weight": ("samples", "population", "samples"),
+    "replicas": (0, "1", "0"),
+    "local_steps": (11, "10", "11"),
+    "barrier_family": ("bsp", "relaxed", "bsp"),
+    "max_steps": (500, "0", "500"),
+    "until": ("loss<=0.1", "accuracy>=0.95", "loss<=0.1"),
+}
+
+
+def proposal(method: BarrierMethod = "pssp", hello: TrainerHello = HELLO) -> Manifest:
+    return propose(
+        run="my-run",
+        genesis=b"\x0b" * 16,
+        hello=hello,
+        training=TrainingSettings(until="accuracy>=0.95"),
+        barrier=BarrierSettings(method=method),
+        exchange=ExchangeSettings(),
+    )
+
+
+def test_equal_manifests_have_no_mismatch() -> None:
+    """Two nodes with the same model and settings fit, also after the manifest has travelled."""
+    mine = proposal()
+    theirs = msgspec.msgpack.decode(msgspec.msgpack.encode(mine), type=Manifest)
+
+    assert theirs == mine
+    assert compare(mine, theirs) == []
+
+
+def test_every_field_has_a_case_here() -> None:
+    """A field added to the manifest must be added to `compare`, and so to these cases."""
+    assert set(OTHERS) == set(Manifest.__struct_fields__)
+
+
+@pytest.mark.parametrize("field", Manifest.__struct_fields__)
+def test_a_difference_in_any_field_names_both_values(field: str) -> None:
+    """One differing field gives one mismatch, which shows the reader his own value and the swarm's."""
+    value, mine_shows, theirs_shows = OTHERS[field]
+    mine = proposal()
+    theirs = msgspec.structs.replace(mine, **{field: value})
+
+    (found,) = compare(mine, theirs)
+    (mirrored,) = compare(theirs, mine)
+
+    assert found.field == field
+    assert mine_shows in found.mine
+    assert theirs_shows in found.theirs
+    assert (mirrored.mine, mirrored.theirs) == (found.theirs, found.mine)
+
+
+def test_the_most_telling_difference_comes_first() -> None:
+    """Where everything differs, all of it is listed: first what swarm it is, then the model, then the settings."""
+    mine = proposal()
+    theirs = msgspec.structs.replace(mine, **{field: value for field, (value, _, _) in OTHERS.items()})
+
+    fields = [item.field for item in compare(mine, theirs)]
+
+    assert sorted(fields) == sorted(OTHERS)
+    assert fields[:6] == ["protocol", "run", "genesis", "task", "task_version", "layout"]
+
+
+def test_the_sentence_names_the_peer_and_all_values() -> None:
+    """What a joiner is told can be read by itself: who, which fields, both values."""
+    text = explain([Mismatch("shards", "64", "128"), Mismatch("weight", "sum", "population")], peer="ab12")
+
+    assert "ab12" in text
+    assert "shards: mine 64, theirs 128" in text
+    assert "weight: mine sum, theirs population" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "mine_shows", "theirs_shows"),
+    [
+        ({"shape": (3, 4)}, "[4, 3]", "[3, 4]"),
+        ({"name": "0.kernel"}, "0.weight", "0.kernel"),
+        ({"dtype": "bfloat16"}, "float32", "bfloat16"),
+        ({"kind": "buffer"}, "parameter", "buffer"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_the_first_differing_tensor_is_named(change: dict[str, Any], mine_shows: str, theirs_shows: str) -> None:
+    """Of two models that differ in several tensors the first is named, with what differs in it."""
+    other = msgspec.structs.replace(WEIGHT, **change)
+    later = msgspec.structs.replace(BIAS, name="1.other")
+    theirs = msgspec.structs.replace(proposal(), layout=Layout((other, later, MEAN)))
+
+    (found,) = compare(proposal(), theirs)
+
+    assert mine_shows in found.mine
+    assert theirs_shows in found.theirs
+    assert "1.other" not in found.theirs
+
+
+@pytest.mark.parametrize("shorter", [Layout((WEIGHT, BIAS)), Layout(())])
+def test_a_model_with_more_tensors_gives_the_counts(shorter: Layout) -> None:
+    """Where one model goes on after the other has ended, the counts of tensors and values tell."""
+    theirs = msgspec.structs.replace(proposal(), layout=shorter)
+
+    (found,) = compare(proposal(), theirs)
+
+    assert found.mine == "3 tensors of 20 values"
+    assert found.theirs == f"{len(shorter.entries)} tensors of {shorter.total} values"
+
+
+@pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp", "custom"])
+def test_only_bsp_is_another_family(method: BarrierMethod) -> None:
+    """Nodes may differ in their barriers, except that bsp shows deltas at another moment."""
+    mismatches = compare(proposal("pssp"), proposal(method))
+
+    assert [item.field for item in mismatches] == (["barrier_family"] if method == "bsp" else [])
+
+
+def test_what_is_a_nodes_own_is_not_in_the_manifest() -> None:
+    """Device and process may differ: a swarm is made of unlike machines."""
+    hello = msgspec.structs.replace(HELLO, device="cuda:1", pid=99, evaluates=False)
+
+    assert compare(proposal(), proposal(hello=hello)) == []
+
+
+def test_the_rule_is_that_of_the_settings() -> None:
+    """Outer learning rate, momentum and what is done against wrong deltas are shared, not each node's own."""
+    made = propose(
+        run="r",
+        genesis=b"\x01\xff",
+        hello=HELLO,
+        training=TrainingSettings(local_steps=3, max_steps=7),
+        barrier=BarrierSettings(),
+        exchange=ExchangeSettings(
+            outer_lr=0.25, outer_momentum=0.125, shards=8, replicas=0, weight="sum", robust="clip"
+        ),
+    )
+
+    assert (made.rule, made.shards, made.replicas, made.weight) == (Rule(0.25, 0.125, "clip"), 8, 0, "sum")
+    assert (made.genesis, made.local_steps, made.max_steps, made.until) == ("01ff", 3, 7, "")
+
+
+# -- until ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("accuracy>=0.95", Goal("accuracy", True, 0.95)),
+        ("loss<=1e-3", Goal("loss", False, 0.001)),
+        ("  val.loss  <=  -2.5E+1 ", Goal("val.loss", False, -25.0)),
+        ("_f1>=+.5", Goal("_f1", True, 0.5)),
+        ("", None),
+        ("   ", None),
+    ],
+)
+def test_a_goal_is_a_metric_a_comparison_and_a_number(text: str, goal: Goal | None) -> None:
+    """Blanks are free, exponents and signs are numbers, nothing means no goal."""
+    assert Goal.parse(text) == goal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "accuracy",
+        "accuracy>0.95",
+        "accuracy=>0.95",
+        "accuracy==1",
+        ">=0.5",
+        "accuracy>=",
+        "accuracy>=high",
+        "accuracy>=nan",
+        "accuracy>=0.9 or loss<=1",
+        "0.95<=accuracy",
+        "2nd>=1",
+        "accuracy>=1.2.3",
+        "accuracy>=.",
+    ],
+)
+def test_what_is_no_goal_is_told_with_the_form(text: str) -> None:
+    """Anything else is an error that repeats the text and shows what one looks like."""
+    with pytest.raises(ValueError) as caught:
+        Goal.parse(text)
+
+    assert repr(text) in str(caught.value)
+    assert "accuracy>=0.95" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics", "holds"),
+    [
+        ("accuracy>=0.95", {"accuracy": 0.95}, True),
+        ("accuracy>=0.95", {"accuracy": 0.9499}, False),
+        ("loss<=0.1", {"loss": 0.1}, True),
+        ("loss<=0.1", {"loss": 0.2}, False),
+        ("loss<=0.1", {"accuracy": 0.0}, False),
+        ("loss<=0.1", {}, False),
+        ("loss<=0.1", {"loss": float("nan")}, False),
+        ("accuracy>=0.1", {"accuracy": float("nan")}, False),
+        ("loss<=0.1", {"loss": float("-inf")}, True),
+    ],
+)
+def test_a_goal_holds_by_its_own_metric_only(text: str, metrics: dict[str, float], holds: bool) -> None:
+    """At the value itself it holds; a missing metric and NaN never do."""
+    goal = Goal.parse(text)
+
+    assert goal is not None
+    assert goal.holds(metrics) is holds

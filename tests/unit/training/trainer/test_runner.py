@@ -1,0 +1,370 @@
+"""The training loop of a task, in this process: equality with a bare loop, schedules, snapshots, faults."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.harness import tasks
+from training.tasks.task import TrainSpec
+from training.trainer import snapshot
+from training.trainer.loading import build_task
+from training.trainer.runner import MAX_SKIPPED, TaskRunner
+from training.trainer.snapshot import CannotWrite, seed_all
+from training.trainer_link.interface import StepOrder, TrainerFailed, Vector
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Sums over threads are not reproducible."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Node:
+    """A task with a vector of its own; deltas are added as they are."""
+
+    def __init__(self, kind: str, node_seed: int = 11, **options: Any) -> None:
+        self.warnings: list[str] = []
+        self.beats: list[int] = []
+        task, spec = build_task(
+            f"tests.harness.tasks:{kind}", options, data_dir="", seed=3, node_seed=node_seed, device="cpu"
+        )
+        self.spec = spec
+        self.runner = TaskRunner(
+            kind, task, spec, progress=self.beats.append, warn=lambda event, _: self.warnings.append(event)
+        )
+        self.vector = np.zeros(self.runner.model_vector.layout.total, np.float32)
+        self.delta = np.zeros_like(self.vector)
+        self.runner.model_vector.read(self.vector)
+
+    def train(self, steps: range, local_steps: int = 5) -> list[Any]:
+        reports = []
+        for step in steps:
+            reports.append(self.runner.train(StepOrder(step, local_steps, 1.0, True), self.vector, self.delta))
+            self.vector += self.delta
+        return reports
+
+
+def bare(kind: str, steps: int, **options: Any) -> Vector:
+    """The same task in a loop that knows nothing of steps, vectors and deltas."""
+    seed_all(3)
+    task = getattr(tasks, kind)(options, data_dir="", seed=3, node_seed=11, device="cpu")
+    spec: TrainSpec = task.build()
+    seed_all(11)
+    batches = iter(task.batches())
+    for _ in range(steps):
+        spec.optimizer.zero_grad()
+        task.loss(spec.model, next(batches)).backward()
+        spec.optimizer.step()
+        if spec.scheduler is not None:
+            spec.scheduler.step()
+    named = sorted(spec.model.named_parameters())
+    buffers = sorted(item for item in spec.model.named_buffers() if item[1].is_floating_point())
+    return np.concatenate([value.detach().numpy().ravel() for _, value in named + buffers])
+
+
+@pytest.mark.parametrize("kind", ["Line", "Adaptive", "Normed"])
+@pytest.mark.parametrize("local_steps", [1, 5])
+def test_one_node_gives_the_weights_of_the_bare_loop(kind: str, local_steps: int) -> None:
+    """200 optimiser steps with plain sum agree to 1e-6 with the same torch loop without any of this."""
+    node = Node(kind)
+
+    node.train(range(1, 200 // local_steps + 1), local_steps)
+
+    np.testing.assert_allclose(node.vector, bare(kind, 200), rtol=0, atol=1e-6)
+
+
+def test_the_seed_gives_all_nodes_the_same_weights_and_the_node_its_own_data() -> None:
+    """Initial vectors are equal whatever the node's seed; what is learnt is not."""
+    first, second = Node("Line", 11), Node("Line", 12)
+    same = np.array_equal(first.vector, second.vector)
+
+    first.train(range(1, 2))
+    second.train(range(1, 2))
+
+    assert same
+    assert not np.array_equal(first.vector, second.vector)
+
+
+def test_a_report_counts_optimiser_steps_and_samples() -> None:
+    """Samples are those of all batches; the loss is their mean; every optimiser step is a sign of life."""
+    node = Node("Plain")
+
+    (report,) = node.train(range(4, 5), local_steps=3)
+
+    assert (report.step, report.optimizer_steps, report.samples) == (4, 3, 24)
+    assert 0 < report.loss < 100
+    assert report.seconds > 0
+    assert report.metrics == {"learning_rate": 0.05}
+    assert node.beats == [1, 2, 3]
+    assert node.runner.samples_seen == 24
+
+
+def test_accumulated_batches_make_one_optimiser_step() -> None:
+    """Four batches of 8 accumulated move the weights as one of 32, and count as one step of 32 samples."""
+    small, large = Node("Plain", batch_size=16, accumulate=4), Node("Plain", batch_size=64)
+
+    (report,) = small.train(range(1, 2), local_steps=1)
+    large.train(range(1, 2), local_steps=1)
+
+    assert (report.optimizer_steps, report.samples) == (1, 64)
+    np.testing.assert_allclose(small.vector, large.vector, atol=1e-6)
+
+
+def test_steps_that_the_scaler_skips_are_not_counted() -> None:
+    """The order's optimiser steps are taken in full after the scaler has found its scale."""
+    node = Node("Scaled")
+
+    (report,) = node.train(range(1, 2), local_steps=5)
+
+    assert report.optimizer_steps == 5
+    assert report.metrics["scaler_skipped"] > 0
+    assert np.isfinite(node.vector).all()
+
+
+def test_a_scaler_that_only_skips_does_not_train_for_ever() -> None:
+    """The turn ends, with what was done, after a bounded number of skipped steps."""
+    node = Node("Scaled")
+    node.runner.task.loss = tasks.Infinite({}, data_dir="", seed=0, node_seed=0, device="cpu").loss  # type: ignore[method-assign]
+
+    (report,) = node.train(range(1, 2), local_steps=5)
+
+    assert report.optimizer_steps == 0
+    assert report.metrics["scaler_skipped"] == MAX_SKIPPED + 1
+    assert not node.delta.any()
+
+
+def test_a_loss_that_is_not_finite_is_reported_and_warned_of() -> None:
+    """It is counted in the metrics; the daemon refuses or takes the delta, not the trainer."""
+    node = Node("Infinite")
+
+    (report,) = node.train(range(1, 2), local_steps=2)
+
+    assert not math.isfinite(report.loss)
+    assert report.metrics["losses_not_finite"] == 2
+    assert node.warnings == ["loss_not_finite"]
+
+
+def test_a_late_joiner_has_the_learning_rate_of_the_others() -> None:
+    """A cosine schedule is a function of the swarm's step: who begins at step 9 stands where one of step 1 is."""
+    founder, joiner = Node("Adaptive"), Node("Adaptive")
+    reports = founder.train(range(1, 10))
+
+    (report,) = joiner.train(range(9, 10))
+
+    assert report.metrics == reports[-1].metrics
+    assert report.metrics["learning_rate"] < 0.01
+
+
+def test_a_schedule_goes_back_with_the_swarm() -> None:
+    """A node that resumes at an earlier step has that step's learning rate again."""
+    node = Node("Adaptive")
+    first, *_ = node.train(range(1, 6))
+
+    (again,) = node.train(range(1, 2))
+
+    assert again.metrics["learning_rate"] == pytest.approx(first.metrics["learning_rate"])
+
+
+def test_a_schedule_that_has_an_end_is_left_there() -> None:
+    """OneCycleLR raises when it is stepped beyond its end: one warning, and training goes on."""
+    node = Node("OneCycle")
+
+    node.train(range(1, 4))
+
+    assert node.warnings == ["schedule_over"]
+
+
+def test_a_schedule_by_loss_is_refused() -> None:
+    """Every node has another loss, and a schedule must be the same everywhere."""
+    with pytest.raises(TrainerFailed, match="ReduceLROnPlateau") as failure:
+        Node("Plateau")
+    assert failure.value.fatal
+
+
+def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    """Optimiser, schedule, dropout's generator and data position: nothing is lost in a save and a restore."""
+    whole = Node("Adaptive")
+    whole.train(range(1, 9))
+    first = Node("Adaptive")
+    first.train(range(1, 5))
+    first.runner.save(tmp_path / "state")
+    resumed = Node("Adaptive", node_seed=999)  # Nothing may come from the new process itself.
+    resumed.runner.task.node_seed = 11  # type: ignore[attr-defined]
+    resumed.runner._batches = iter(resumed.runner.task.batches())
+
+    resumed.runner.restore(tmp_path / "state")
+    resumed.vector[:] = first.vector
+    resumed.train(range(5, 9))
+
+    assert np.array_equal(resumed.vector, whole.vector)
+    assert resumed.runner.samples_seen == whole.runner.samples_seen
+
+
+def test_integer_buffers_are_in_the_snapshot(tmp_path: Path) -> None:
+    """They are the node's own and in no vector, so they are saved with its state."""
+    node = Node("Normed")
+    node.train(range(1, 3))
+    node.runner.save(tmp_path / "state")
+    fresh = Node("Normed")
+
+    fresh.runner.restore(tmp_path / "state")
+
+    assert int(fresh.spec.model[1].num_batches_tracked) == 10  # type: ignore[index,union-attr,arg-type]
+
+
+def test_a_snapshot_is_read_without_running_anything(tmp_path: Path) -> None:
+    """It holds tensors and plain values only."""
+    node = Node("Adaptive")
+    node.train(range(1, 2))
+    node.runner.save(tmp_path / "state")
+
+    assert torch.load(tmp_path / "state", weights_only=True)["format"] == snapshot.FORMAT
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    """The sentence names the path; the old file stays and no half-written one is left."""
+    node = Node("Plain")
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(CannotWrite, match="could not be written"):
+        node.runner.save(tmp_path / "file" / "state")
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no snapshot", None])
+def test_a_snapshot_that_does_not_fit_is_named(tmp_path: Path, content: bytes | None) -> None:
+    """Junk, and the state of another task, are refused with the path and what to do."""
+    path = tmp_path / "state"
+    if content is None:
+        Node("Line").runner.save(path)
+    else:
+        path.write_bytes(content)
+
+    with pytest.raises(TrainerFailed, match=str(path)) as failure:
+        Node("Normed").runner.restore(path)
+    assert failure.value.fatal
+    assert "remove the file" in failure.value.hint
+
+
+def test_an_evaluation_changes_nothing() -> None:
+    """Generators and the modules' modes are as before, whatever the task's evaluation does."""
+    quiet = Node("Line")
+    quiet.train(range(1, 4))
+    noisy = Node("Noisy")
+    noisy.spec.model[0].eval()  # type: ignore[index]
+
+    for step in range(1, 4):
+        noisy.train(range(step, step + 1))
+        noisy.runner.evaluate(step, noisy.vector)
+
+    assert np.array_equal(quiet.vector, noisy.vector)
+    assert [module.training for module in noisy.spec.model.children()] == [False, True, True, True]  # type: ignore[union-attr]
+
+
+def test_an_evaluation_is_of_the_vector_and_does_not_touch_the_delta() -> None:
+    """The daemon may still be sending the delta."""
+    node = Node("Plain")
+    node.train(range(1, 2))
+    delta = node.delta.copy()
+
+    evaluation = node.runner.evaluate(1, np.zeros_like(node.vector))
+
+    assert evaluation is not None
+    assert evaluation.samples == 64
+    assert evaluation.metrics["error"] == pytest.approx(float((node.runner.task.outputs**2).mean()))  # type: ignore[attr-defined]
+    assert np.array_equal(node.delta, delta)
+
+
+def test_batch_statistics_do_not_move_in_an_evaluation() -> None:
+    """Running means are read, not written."""
+    node = Node("Normed")
+    node.train(range(1, 2))
+    before = node.vector.copy()
+
+    node.runner.evaluate(1, node.vector)
+    node.runner.model_vector.read(node.vector)
+
+    assert np.array_equal(node.vector, before)
+
+
+def test_an_interrupted_order_ends_at_the_next_optimiser_step() -> None:
+    """Nothing is reported and the delta is not written."""
+    node = Node("Plain")
+    calls = iter([False, False, True])
+
+    report = node.runner.train(StepOrder(1, 100, 1.0, True), node.vector, node.delta, lambda: next(calls))
+
+    assert report is None
+    assert node.beats == [1, 2]
+    assert not node.delta.any()
+
+
+def test_an_interrupted_evaluation_gives_nothing() -> None:
+    """It ends after the next pass through the model."""
+    node = Node("Plain")
+
+    assert node.runner.evaluate(1, node.vector, lambda: True) is None
+
+
+def test_batches_that_end_begin_anew() -> None:
+    """A finite iterator is asked for again."""
+    (report,) = Node("Finite").train(range(1, 2), local_steps=7)
+
+    assert report.optimizer_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("Empty", "yields nothing"), ("Vectorial", r"scalar tensor is wanted.*\(8, 2\)")]
+)
+def test_a_task_that_cannot_train_is_named(kind: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without data, or with a loss that is no scalar, the sentence says so."""
+    with pytest.raises(TrainerFailed, match=message):
+        Node(kind).train(range(1, 2))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
+def test_an_exported_model_loads_without_this_program(tmp_path: Path, name: str) -> None:
+    """A strict `load_state_dict` of the bare model takes it, integer buffers included, with the vector's values."""
+    node = Node("Normed")
+    node.train(range(1, 2))
+
+    node.runner.export(tmp_path / name, node.vector)
+    path = tmp_path / name
+    state = load_file(path) if name.endswith("safetensors") else torch.load(path, weights_only=True)
+    fresh = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    fresh.load_state_dict(state)
+
+    assert np.array_equal(fresh[0].bias.detach().numpy(), node.vector[:8])
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_tied_tensors_are_exported_under_every_name(tmp_path: Path) -> None:
+    """safetensors refuses tensors that share memory; a loader wants both names."""
+    task, spec = build_task(
+        "text",
+        {"layers": 1, "width": 8, "heads": 1, "context": 8},
+        data_dir=__file__,
+        seed=1,
+        node_seed=2,
+        device="cpu",
+    )
+    runner = TaskRunner("text", task, spec)
+    vector = np.zeros(runner.model_vector.layout.total, np.float32)
+    runner.model_vector.read(vector)
+
+    runner.export(tmp_path / "m.safetensors", vector)
+    state = load_file(tmp_path / "m.safetensors")
+
+    assert torch.equal(state["bytes.weight"], state["scores.weight"])
+    assert "scores.weight" not in [entry.name for entry in runner.model_vector.layout.entries]

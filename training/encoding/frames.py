@@ -1,0 +1,240 @@
+"""Frames: how shards travel in the body of a request, at most 1 MiB at a time.
+
+A frame is a 32-byte header and a payload. The header names the shard, which of its arrays the payload belongs to, the
+first value, the codec, the payload's size, and the step and version it stands for. The receiver knows from the head
+of the request which shards come and how long they are, so nothing is allocated on a stranger's word.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from overlay.transport import Buffer, DirectBody, SizedBody
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+
+_HEADER = struct.Struct("<IIIBBHqQ")
+HEADER_BYTES = _HEADER.size
+MAX_PAYLOAD_BYTES = 1024 * 1024
+SMALL_BODY_BYTES = 32 * 1024
+
+
+class Part(IntEnum):
+    """Which array of a shard a frame carries."""
+
+    DELTA = 0
+    VALUE = 1
+    MOMENTUM = 2
+    ACCUMULATED = 3
+    PENDING = 4  # one delta of `pending`; `sequence` is its place in the head's list
+
+
+class FrameHeader(NamedTuple):
+    """`offset` counts values from the start of the shard; `sequence` numbers the arrays of one part."""
+
+    shard: int
+    offset: int
+    payload_bytes: int
+    codec: int
+    part: int
+    sequence: int
+    step: int
+    version: int
+
+
+class BadFrame(Exception):
+    """A body that is not what its head announced."""
+
+
+def framed_bytes(codec: CodecName, values: int) -> int:
+    """Bytes of an array of so many values with its headers."""
+    return codecs.size_bytes(codec, values) + HEADER_BYTES * -(
+        -values // codecs.values_within(codec, MAX_PAYLOAD_BYTES)
+    )
+
+
+def frames(
+    shard: int,
+    values: Vector,
+    codec: CodecName,
+    part: Part,
+    *,
+    step: int = 0,
+    version: int = 0,
+    sequence: int = 0,
+    has_checksum: bool = False,
+    encode: Callable[[int, Vector], Buffer] | None = None,
+) -> Iterator[Buffer]:
+    """A shard's array as header and payload buffers; each payload is encoded when it is asked for, by `encode(offset,
+    values)` where that is given. As float32 it is the array's own memory: what is added to it while it is on its way
+    may or may not be in what arrives. With a checksum, the CRC-32 of each payload stands in place of the step, and the
+    payload is a copy."""
+    per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
+    for offset in range(0, values.size, per_frame):
+        piece = values[offset : offset + per_frame]
+        if codec == "float32":
+            payload: Buffer = bytes(codecs.as_bytes(piece)) if has_checksum else codecs.as_bytes(piece)
+        else:
+            payload = codecs.encode(piece, codec) if encode is None else encode(offset, piece)
+        if has_checksum:
+            step = zlib.crc32(payload)
+        yield header(shard, offset, len(payload), codec, part, step=step, version=version, sequence=sequence)
+        yield payload
+
+
+def encoded_frames(
+    shard: int, payload: Buffer, codec: CodecName, part: Part, *, step: int = 0, version: int = 0
+) -> Iterator[Buffer]:
+    """The same for values that are encoded already, without a copy."""
+    per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
+    frame_bytes = codecs.size_bytes(codec, per_frame)
+    view = memoryview(payload)
+    for number, start in enumerate(range(0, len(view), frame_bytes)):
+        piece = view[start : start + frame_bytes]
+        yield header(shard, number * per_frame, len(piece), codec, part, step=step, version=version)
+        yield piece
+
+
+def header(
+    shard: int,
+    offset: int,
+    payload_bytes: int,
+    codec: CodecName,
+    part: Part,
+    *,
+    step: int,
+    version: int,
+    sequence: int = 0,
+) -> bytes:
+    """One packed frame header."""
+    return _HEADER.pack(shard, offset, payload_bytes, codecs.CODES[codec], part, sequence, step, version)
+
+
+def whole_if_small(buffers: Iterator[Buffer], size_bytes: int) -> Iterator[Buffer] | list[Buffer]:
+    """A small body as a list of its own: it travels with its head, and can be sent again on a fresh connection when a
+    kept one turns out to be dead. A large one stays an iterator."""
+    return [bytes(buffer) for buffer in buffers] if size_bytes <= SMALL_BODY_BYTES else buffers
+
+
+def sized(buffers: Iterator[Buffer], size_bytes: int) -> SizedBody | list[Buffer]:
+    """`whole_if_small` for a body of exactly so many bytes, headers included (`framed_bytes`): a large one says so."""
+    return [bytes(buffer) for buffer in buffers] if size_bytes <= SMALL_BODY_BYTES else SizedBody(buffers, size_bytes)
+
+
+class FrameReader:
+    """Takes frames off a body whose buffers are cut anywhere.
+
+    What the stream has goes straight to where it is wanted, whose size was checked before: by itself where the body can
+    do so, otherwise with one copy.
+    """
+
+    def __init__(self, body: AsyncIterator[Buffer]) -> None:
+        self._body = body
+        # Not isinstance: to look up what a protocol asks for takes as long as reading a small frame.
+        self._direct = cast(DirectBody, body) if hasattr(body, "read_into") else None
+        self._left: memoryview = memoryview(b"")
+        self._raw = memoryview(bytearray(HEADER_BYTES))
+
+    async def header(self) -> FrameHeader | None:
+        """The next frame's header, or None at a clean end. Raises `BadFrame`."""
+        if not await self.fill(self._raw, at_end_ok=True):
+            return None
+        head = FrameHeader._make(_HEADER.unpack(self._raw))
+        if head.payload_bytes > MAX_PAYLOAD_BYTES or head.codec not in codecs.NAMES:
+            raise BadFrame(f"a frame of {head.payload_bytes} bytes in codec {head.codec}")
+        return head
+
+    async def fill(self, target: memoryview, *, at_end_ok: bool = False) -> bool:
+        """Fill the target, bytes, with what comes next; False at a clean end that is allowed. Raises `BadFrame`."""
+        filled, size = 0, len(target)
+        if self._direct is not None:
+            filled = await self._direct.read_into(target)
+            if filled < size and (filled or not at_end_ok):
+                raise BadFrame("the body ended inside a frame")
+            return filled == size
+        while filled < size:
+            if not len(self._left):
+                try:
+                    self._left = memoryview(await anext(self._body)).cast("B")
+                except StopAsyncIteration:
+                    if filled == 0 and at_end_ok:
+                        return False
+                    raise BadFrame("the body ended inside a frame") from None
+                continue
+            piece = self._left[: size - filled]
+            target[filled : filled + len(piece)] = piece
+            self._left = self._left[len(piece) :]
+            filled += len(piece)
+        return True
+
+
+#: Gives memory for so many encoded bytes: to keep, or the same again and again.
+Room = Callable[[int], memoryview]
+
+
+def fresh_room(size_bytes: int) -> memoryview:
+    """Memory that nobody else has; not cleared, for it is about to be filled."""
+    return np.empty(size_bytes, dtype=np.uint8).data
+
+
+class WarmRoom:
+    """The same memory for one array after the other: fresh pages cost several times what the copy into them does."""
+
+    def __init__(self) -> None:
+        self._room = memoryview(b"")
+
+    def __call__(self, size_bytes: int) -> memoryview:
+        if len(self._room) < size_bytes:
+            self._room = fresh_room(size_bytes)
+        return self._room[:size_bytes]
+
+
+async def read_encoded(
+    reader: FrameReader, shard: int, part: Part, size: int, room: Room = fresh_room, *, has_checksum: bool = False
+) -> tuple[memoryview, CodecName]:
+    """The next `size` values as they are on the wire, which must be the named part of the named shard, and their codec.
+
+    Raises `BadFrame` for anything else.
+    """
+    encoded = memoryview(b"")
+    filled = at_byte = 0
+    codec: CodecName = "float32"
+    while filled < size:
+        head = await reader.header()
+        if head is None:
+            raise BadFrame(f"shard {shard} is missing")
+        if head.shard != shard or head.part != part or head.offset != filled:
+            raise BadFrame(f"expected shard {shard} from value {filled}, got shard {head.shard} from {head.offset}")
+        if filled and codecs.NAMES[head.codec] != codec:
+            raise BadFrame(f"shard {shard} changes its codec at value {filled}")
+        codec = codecs.NAMES[head.codec]
+        try:
+            count = codecs.count_values(codec, head.payload_bytes)
+        except ValueError as error:
+            raise BadFrame(str(error)) from error
+        if filled + count < size and count % codecs.cut_values(codec):
+            raise BadFrame(f"shard {shard} is cut inside a block, after value {filled + count}")
+        if count == 0 or filled + count > size:
+            raise BadFrame(f"shard {shard} has {size} values, a frame brings {count} more after {filled}")
+        if not filled:
+            encoded = room(codecs.size_bytes(codec, size))
+        payload = encoded[at_byte : at_byte + head.payload_bytes]
+        await reader.fill(payload)
+        if has_checksum and zlib.crc32(payload) != head.step:
+            raise BadFrame(f"shard {shard} was damaged on its way, after value {filled}")
+        at_byte += head.payload_bytes
+        filled += count
+    return encoded, codec
+
+
+async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> tuple[Vector, memoryview, CodecName]:
+    """The next `size` values, decoded to float32, with the payload as received (to be forwarded as it is) and its
+    codec. Values that came as float32 are the payload's own memory. Raises `BadFrame`."""
+    encoded, codec = await read_encoded(reader, shard, part, size)
+    return codecs.decoded(encoded, codec, size), encoded, codec

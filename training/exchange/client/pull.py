@@ -1,0 +1,222 @@
+"""The puller's side: bring the replica up to date, from several owners at once, changed shards only.
+
+Values land in the replica as they arrive, the shards that were last had longest ago first: on a line too slow for the
+whole vector every shard has its turn. A pull goes on where the last one was cut off. What could not be had within the
+deadline is reported, never hidden: the step goes on with the older copy of those shards and says so.
+
+A joiner, which waits for the whole vector, changes donors: once half of the owners are done and the rest takes as
+long again, other nodes are asked for their copies of what is left, from its far end. A copy may lack the latest deltas;
+it is good enough to begin with, and fetched anew from the owner after the first step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+from dataclasses import dataclass
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from training.encoding import codecs
+from training.encoding.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
+from training.exchange.client.push import RETRY_FIRST_S, RETRY_MOST_S
+from training.exchange.context import VALUES_A_TURN, Core, Turn
+from training.exchange.directory import Finding
+from training.exchange.messages import Pull, PullAnswer, Wanted
+
+#: Once half of a joiner's owners are done, the rest has as long again, and at least so long.
+SLOW_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """Shards that changed, that were up to date, and that could not be had in time."""
+
+    changed: int
+    unchanged: int
+    missing: list[int]
+
+
+@dataclass(slots=True)
+class Job:
+    """One pull: the shards it waits for, and how many have changed so far. A joiner's ends with the whole vector."""
+
+    step: int
+    waiting: dict[int, None]
+    is_joiners: bool
+    changed: int = 0
+
+
+class Pulling:
+    """Keeps this node's replica of the vector."""
+
+    def __init__(self, core: Core, finding: Finding) -> None:
+        self._core = core
+        self._finding = finding
+        #: When each shard was last settled, in turns.
+        self._settled: dict[int, int] = {}
+        self._turn = 0
+
+    async def pull(self, step: int, *, deadline_s: float | None) -> PullReport:
+        """Fetch every shard that changed, as of a node that has passed the barrier of `step`.
+
+        With `deadline_s` None it waits until all are there: a joiner cannot begin with half a vector. Its pieces carry
+        checksums, for all that it trains rests on them.
+        """
+        self._core.passed_step = max(self._core.passed_step, step)
+        waiting = dict.fromkeys(range(len(self._core.store)))
+        job = Job(step, waiting, is_joiners=deadline_s is None)
+        pause_s = RETRY_FIRST_S
+        try:
+            async with asyncio.timeout(deadline_s):
+                while waiting:
+                    before = len(waiting)
+                    longest_ago_first = sorted(waiting, key=lambda shard: self._settled.get(shard, 0))
+                    groups, _ = self._finding.by_owner(longest_ago_first)
+                    if job.is_joiners:
+                        await self._fetch_with_relief(groups, job)
+                    else:
+                        await asyncio.gather(*(self._fetch(owner, shards, job) for owner, shards in groups))
+                    if not waiting:
+                        break
+                    if len(waiting) < before:
+                        pause_s = RETRY_FIRST_S
+                    await asyncio.sleep(pause_s * self._core.jitter())
+                    pause_s = min(2 * pause_s, RETRY_MOST_S)
+                    await self._finding.refresh(list(waiting))
+        except TimeoutError:
+            self._core.log.warning("pull_unfinished", step=step, shards=len(waiting))
+        missing = list(waiting)
+        return PullReport(job.changed, len(self._core.store) - job.changed - len(missing), missing)
+
+    def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
+        """A shard is up to date: it counts, even if the pull is cut off after it."""
+        if shard in job.waiting:
+            del job.waiting[shard]
+            job.changed += changed
+        self._turn += 1
+        self._settled[shard] = self._turn
+
+    async def _fetch_with_relief(self, groups: list[tuple[Contact, list[int]]], job: Job) -> None:
+        """Fetch from all owners; what slow ones have still to send comes from others too, whoever is first."""
+        fetches = [asyncio.create_task(self._fetch(owner, shards, job)) for owner, shards in groups]
+        relief = asyncio.create_task(self._relieve(groups, fetches, job))
+        try:
+            left = set(fetches)
+            while left and job.waiting:
+                done, _ = await asyncio.wait({*left, relief}, return_when=asyncio.FIRST_COMPLETED)
+                left -= done
+                if relief in done:
+                    if job.waiting:  # nobody else could help
+                        await asyncio.gather(*left)
+                    break
+        finally:
+            for task in (*fetches, relief):
+                task.cancel()
+            ended = await asyncio.gather(*fetches, relief, return_exceptions=True)
+        for result in ended:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _relieve(
+        self, groups: list[tuple[Contact, list[int]]], fetches: list[asyncio.Task[None]], job: Job
+    ) -> None:
+        """Once half of the owners are done, and the rest takes as long again: ask others, one after another."""
+        began_s = self._core.clock.monotonic()
+        while 2 * sum(fetch.done() for fetch in fetches) < len(fetches):
+            await asyncio.wait([fetch for fetch in fetches if not fetch.done()], return_when=asyncio.FIRST_COMPLETED)
+        took_s = self._core.clock.monotonic() - began_s
+        left = [fetch for fetch in fetches if not fetch.done()]
+        if left:
+            await asyncio.wait(left, timeout=max(SLOW_S, took_s))
+        slow = [group for group, fetch in zip(groups, fetches, strict=True) if not fetch.done()]
+        tried = dict.fromkeys(owner.node_id for owner, _ in slow)
+        while slow:
+            missing = [shard for _, shards in slow for shard in reversed(shards) if shard in job.waiting]
+            donor = self._donor(tried)
+            if not missing or donor is None:
+                return
+            tried[donor.node_id] = None
+            names = [owner.node_id.hex()[:8] for owner, _ in slow]
+            self._core.log.info("donor_changed", slow=names, donor=donor.node_id.hex()[:8], shards=len(missing))
+            await self._fetch(donor, missing, job, takes_copies=True)
+
+    def _donor(self, tried: Container[bytes]) -> Contact | None:
+        """Somebody who trains, and so has a whole vector."""
+        now = self._core.clock.monotonic()
+        overlay = self._core.overlay
+        found = {
+            peer.node_id: peer.contact
+            for peer in overlay.members()
+            if peer.is_worker(now) and peer.node_id not in tried and not overlay.is_suspect(peer.node_id)
+        }
+        return found[self._core.random.choice(sorted(found))] if found else None
+
+    async def _fetch(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool = False) -> None:
+        if owner.node_id == self._core.overlay.node_id:
+            await self._copy_own(shards, job)
+            return
+        marks = self._core.marks
+        wanted = [Wanted(shard, *marks[shard][0], marks[shard][1]) for shard in shards]
+        fences = self._core.store.doubts(shards)
+        wanted_as = self._core.settings.pull_codec
+        message = Pull(self._core.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies)
+        try:
+            async with self._core.request("pull", owner, message) as answer:
+                results = self._core.decoded(owner, answer.head, PullAnswer).results
+                asked = dict.fromkeys(shards)
+                reader = FrameReader(answer.body)
+                room = WarmRoom()
+                for result in results:
+                    if result.shard not in asked:
+                        raise BadFrame(f"shard {result.shard} was not asked for")
+                    self._finding.answered(owner, [result])
+                    if result.status == "same":
+                        self._settle(result.shard, job, changed=False)
+                    if result.status not in ("value", "copy"):
+                        continue
+                    size = self._core.store.size(result.shard)
+                    encoded, codec = await read_encoded(
+                        reader, result.shard, Part.VALUE, size, room, has_checksum=job.is_joiners
+                    )
+                    self._core.counters.bytes_received += len(encoded)
+                    term = result.term
+                    if term < self._core.store.fence(result.shard):
+                        continue  # an owner that does not know yet that it is none: ask where the higher term lives
+                    is_copy = result.status == "copy"
+                    if is_copy and result.shard not in job.waiting:
+                        continue  # the owner was first after all
+                    start, stop = self._core.store.bounds[result.shard]
+                    codecs.decode(encoded, codec, self._core.replica[start:stop])
+                    # A copy's version says nothing of which deltas are in it: the owner's is fetched in the next pull.
+                    marks[result.shard] = (result.worth, 0 if is_copy else result.version)
+                    if not is_copy:
+                        self._core.store.note_owner(result.shard, term, owner)
+                    self._settle(result.shard, job, changed=True)
+        except TransportError as error:
+            self._finding.failed(owner, error)
+        except BadFrame as error:
+            self._core.log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
+
+    async def _copy_own(self, shards: list[int], job: Job) -> None:
+        """Bring the replica up to date with what is owned here, in turns that hold the loop for less than a
+        millisecond. What is added to a shard meanwhile has another version, and comes with the next pull."""
+        turn = Turn()
+        for shard in shards:
+            owned = self._core.store.owned.get(shard)
+            if owned is None:
+                continue
+            if self._core.synchronous:
+                self._core.store.fold(shard, job.step)
+            elif owned.state.pending:
+                self._core.store.close_complete(shard, self._core.worker_count())
+            value, mark = owned.state.value, (owned.copy_term, owned.state.version)
+            is_new = self._core.marks[shard] != mark
+            start, stop = self._core.store.bounds[shard]
+            for first in range(start, stop if is_new else start, VALUES_A_TURN):
+                last = min(first + VALUES_A_TURN, stop)
+                self._core.replica[first:last] = value[first - start : last - start]
+                await turn.after(last - first)
+            if is_new:
+                self._core.marks[shard] = mark
+            self._settle(shard, job, changed=is_new)

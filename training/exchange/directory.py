@@ -1,0 +1,196 @@
+"""Finding the owner of a shard: belief first, then questions, then an appeal to whoever should take over.
+
+Beliefs come from answers and redirects. Where an owner is dead, silent or unknown, the candidates of the shard are
+asked; where nobody living owns it, the first living candidate is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from training.exchange.context import Core
+from training.exchange.messages import (
+    Appeal,
+    PullResult,
+    PushResult,
+    Term,
+    Verdict,
+    Where,
+    WhereAnswer,
+    WhereIs,
+)
+
+#: Small questions are answered at once or not at all.
+QUESTION_TIMEOUT_S = 1.0
+#: An owner's word that it owns a shard no more counts this long against hearsay that it does.
+DENIAL_S = 5.0
+#: Why a node that does not own a shard, and knows no owner, sends a push away.
+OWNER_UNKNOWN = "owner_unknown"
+#: Candidates asked per shard; more are asked in later rounds because liveness has dropped the silent ones by then.
+ASKED = 3
+
+
+def shard_key(genesis: bytes, shard: int) -> bytes:
+    """The point of the id space around which a shard's candidates live: SHA-1(genesis, shard) (DESIGN section 4)."""
+    return hashlib.sha1(genesis + shard.to_bytes(4, "big"), usedforsecurity=False).digest()
+
+
+class Finding:
+    """Resolves shards to owners for pushing and pulling."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        #: Called with shards that have no living owner when this node is the first living candidate.
+        self.orphans: dict[int, None] = {}
+        #: What believed owners have denied: shard → (term believed, owner, when).
+        self._denials: dict[int, tuple[Term, bytes, float]] = {}
+        #: Claims that were passed over because this node has seen a higher term.
+        self._below: dict[int, Where] = {}
+
+    def by_owner(self, shards: Iterable[int]) -> tuple[list[tuple[Contact, list[int]]], list[int]]:
+        """Shards grouped by believed living owner, in an order rotated by this node's id so that nodes do not all
+        begin with the same owner; and the shards without one."""
+        groups: dict[bytes, tuple[Contact, list[int]]] = {}
+        owners: dict[bytes, Contact | None] = {}  # looked at once, not for each shard; None: gone
+        unknown = []
+        overlay, store = self._core.overlay, self._core.store
+        me = overlay.node_id
+        for shard in shards:
+            belief = store.beliefs.get(shard)
+            if belief is None or self._is_denied(shard) or (belief.owner.node_id == me and shard not in store.owned):
+                unknown.append(shard)
+                continue
+            node_id = belief.owner.node_id
+            if node_id not in owners:
+                owners[node_id] = None if self._core.gone(node_id) else overlay.contact(node_id) or belief.owner
+            owner = owners[node_id]
+            if owner is None:
+                unknown.append(shard)
+            else:
+                groups.setdefault(node_id, (owner, []))[1].append(shard)
+        order = sorted(groups)
+        turn = next((place for place, node in enumerate(order) if node >= me), 0)
+        return [groups[node] for node in order[turn:] + order[:turn]], unknown
+
+    def failed(self, owner: Contact, error: TransportError) -> None:
+        """An owner did not answer: liveness looks at it at once, and the others are asked about its shards."""
+        self._core.overlay.suspect(owner.node_id, error.detail)
+        self._core.failures[owner.node_id] = self._core.clock.monotonic()
+        self._core.log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
+
+    def answered(self, owner: Contact, results: Iterable[PushResult | PullResult]) -> None:
+        """A believed owner that redirects does not own. Its redirect is followed only to a higher term, which is
+        believed then; whatever else it says, the next step is a new lookup, not the same question: redirects cannot
+        run in a circle."""
+        for result in results:
+            if result.where is not None:
+                self._core.store.note([result.where])
+            knows_none = result.status == "retry" and getattr(result, "reason", OWNER_UNKNOWN) == OWNER_UNKNOWN
+            if result.status == "redirect" or knows_none:
+                self.denied(result.shard, owner)
+
+    def denied(self, shard: int, owner: Contact) -> None:
+        """A node that this one believed to own a shard says that it does not."""
+        belief = self._core.store.beliefs.get(shard)
+        if belief is not None and belief.owner.node_id == owner.node_id:
+            self._denials[shard] = (belief.term, owner.node_id, self._core.clock.monotonic())
+
+    def _is_denied(self, shard: int) -> bool:
+        denial, belief = self._denials.get(shard), self._core.store.beliefs.get(shard)
+        if denial is None or belief is None:
+            return False
+        term, owner, at = denial
+        return (term, owner) == (belief.term, belief.owner.node_id) and self._core.clock.monotonic() - at < DENIAL_S
+
+    async def candidates(self, shard: int) -> list[Contact]:
+        """The shard's eligible candidates, best first; this node among them where it is one."""
+        return await self._core.overlay.candidates(shard_key(self._core.genesis, shard))
+
+    async def learn_all(self, source: Contact) -> None:
+        """Ask one node for every owner it knows. Raises `TransportError`."""
+        question = WhereIs(self._core.genesis, [], [])
+        answer = await self._core.ask(source, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
+        self._core.store.note(answer.known)
+
+    async def refresh(self, shards: list[int]) -> None:
+        """Ask about shards whose owner is unknown, dead, or has just failed to answer."""
+        now = self._core.clock.monotonic()
+        doubtful = [shard for shard in shards if self._doubtful(shard, now)]
+        if not doubtful:
+            return
+        asked: dict[bytes, tuple[Contact, list[int]]] = {}
+        first: dict[int, Contact | None] = {}
+        for shard in doubtful:
+            found = await self.candidates(shard)
+            living = [contact for contact in found if not self._core.overlay.is_suspect(contact.node_id)]
+            first[shard] = living[0] if living else None
+            for contact in living[:ASKED]:
+                if contact.node_id != self._core.overlay.node_id:
+                    asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
+        await asyncio.gather(*(self._ask(contact, theirs) for contact, theirs in asked.values()))
+        await self._show_fences()
+        await self._appeal({shard: to for shard, to in first.items() if self._ownerless(shard)})
+
+    def _doubtful(self, shard: int, now: float) -> bool:
+        if self._ownerless(shard):
+            return True
+        belief = self._core.store.beliefs[shard]
+        return now - self._core.failures.get(belief.owner.node_id, -60.0) < 2.0
+
+    def _ownerless(self, shard: int) -> bool:
+        belief = self._core.store.beliefs.get(shard)
+        if belief is None:
+            return True
+        owner = belief.owner.node_id
+        if owner == self._core.overlay.node_id:
+            return shard not in self._core.store.owned
+        return self._core.gone(owner) or self._is_denied(shard)
+
+    async def _ask(self, contact: Contact, shards: list[int]) -> None:
+        known = [where for shard in shards if (where := self._core.store.where(shard)) is not None]
+        question = WhereIs(self._core.genesis, shards, known, self._core.store.doubts(shards))
+        try:
+            answer = await self._core.ask(contact, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
+        except TransportError:
+            return
+        self._core.store.note(answer.known)
+        for where in answer.known:
+            if where.owner == contact.node_id and self._is_denied(where.shard):
+                # Its own word, under the very term under which another was believed in who says that it is not so.
+                self._core.store.correct_owner(where.shard, where.term, contact)
+            if where.shard < len(self._core.store) and where.term < self._core.store.fence(where.shard):
+                self._below[where.shard] = where
+
+    async def _show_fences(self) -> None:
+        """Owners are said to live under terms below what this node has seen: they cannot know, unless they are told."""
+        below, self._below = self._below, {}
+        asked: dict[bytes, tuple[Contact, list[int]]] = {}
+        for shard, where in below.items():
+            if where.owner == self._core.overlay.node_id or self._core.gone(where.owner):
+                continue
+            try:
+                asked.setdefault(where.owner, (where.contact(), []))[1].append(shard)
+            except ValueError:
+                continue
+        await asyncio.gather(*(self._ask(contact, shards) for contact, shards in asked.values()))
+        self._below.clear()
+
+    async def _appeal(self, orphans: dict[int, Contact | None]) -> None:
+        appeals: dict[bytes, tuple[Contact, list[int]]] = {}
+        for shard, to in orphans.items():
+            if to is None or to.node_id == self._core.overlay.node_id:
+                self.orphans[shard] = None
+            else:
+                appeals.setdefault(to.node_id, (to, []))[1].append(shard)
+        if self.orphans:
+            self._core.wake()
+        for contact, shards in appeals.values():
+            try:
+                message = Appeal(self._core.genesis, shards)
+                await self._core.ask(contact, "appeal", message, Verdict, QUESTION_TIMEOUT_S)
+            except TransportError:
+                continue

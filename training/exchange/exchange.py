@@ -1,0 +1,288 @@
+"""The exchange as the step loop sees it: found or join the vector, push a delta, pull the values, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from overlay.environment import Clock, Disk, Log, Workers
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from training.encoding.codecs import Vector
+from training.exchange.backup.handler import Receiving
+from training.exchange.client.pull import Pulling, PullReport
+from training.exchange.client.push import Pushing, PushReport
+from training.exchange.context import Core, Counters
+from training.exchange.directory import Finding
+from training.exchange.messages import ZERO_TERM, Past, PastAnswer, Term
+from training.exchange.owner.deltas import Serving
+from training.exchange.owner.reads import Answering
+from training.exchange.recovery.rebalancing import Keeping
+from training.exchange.recovery.reconciliation import Mending
+from training.exchange.store.repair_log import RepairLog, everything
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.store.state_files import NAMED, Stored, past_of, torn
+from training.layout import shard_bounds
+from training.manifest import Manifest
+from training.settings import ExchangeSettings
+from training.shards.state import ShardState
+
+if TYPE_CHECKING:
+    from overlay.overlay import Overlay, PeerChange
+
+FENCES_FILE = "fences.msgpack"
+#: A pull under relaxed barriers goes on with the older copy of a shard after this long; the detection bound under bsp.
+RELAXED_PULL_S = 5.0
+DETECTION_BOUND_S = 10.0
+#: The question for the own past: of more than comfort only where a state directory was put back from a copy.
+PAST_TIMEOUT_S, PAST_TRIES = 2.0, 3
+
+
+class Exchange:
+    """Owner and client of shards in one. `replica` is float32[total], the trainer's shared vector."""
+
+    def __init__(
+        self,
+        *,
+        overlay: Overlay,
+        manifest: Manifest,
+        settings: ExchangeSettings,
+        staleness: int | None,
+        replica: Vector,
+        incarnation: int,
+        clock: Clock,
+        random_source: random.Random,
+        workers: Workers,
+        disk: Disk,
+        log: Log,
+    ) -> None:
+        layout = manifest.layout
+        bounds = shard_bounds(layout.total, manifest.shards)
+        repair_log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
+        store = ShardStore(overlay.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
+        self.core = Core(
+            overlay=overlay,
+            store=store,
+            genesis=bytes.fromhex(manifest.genesis),
+            settings=settings,
+            synchronous=manifest.barrier_family == "bsp",
+            # Promise 8: more than max(10, 4·s) steps behind is refused; without a staleness nothing is too late.
+            stale_limit=None if staleness is None else max(10, 4 * staleness),
+            clock=clock,
+            workers=workers,
+            log=log,
+            incarnation=incarnation,
+            random=random_source,
+            replica=replica,
+            marks=[(ZERO_TERM, 0)] * len(bounds),
+        )
+        self._disk = disk
+        self._load_fences()
+        self.serving = Serving(self.core)
+        self.answering = Answering(self.core)
+        self.receiving = Receiving(self.core)
+        self.finding = Finding(self.core)
+        self.pushing = Pushing(self.core, self.finding, self.serving)
+        self.pulling = Pulling(self.core, self.finding)
+        self.mending = Mending(self.core, self.finding, self.serving)
+        self.keeping = Keeping(self.core, self.finding, self.serving, self.mending)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def store(self) -> ShardStore:
+        return self.core.store
+
+    @property
+    def counters(self) -> Counters:
+        return self.core.counters
+
+    async def start(self) -> None:
+        """Serve, and keep the shards."""
+        for handlers in (self.serving, self.answering, self.receiving):
+            handlers.register()
+        self.core.overlay.on_change(self._on_change)
+        self._tasks = [
+            asyncio.create_task(self.keeping.run(), name="keeping"),
+            asyncio.create_task(self._save_fences(), name="fences"),
+        ]
+
+    def _on_change(self, change: PeerChange) -> None:
+        self.mending.on_change(change)
+        if change.kind == "restarted":
+            self.store.restarted(change.node_id, self.core.me())
+        if change.kind in ("dead", "left", "eligible", "up", "restarted"):
+            self.core.look_again()
+            self.core.wake()
+
+    # -- how a node comes to the vector -------------------------------------------------------------------------
+
+    def found(self) -> None:
+        """Own every shard, with the replica as it stands as the swarm's first value."""
+        self._found(range(len(self.store)))
+
+    def _found(self, shards: Iterable[int]) -> None:
+        now = self.core.clock.monotonic()
+        me = self.core.me()
+        for shard in shards:
+            start, stop = self.store.bounds[shard]
+            state = self.store.fresh_state(shard, self.core.replica[start:stop])
+            state.version = self.core.marks[shard][1]
+            term = self.store.next_term(shard, self.core.marks[shard][0])
+            self.store.own(shard, state, term, me, now, tenured=False)
+            self.core.marks[shard] = (term, state.version)
+
+    def offer(self, marks: list[tuple[Term, int]]) -> None:
+        """The replica holds a checkpoint of these terms and versions: offer it when owners are looked for."""
+        if len(marks) == len(self.core.marks):
+            self.core.marks[:] = marks
+
+    def offer_states(self, states: dict[int, Stored]) -> None:
+        """What this node owned and backed up when it last wrote it: shown like its replica until owners are known."""
+        self.store.stored = states
+        self.store.fences_changed = True
+        for shard, stored in states.items():
+            self.store.raise_fence(shard, stored.term)
+
+    def hold_back(self, seconds: float) -> None:
+        """Take nothing over for so long, or until the vector is there: first learn who else is there."""
+        self.core.settled_at = self.core.clock.monotonic() + seconds
+
+    async def resume(self, expected: int, wait_s: float) -> None:
+        """Found again what was switched off: every shard from the highest state that anybody offers (promise 7)."""
+        clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
+        nodes = 1 + await self.keeping.resume(expected, wait_s)
+        rest = [shard for shard in range(len(self.store)) if self._is_nobodys(shard)]
+        self._found(rest)
+        await self.pulling.pull(self.core.step, deadline_s=RELAXED_PULL_S)
+        known = [everything(owned.state) for owned in self.store.owned.values()]
+        lost = torn(known)
+        count = sum(high - low + 1 for _, _, low, high in lost)
+        names = [f"{node.hex()[:8]}/{incarnation}:{low}-{high}" for node, incarnation, low, high in lost]
+        say = self.core.log.info if clean and not count else self.core.log.warning
+        say(
+            "swarm_resumed",
+            nodes=nodes,
+            expected=expected + 1,
+            shards=len(self.store.owned),
+            founded=len(rest),
+            clean=clean,
+            deltas_lost=count,
+            deltas=list(dict.fromkeys(names))[:NAMED],
+        )
+        self._settle()
+
+    def _is_nobodys(self, shard: int) -> bool:
+        return shard not in self.store.owned and shard not in self.store.beliefs
+
+    def _settle(self) -> None:
+        self.core.settled_at = 0.0
+        self.store.settle_stored()
+        self.core.wake()
+
+    async def past(self) -> tuple[int, int]:
+        """The highest incarnation and step under which this node has pushed, as its shards' owners know it."""
+        me = self.core.overlay.node_id
+        groups, _ = self.finding.by_owner(range(len(self.store)))
+        found = [past_of(me, self.store.known())]
+
+        async def ask(owner: Contact) -> None:
+            for _ in range(PAST_TRIES):
+                try:
+                    answer = await self.core.ask(owner, "past", Past(self.core.genesis, me), PastAnswer, PAST_TIMEOUT_S)
+                except TransportError as error:
+                    self.core.log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
+                    continue
+                found.append((answer.incarnation, answer.step))
+                return
+
+        await asyncio.gather(*(ask(owner) for owner, _ in groups if owner.node_id != me))
+        return max(incarnation for incarnation, _ in found), max(step for _, step in found)
+
+    async def join(self, source: Contact) -> PullReport:
+        """Learn the owners from a peer and fetch the whole vector. Raises `TransportError`."""
+        await self.finding.learn_all(source)
+        report = await self.pulling.pull(self.core.step, deadline_s=None)
+        self._settle()
+        return report
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    async def push(self, step: int, base_step: int, weight: float, delta: Vector) -> PushReport:
+        return await self.pushing.push(step, base_step, weight, delta)
+
+    async def pull(self, step: int) -> PullReport:
+        """Bring the replica up to date after the barrier of `step`."""
+        return await self.pulling.pull(step, deadline_s=DETECTION_BOUND_S if self.core.synchronous else RELAXED_PULL_S)
+
+    def take_merged(self) -> dict[bytes, int]:
+        """Whose deltas were added here since the last call: node → its latest step."""
+        merged, self.serving.merged = self.serving.merged, {}
+        return merged
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def leave(self, timeout_s: float) -> tuple[int, int]:
+        """Deliver the outbox and hand over every shard; returns (steps left, shards left)."""
+        left = await self.pushing.finish(timeout_s / 2)
+        return left, await self.keeping.leave(timeout_s / 2)
+
+    async def close(self, timeout_s: float) -> None:
+        """Acknowledge nothing from now on, and let what is in flight land: then the states are what they stay."""
+        self.core.closed = True
+        await self.serving.drained(list(self.store.owned), timeout_s)
+        self.core.sealed = True
+
+    def held(self) -> list[tuple[int, Term, ShardState]]:
+        """Every state that this node could be asked for after a restart, with the term it is worth: not copies."""
+        found = {shard: (shard, owned.copy_term, owned.state) for shard, owned in self.store.owned.items()}
+        for shard in range(len(self.store)):
+            if shard not in found and (copy := self.store.copy_of(shard)) is not None:
+                found[shard] = (shard, *copy)
+        for shard, stored in self.store.stored.items():
+            # Whoever leaves before it knows the owners must not forget what it came with.
+            found.setdefault(shard, (shard, stored.term, stored.state))
+        return list(found.values())
+
+    def is_clean(self) -> bool:
+        """Whether nothing can have been acknowledged beyond `held`, now that this node is closed."""
+        return self.core.sealed and all(stored.clean for stored in self.store.stored.values())
+
+    async def stop(self) -> None:
+        """End all tasks; idempotent."""
+        await self.pushing.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    # -- fences on disk -----------------------------------------------------------------------------------------
+
+    def _load_fences(self) -> None:
+        raw = self._disk.read(FENCES_FILE)
+        if raw is None:
+            return
+        try:
+            genesis, rows = msgspec.msgpack.decode(raw, type=tuple[bytes, dict[int, tuple[int, bytes]]])
+        except msgspec.DecodeError as error:
+            self.core.log.warning("fences_unreadable", reason=str(error))
+            return
+        if genesis == self.core.genesis:
+            for shard, (number, node) in rows.items():
+                self.store.raise_fence(shard, Term(number, node))
+
+    async def _save_fences(self) -> None:
+        """Write the fences when they changed, at most once a second: what a crash in between forgets, the survey of
+        a take-over asks the others for."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self.store.fences_changed:
+                self.store.fences_changed = False
+                data = msgspec.msgpack.encode((self.core.genesis, self.store.fences))
+                try:
+                    await self.core.workers.run(self._disk.write, FENCES_FILE, data)
+                except OSError as error:
+                    self.core.log.error("fences_not_written", reason=str(error))

@@ -1,0 +1,167 @@
+"""What a node shows of the shards it holds: values to those who pull, and answers to the questions of a take-over.
+
+Changes nothing but what a pull itself makes visible (`bsp`: its deltas; a trimmed mean: its complete window).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from overlay.peers import Contact
+from overlay.transport import Buffer, Reply
+from training.encoding.codecs import CodecName, Vector
+from training.encoding.frames import Part, framed_bytes, frames, sized
+from training.exchange.context import Core, checked
+from training.exchange.messages import (
+    Fetch,
+    Past,
+    PastAnswer,
+    Pull,
+    PullAnswer,
+    PullResult,
+    State,
+    StateHead,
+    Survey,
+    SurveyAnswer,
+    Term,
+    WhereAnswer,
+    WhereIs,
+    encode,
+)
+from training.exchange.owner.encoding_cache import Encoded
+from training.exchange.store import state_stream
+from training.exchange.store.state_files import past_of
+from training.shards.state import ShardState
+
+
+class Answering:
+    """Answers for the shards this node holds."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._store = core.store
+        self._encoded = Encoded()
+
+    def register(self) -> None:
+        """Put the handlers behind the overlay's door."""
+        overlay, genesis = self._core.overlay, self._core.genesis
+        overlay.register("pull", checked(Pull, genesis, self._on_pull))
+        overlay.register("where_is", checked(WhereIs, genesis, self._on_where_is))
+        overlay.register("survey", checked(Survey, genesis, self._on_survey))
+        overlay.register("fetch", checked(Fetch, genesis, self._on_fetch))
+        overlay.register("past", checked(Past, genesis, self._on_past))
+
+    # -- pull ---------------------------------------------------------------------------------------------------
+
+    async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Reply:
+        self._core.challenge(pull.fences)
+        results = []
+        sending: list[tuple[int, Vector, int, ShardState | None]] = []
+        for wanted in pull.shards:
+            owned = self._store.owned.get(wanted.shard)
+            copied = self._copy(wanted.shard) if owned is None and pull.takes_copies else None
+            if copied is not None:
+                term, version, value = copied
+                results.append(PullResult(wanted.shard, "copy", *term, version))
+                sending.append((wanted.shard, value, version, None))
+                continue
+            if owned is None:
+                where = self._store.elsewhere(wanted.shard)
+                results.append(PullResult(wanted.shard, "retry" if where is None else "redirect", where=where))
+                continue
+            state = owned.state
+            if self._core.synchronous:
+                # The puller's barrier for that step has passed: proof enough to show its deltas.
+                self._store.fold(wanted.shard, pull.step)
+            elif state.pending:
+                self._store.close_complete(wanted.shard, self._core.worker_count())
+            known = (Term(wanted.term_number, wanted.term_node), wanted.version)
+            worth = owned.copy_term
+            if known == (worth, state.version):
+                results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
+                continue
+            rank = () if worth == owned.term else (None, *worth)
+            results.append(PullResult(wanted.shard, "value", *owned.term, state.version, *rank))
+            sending.append((wanted.shard, state.value, state.version, state))
+
+        def stream() -> Iterator[Buffer]:
+            for shard, value, version, state in sending:
+                encode = None if state is None else self._encoder(shard, state, pull.codec)
+                checks = pull.has_checksums
+                for buffer in frames(
+                    shard, value, pull.codec, Part.VALUE, version=version, has_checksum=checks, encode=encode
+                ):
+                    self._core.counters.bytes_sent += len(buffer)
+                    yield buffer
+
+        size = sum(framed_bytes(pull.codec, value.size) for _, value, _, _ in sending)
+        return Reply(encode(PullAnswer(results)), sized(stream(), size))
+
+    def _encoder(self, shard: int, state: ShardState, codec: CodecName) -> Callable[[int, Vector], Buffer]:
+        return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)
+
+    def _copy(self, shard: int) -> tuple[Term, int, Vector] | None:
+        """What a node that does not own a shard has for a joiner: a backup's state, or its own replica."""
+        if shard >= len(self._store):
+            return None
+        if (found := self._store.copy_of(shard)) is not None:
+            term, state = found
+            return term, state.version, state.value
+        mark = self._core.mark(shard)
+        start, stop = self._store.bounds[shard]
+        return None if mark is None else (*mark, self._core.replica[start:stop])
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    async def _on_where_is(self, _sender: Contact, message: WhereIs, _stream: AsyncIterator[Buffer]) -> Reply:
+        self._store.note(message.known)
+        self._core.challenge(message.fences)
+        shards = message.shards or range(len(self._store))
+        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
+        return Reply(encode(WhereAnswer(known)))
+
+    async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Reply:
+        shards = [shard for shard in message.shards if shard < len(self._store)]
+        standings = [self._store.standing(shard, self._core.mark(shard), self._core.step) for shard in shards]
+        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
+        return Reply(encode(SurveyAnswer(standings, known)))
+
+    async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Reply:
+        snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
+        return Reply(encode(State(self._core.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots))
+
+    async def _on_past(self, _sender: Contact, message: Past, _stream: AsyncIterator[Buffer]) -> Reply:
+        return Reply(encode(PastAnswer(*past_of(message.node, self._store.known()))))
+
+    def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
+        """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
+        if (found := self._store.copy_of(shard)) is not None:
+            return state_stream.describe(shard, *found), found[1].copy()
+        found = replica_copy(self._core, shard)
+        return None if found is None else (state_stream.describe(shard, *found), found[1].copy())
+
+
+def replica_copy(core: Core, shard: int) -> tuple[Term, ShardState] | None:
+    """What this node could go on from where nobody owns or backs the shard: its state from disk, or its replica, with
+    its term. Either begins a new era: whoever comes later with the whole history takes the shard back."""
+    mark = core.mark(shard)
+    stored = core.store.stored_above(shard, mark)
+    if stored is not None:
+        # A state from disk knows its deltas: none need be refused for its age, and so the era is only told apart.
+        era = stored.state.era_step + 1
+        return stored.term, dataclasses.replace(
+            stored.state, era_step=era, era_term=(stored.term.number, stored.term.node)
+        )
+    return None if mark is None else (mark[0], replica_state(core, shard))
+
+
+def replica_state(core: Core, shard: int) -> ShardState:
+    """A state made of the replica: value and version only. Nobody knows which deltas newer than its step it lacks, so
+    those that began before it are refused."""
+    start, stop = core.store.bounds[shard]
+    state = core.store.fresh_state(shard, core.replica[start:stop])
+    state.version = core.marks[shard][1]
+    # At least 1: an era is told by it.
+    state.era_step, state.era_term = max(1, core.step), core.marks[shard][0]
+    return state

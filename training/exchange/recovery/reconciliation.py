@@ -1,0 +1,332 @@
+"""Mending splits: owners tell others of their claims, and who lost a shard offers what only it has.
+
+Of two owners the higher term wins. The loser keeps its copy and its log, and offers the deltas by identity until the
+winner has all of them, through its backup like any push: with the weight that they would have had among all workers,
+and without momentum. What the log no longer reaches is reported as lost, with identities. (reference/ownership.md
+section 4)
+
+One exception: a winner that began anew from a replica, while the loser still has the whole history. Nobody could tell
+which deltas the replica had; so the loser takes the shard back, and the other's deltas are added to its copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+
+from overlay.membership.members import BACK
+from overlay.overlay import PeerChange
+from overlay.peers import Contact
+from overlay.transport import Buffer, Reply, TransportError
+from training.encoding import codecs
+from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
+from training.exchange.context import Core, checked
+from training.exchange.directory import QUESTION_TIMEOUT_S, Finding
+from training.exchange.messages import (
+    Found,
+    Holding,
+    Holdings,
+    Mend,
+    MendAnswer,
+    Mended,
+    Offer,
+    Push,
+    Seek,
+    Term,
+    Where,
+    WhereAnswer,
+    WhereIs,
+    encode,
+)
+from training.exchange.owner.deltas import Serving
+from training.exchange.owner.validation import Item
+from training.exchange.store.repair_log import Difference, Entry, Remnant, Span, compare, everything
+from training.shards.state import Applied, DeltaId
+
+#: Owners tell one more candidate of their claims this often; at once those who come back from the dead.
+DIGEST_S = 2.0
+#: Returned peers told in one look.
+TOLD_AT_ONCE = 8
+#: An offer that could not be settled is made again after this long.
+OFFER_S = 0.5
+#: Times that others are asked for what the own log does not reach.
+SOUGHT_MOST = 4
+#: Nodes asked each time: in a larger swarm than this some may have it and not be asked.
+SOUGHT_NODES = 64
+#: Deltas of one request.
+MOST_BYTES = 16 * 1024 * 1024
+#: Spans of lost deltas named in one event; the others are counted.
+NAMED = 32
+
+
+class Mending:
+    """Both sides of a repair."""
+
+    def __init__(self, core: Core, finding: Finding, serving: Serving) -> None:
+        self._core = core
+        self._store = core.store
+        self._finding = finding
+        self._serving = serving
+        self._told_s = core.clock.monotonic()
+        self._offered_s = 0.0
+        self._returned: dict[bytes, None] = {}
+        core.overlay.register("offer", checked(Offer, core.genesis, self._on_offer))
+        core.overlay.register("seek", checked(Seek, core.genesis, self._on_seek))
+        core.overlay.register("mend", checked(Mend, core.genesis, self._on_mend))
+
+    def on_change(self, change: PeerChange) -> None:
+        """One who was held for dead is there again: perhaps it lived on the other side of a split."""
+        if change.kind == "up" and change.reason == BACK:
+            self._returned[change.node_id] = None
+
+    def due(self) -> bool:
+        """Whether there is anything to tell or to offer now; also moves the clock of the log."""
+        now = self._core.clock.monotonic()
+        self._store.log.tick(now, self._core.worker_count(), self._store.remnants)
+        if self._store.remnants and now - self._offered_s >= OFFER_S:
+            return True
+        return bool(self._store.owned) and (bool(self._returned) or now - self._told_s >= DIGEST_S)
+
+    async def mend(self) -> None:
+        """Tell of the shards owned here, and offer those that were lost."""
+        await self._tell_digest()
+        if not self._store.remnants:
+            return
+        self._offered_s = self._core.clock.monotonic()
+        offers: dict[bytes, tuple[Contact, list[int]]] = {}
+        for shard in list(self._store.remnants):
+            belief = self._store.beliefs.get(shard)
+            if shard in self._store.owned:
+                await self._settle_own(shard)
+            elif belief is not None and not self._core.gone(belief.owner.node_id):
+                offers.setdefault(belief.owner.node_id, (belief.owner, []))[1].append(shard)
+            else:
+                self._finding.orphans[shard] = None
+        for owner, shards in offers.values():
+            try:
+                await self._offer(owner, shards)
+            except TransportError as error:
+                self._core.log.debug("offer_failed", owner=owner.node_id.hex()[:8], reason=str(error))
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    async def _tell_digest(self) -> None:
+        """Candidates exchange what they own: this is how two owners of one shard meet."""
+        self._told_s = self._core.clock.monotonic()
+        me = self._core.me()
+        claims = [Where.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
+        if not claims:
+            return
+        known = {peer.node_id: peer.contact for peer in self._core.overlay.members() if peer.eligible}
+        listeners = [known[node] for node in list(self._returned)[:TOLD_AT_ONCE] if node in known]
+        for node in list(self._returned)[:TOLD_AT_ONCE]:
+            del self._returned[node]
+        if not listeners and known:
+            listeners = [known[self._core.random.choice(sorted(known))]]
+        for contact in listeners:
+            shards = [claim.shard for claim in claims]
+            try:
+                question = WhereIs(self._core.genesis, shards, claims)
+                answer = await self._core.ask(contact, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
+            except TransportError:
+                continue
+            self._store.note(answer.known)
+
+    # -- the loser's side ---------------------------------------------------------------------------------------
+
+    async def _offer(self, owner: Contact, shards: list[int]) -> None:
+        question = Offer(self._core.genesis, shards)
+        answer = await self._core.ask(owner, "offer", question, Holdings, QUESTION_TIMEOUT_S)
+        wanted: list[tuple[int, Entry]] = []
+        unknown: list[int] = []
+        for holding in answer.holdings:
+            remnant = self._store.remnants.get(holding.shard)
+            if remnant is None or holding.status == "retry":
+                continue
+            if holding.status == "not_owner":
+                self._store.note([] if holding.where is None else [holding.where])
+                self._finding.denied(holding.shard, owner)
+                unknown.append(holding.shard)
+            elif self._takes_back(remnant, holding):
+                self._take_back(holding, remnant)
+            else:
+                wanted += await self._settle(holding.shard, remnant, holding)
+        await self._finding.refresh(unknown)
+        while wanted:
+            batch: list[tuple[int, Entry]] = []
+            room = MOST_BYTES
+            while wanted and (not batch or len(wanted[-1][1].payload) <= room):
+                room -= len(wanted[-1][1].payload)
+                batch.append(wanted.pop())
+            await self._send(owner, batch)
+
+    def _takes_back(self, remnant: Remnant, holding: Holding) -> bool:
+        newer_era = holding.era_step > remnant.state.era_step
+        # A term of the same number is another side's: what is of it cannot have begun from this copy's successor.
+        if not newer_era or self._core.leaving or remnant.term.number < holding.era_term[0]:
+            return False
+        # An era out of a state from disk knows its deltas, and may have all of ours.
+        return bool(remnant.known().without(Applied.of_rows(holding.known)).rows())
+
+    def _take_back(self, holding: Holding, remnant: Remnant) -> None:
+        shard = holding.shard
+        if shard in self._store.owned or self._store.fence(shard) > holding.term:
+            return
+        self._own_again(shard, remnant, holding.term)
+        self._told_s = 0.0  # the other learns it at once
+        self._returned[holding.term.node] = None
+
+    def _own_again(self, shard: int, remnant: Remnant, above: Term) -> None:
+        term = self._store.next_term(shard, above)
+        now = self._core.clock.monotonic()
+        self._store.own(shard, remnant.state, term, self._core.me(), now, tenured=False)
+        self._core.log.warning("shard_taken_back", shard=shard, term=term.number)
+        self._core.wake()
+
+    async def _settle(self, shard: int, remnant: Remnant, holding: Holding) -> list[tuple[int, Entry]]:
+        """What the winner lacks and we have; with nothing left to send, what is lost is said, and the copy goes."""
+        known = Applied.of_rows(holding.known)
+        # An old copy against a newer replica: nobody can tell which deltas that one has, so none is added.
+        unclear = holding.era_step > remnant.state.era_step
+        difference = compare(remnant, known, () if unclear else self._store.log.of(shard))
+        if difference.wanted:
+            return [(shard, entry) for entry in difference.wanted]
+        if difference.lost and not unclear and remnant.sought < SOUGHT_MOST and await self._seek(shard, difference):
+            remnant.sought += 1
+            return []  # offered in the next look
+        if self._store.remnants.get(shard) is remnant:
+            self._close(shard, difference.lost)
+        return []
+
+    async def _seek(self, shard: int, difference: Difference) -> bool:
+        """This copy came to us with a history that our log does not have: its former owners may. True when found."""
+        rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
+        message = Seek(self._core.genesis, shard, rows)
+        before = len(self._store.log.of(shard))
+        # Candidates on the other side of the split need not be candidates of the whole swarm.
+        asked = {contact.node_id: contact for contact in await self._finding.candidates(shard)}
+        asked |= {peer.node_id: peer.contact for peer in self._core.overlay.members()}
+        asked.pop(self._core.overlay.node_id, None)
+        for contact in list(asked.values())[:SOUGHT_NODES]:
+            try:
+                async with self._core.request("seek", contact, message) as answer:
+                    found = self._core.decoded(contact, answer.head, Found).deltas
+                    reader = FrameReader(answer.body)
+                    for one in found:
+                        _, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
+                        identity = DeltaId(one.node, one.incarnation, one.step)
+                        self._store.log.add(
+                            shard, identity, one.weight, encoded, codec, momentum=True, workers=one.workers
+                        )
+            except (TransportError, BadFrame):
+                continue
+        return len(self._store.log.of(shard)) > before
+
+    async def _on_seek(self, _sender: Contact, message: Seek, _stream: AsyncIterator[Buffer]) -> Reply:
+        if message.shard >= len(self._store):
+            return Reply(encode(Found([])))
+        sought = Applied()
+        for node, incarnation, ranges in message.identities:
+            sought.merge(Applied.of_rows([(node, incarnation, ranges)]))
+        most = max(1, MOST_BYTES // max(1, 4 * self._store.size(message.shard)))
+        entries = [entry for entry in self._store.log.of(message.shard) if entry.identity in sought]
+        batch = [(message.shard, entry) for entry in entries[:most]]
+        size = sum(len(entry.payload) for _, entry in batch)
+        described = [_described(shard, entry) for shard, entry in batch]
+        return Reply(encode(Found(described)), whole_if_small(_frames(batch), size))
+
+    async def _settle_own(self, shard: int) -> None:
+        """This node owns the shard now whose former copy it kept."""
+        remnant, owned = self._store.remnants[shard], self._store.owned[shard]
+        if remnant.state is owned.state:
+            del self._store.remnants[shard]
+            return
+        holding = self._holding(shard)
+        if holding.status == "owner" and self._takes_back(remnant, holding):
+            # What is owned began anew from a replica, and the former copy has the whole history: change them.
+            del self._store.remnants[shard]
+            self._store.depose(shard)
+            self._own_again(shard, remnant, owned.term)
+            return
+        for _, entry in await self._settle(shard, remnant, holding) if holding.status == "owner" else ():
+            delta = np.empty(self._store.size(shard), dtype=np.float32)
+            codecs.decode(entry.payload, entry.codec, delta)
+            await self._add(_described(shard, entry), Item(shard, delta, entry.payload, entry.codec, repair=True))
+
+    def _close(self, shard: int, lost: list[Span]) -> None:
+        del self._store.remnants[shard]
+        counters = self._core.counters
+        count = sum(high - low + 1 for _, _, low, high in lost)
+        counters.lost_in_splits += count
+        if count:
+            named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:NAMED]]
+            reach = round(self._store.log.reach_s, 1)
+            self._core.log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
+        self._core.log.info("split_mended", shard=shard, lost=count)
+
+    async def _send(self, owner: Contact, batch: list[tuple[int, Entry]]) -> None:
+        message = Mend(self._core.genesis, [_described(shard, entry) for shard, entry in batch])
+        size = sum(len(entry.payload) for _, entry in batch)
+        self._core.counters.bytes_sent += size
+        body = whole_if_small(_frames(batch), size)
+        async with self._core.request("mend", owner, message, body) as answer:
+            self._core.decoded(owner, answer.head, MendAnswer)
+
+    # -- the winner's side --------------------------------------------------------------------------------------
+
+    async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Reply:
+        shards = [shard for shard in message.shards if shard < len(self._store)]
+        return Reply(encode(Holdings([self._holding(shard) for shard in shards])))
+
+    def _holding(self, shard: int) -> Holding:
+        owned = self._store.owned.get(shard)
+        if owned is None:
+            return Holding(shard, "not_owner", where=self._store.where(shard))
+        if owned.moving or self._serving.unsafe(owned):
+            return Holding(shard, "retry")
+        state = owned.state
+        return Holding(shard, "owner", *owned.term, state.era_step, state.era_term, everything(state).rows())
+
+    async def _on_mend(self, sender: Contact, message: Mend, stream: AsyncIterator[Buffer]) -> Reply:
+        reader = FrameReader(stream)
+        added = 0
+        for mended in message.deltas:
+            if mended.shard >= len(self._store):
+                break
+            size = self._store.size(mended.shard)
+            delta, encoded, codec = await read_array(reader, mended.shard, Part.DELTA, size)
+            self._core.counters.bytes_received += len(encoded)
+            added += await self._add(mended, Item(mended.shard, delta, encoded, codec, repair=True))
+        if added:
+            self._core.counters.repaired += added
+            self._core.log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
+        return Reply(encode(MendAnswer(added)))
+
+    async def _add(self, mended: Mended, item: Item) -> bool:
+        push = Push(
+            genesis=self._core.genesis,
+            node=mended.node,
+            incarnation=mended.incarnation,
+            step=mended.step,
+            base_step=mended.step,
+            weight=self._weight(mended),
+            shards=[mended.shard],
+        )
+        (result,) = await self._serving.accept(push, [item])
+        return result.status == "ok"
+
+    def _weight(self, mended: Mended) -> float:
+        """Each side had counted only its own workers: `w · N_side / N_merged`."""
+        if self._core.settings.weight == "sum":
+            return mended.weight
+        return mended.weight * mended.workers / max(mended.workers, self._core.worker_count())
+
+
+def _described(shard: int, entry: Entry) -> Mended:
+    return Mended(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
+
+
+def _frames(batch: list[tuple[int, Entry]]) -> Iterator[Buffer]:
+    for shard, entry in batch:
+        yield from encoded_frames(shard, bytes(entry.payload), entry.codec, Part.DELTA, step=entry.identity.step)

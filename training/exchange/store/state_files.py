@@ -1,0 +1,153 @@
+"""Shard states on disk: what a node owned and backed up, beside its checkpoint, for the day a whole swarm was off.
+
+A node that starts again owns nothing because of them. It shows them like a replica that it had pulled: only when nobody
+living has more does the swarm go on from the highest (DESIGN section 5, promise 7). A file holds a few states whole,
+under its own SHA-256: a torn one is passed over, the others count. Pure; `p2pnode.lifecycle.node` reads and writes the
+files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from training.encoding.codecs import Vector
+from training.exchange.messages import StateHead, Term
+from training.exchange.store.repair_log import Span
+from training.exchange.store.state_stream import describe
+from training.shards.robust import Norms
+from training.shards.state import Applied, DeltaId, ShardState
+
+_DIGEST_BYTES = 32
+_LENGTH_BYTES = 4
+#: States of about this many bytes share a file: what one write copies, and what one torn file loses.
+FILE_BYTES = 64 * 1024 * 1024
+#: Spans of lost deltas named in one event; the others are counted.
+NAMED = 32
+
+
+class BadStates(Exception):
+    """A file that does not hold what it should; the text says why."""
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    genesis: bytes
+    clean: bool
+    states: list[StateHead]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A state as this node last wrote it. `clean`: nothing was acknowledged after it, for the node left in order."""
+
+    term: Term
+    state: ShardState
+    clean: bool
+
+    @property
+    def rank(self) -> tuple[Term, int]:
+        return self.term, self.state.known_count
+
+
+def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Shards grouped into files; `sizes` are (shard, bytes)."""
+    files: list[list[int]] = []
+    room = 0
+    for shard, size in sizes:
+        if not files or size > room:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(shard)
+        room -= size
+    return files
+
+
+def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, clean: bool) -> bytes:
+    """One file. The arrays are float32, little-endian, in the order of `_arrays`."""
+    taken = list(states)
+    head = msgspec.msgpack.encode(_Head(genesis, clean, [describe(shard, term, state) for shard, term, state in taken]))
+    parts: list[bytes | memoryview] = [len(head).to_bytes(_LENGTH_BYTES, "big"), head]
+    for _, _, state in taken:
+        parts += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in _arrays(state)]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join([digest.digest(), *parts])
+
+
+def _arrays(state: ShardState) -> list[Vector]:
+    held = [item.delta for item in state.held()]
+    moving = [] if state.momentum is None or state.accumulated is None else [state.momentum, state.accumulated]
+    return [array for array in [state.value, *moving, *held] if array.size]
+
+
+def decode(raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int) -> dict[int, Stored]:
+    """The states of a file, by shard. Raises `BadStates` for a torn file, another swarm's, or another layout's."""
+    if len(raw) < _DIGEST_BYTES + _LENGTH_BYTES or hashlib.sha256(raw[_DIGEST_BYTES:]).digest() != raw[:_DIGEST_BYTES]:
+        raise BadStates("it is damaged")
+    start = _DIGEST_BYTES + _LENGTH_BYTES
+    stop = start + int.from_bytes(raw[_DIGEST_BYTES:start], "big")
+    try:
+        head = msgspec.msgpack.decode(raw[start:stop], type=_Head)
+    except msgspec.DecodeError as error:
+        raise BadStates(f"its head cannot be read: {error}") from error
+    if head.genesis != genesis:
+        raise BadStates("it is of another swarm")
+    values = np.frombuffer(raw, dtype="<f4", offset=stop) if (len(raw) - stop) % 4 == 0 else np.zeros(0, np.float32)
+    found: dict[int, Stored] = {}
+    taken = 0
+
+    def take(size: int) -> Vector:
+        nonlocal taken
+        piece = values[taken : taken + size]
+        if piece.size != size:
+            raise BadStates("it is of another layout")
+        taken += size
+        return np.array(piece, dtype=np.float32)
+
+    for one in head.states:
+        if one.shard >= len(bounds):
+            raise BadStates("it is of another layout")
+        begin, end = bounds[one.shard]
+        parameters = min(max(parameter_total - begin, 0), end - begin)
+        state = ShardState(value=take(end - begin), parameters=parameters)
+        if one.has_momentum and parameters:
+            state.momentum, state.accumulated = take(parameters), take(parameters)
+        state.version, state.sum_weight = one.version, one.sum_weight
+        state.era_step, state.era_term, state.folded_step = one.era_step, one.era_term, one.folded_step
+        state.applied, state.norms = Applied.of_rows(one.applied), Norms(one.norms)
+        for node, incarnation, step, weight, momentum in one.held:
+            state.hold(DeltaId(node, incarnation, step), weight, take(end - begin), momentum=momentum)
+        found[one.shard] = Stored(one.term, state, head.clean)
+    if taken != values.size:
+        raise BadStates("it is of another layout")
+    return found
+
+
+def torn(known: Sequence[Applied]) -> list[Span]:
+    """The last deltas of each origin that some shards have and others lack, once per shard that lacks them: what a
+    killed swarm has lost as far as its disks can tell. Of a delta that is on no disk nobody knows."""
+    latest: dict[tuple[bytes, int], int] = {}
+    for one in known:
+        for node, incarnation, ranges in one.rows():
+            latest[node, incarnation] = max(latest.get((node, incarnation), 0), ranges[-1][1])
+    return [
+        (node, incarnation, ranges[-1][1] + 1, latest[node, incarnation])
+        for one in known
+        for node, incarnation, ranges in one.rows()
+        if ranges[-1][1] < latest[node, incarnation]
+    ]
+
+
+def past_of(node: bytes, known: Iterable[Applied]) -> tuple[int, int]:
+    """The highest incarnation and the highest step of a node's deltas; (0, 0) where there are none."""
+    incarnation = step = 0
+    for one in known:
+        for origin, number, ranges in one.rows():
+            if origin == node and ranges:
+                incarnation, step = max(incarnation, number), max(step, ranges[-1][1])
+    return incarnation, step

@@ -1,0 +1,355 @@
+"""Parts of the compiled engines: streams, step times, barrier arithmetic, samples, and the queue of events.
+
+The state of a node lies on one line of the cache: row `node` of `words` uint64[nodes, 8], of which `reals` and `whole`
+are views as float64 and int64. A million nodes spend their time waiting for memory; a line each is what they touch.
+
+Events wait in a calendar queue (R. Brown, CACM 31 (1988) 1220): each node has exactly one pending event.
+Samples and step times consume their streams exactly as `samplers` and `steptimes` do.
+"""
+# numba types these functions, not mypy: machine words and bare arrays would only be casts to it.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from training.simulation.model.random_streams import GAMMA, MIX_1, MIX_2
+from training.simulation.model.samplers import REJECTION
+
+_GAMMA, _MIX_1, _MIX_2 = np.uint64(GAMMA), np.uint64(MIX_1), np.uint64(MIX_2)
+_S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+_UNIT = 2.0**-53
+
+#: Columns of a node's line. `AT` is the moment of its event, `NEXT` the node behind it in its bucket.
+AT, COMPLETED, WAITED, LAST_PASS, NEXT, DURATIONS, SAMPLES, BLOCKED = range(8)
+#: Buckets ahead of now whose first and second nodes are asked for in advance.
+FAR, NEAR = 12, 6
+#: Kinds of step times, in the order of `steptimes.PARAMETERS`.
+CONSTANT, EXP, GAMMA_KIND, LOGNORMAL, TRACE = range(5)
+
+
+# -- streams and step times -------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, inline="always")
+def mixed(value):
+    value = (value ^ (value >> _S30)) * _MIX_1
+    value = (value ^ (value >> _S27)) * _MIX_2
+    return value ^ (value >> _S31)
+
+
+@njit(cache=True, inline="always")
+def uniform(words, node, column):
+    words[node, column] += _GAMMA
+    return (mixed(words[node, column]) >> _S11) * _UNIT
+
+
+@njit(cache=True, inline="always")
+def begin_stream(origin, node):
+    """Where the stream of a node begins."""
+    return mixed(np.uint64(origin) + np.uint64(node + 1) * _GAMMA)
+
+
+@njit(cache=True)
+def begin_streams(words, column, origin):
+    """Set the stream of every row to where it begins."""
+    for node in range(words.shape[0]):
+        words[node, column] = begin_stream(origin, node)
+
+
+@njit(cache=True)
+def normal(words, node):
+    radius = math.sqrt(-2.0 * math.log(1.0 - uniform(words, node, DURATIONS)))
+    return radius * math.cos(2.0 * math.pi * uniform(words, node, DURATIONS))
+
+
+@njit(cache=True)
+def gamma(words, node, shape):
+    boost = 1.0
+    if shape < 1.0:
+        boost = (1.0 - uniform(words, node, DURATIONS)) ** (1.0 / shape)
+        shape += 1.0
+    third = shape - 1.0 / 3.0
+    factor = 1.0 / math.sqrt(9.0 * third)
+    while True:
+        drawn = normal(words, node)
+        cube = 1.0 + factor * drawn
+        if cube <= 0.0:
+            continue
+        cube = cube * cube * cube
+        chance = math.log(1.0 - uniform(words, node, DURATIONS))
+        if chance < 0.5 * drawn * drawn + third - third * cube + third * math.log(cube):
+            return boost * third * cube
+
+
+@njit(cache=True)
+def step_seconds(row, node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient):
+    """One step's seconds, from the stream in a row. Bare numbers: tuples of arrays are counted references per call."""
+    if kind == EXP:
+        seconds = shift + first * -math.log(1.0 - uniform(words, row, DURATIONS))
+    elif kind == GAMMA_KIND:
+        seconds = shift + second * gamma(words, row, first)
+    elif kind == LOGNORMAL:
+        seconds = shift + math.exp(first + second * normal(words, row))
+    elif kind == TRACE:
+        seconds = shift + trace[int(uniform(words, row, DURATIONS) * trace.size)]
+    else:
+        seconds = shift + first
+    if transient:
+        if uniform(words, row, DURATIONS) < slow_share:
+            seconds *= slow_factor
+    elif node < slow_count:
+        seconds *= slow_factor
+    return seconds
+
+
+# -- the barrier ------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, inline="always")
+def laggard(mine, other, lag):
+    """`not ssp(mine, [other], lag)`."""
+    return mine - other > lag
+
+
+@njit(cache=True)
+def most_laggards(count, quantile):
+    """How many of `count` may lag so that the quantile still passes: `training.barriers.predicates.most`."""
+    if quantile >= 1.0:
+        return 0
+    return count - math.ceil(quantile * count - 1e-9)
+
+
+@njit(cache=True)
+def passes(mine, others, lag, quantile):
+    """`most(ssp …, quantile)` on an array; what the tests compare with the shared predicates."""
+    behind = 0
+    for other in others:
+        if laggard(mine, other, lag):
+            behind += 1
+    return behind <= most_laggards(len(others), quantile)
+
+
+@njit(cache=True)
+def count_below(levels, lowest, limit):
+    """Nodes with fewer than `limit` completed steps; `levels` counts the nodes of each number of steps."""
+    count = 0
+    for level in range(lowest, min(limit, levels.size)):
+        count += levels[level]
+    return count
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, inline="always")
+def distinct(values, count):
+    """Move the first of each value to the front, in their order; how many there are."""
+    kept = 1
+    for place in range(1, count):
+        known = False
+        for other in range(kept):
+            known |= values[other] == values[place]
+        values[kept] = values[place]
+        kept += not known
+    return min(kept, count)
+
+
+@njit(cache=True)
+def sample_passes(node, words, steps, lag, quantile, beta, barred, pool, pooled, drawn, order, swaps):
+    """Draw up to `beta` distinct peers, other than `barred`, and judge them; stops early as the reference does.
+
+    From the node's row of `pool` where `pooled`, otherwise from all nodes. `order` is the identity and is left so.
+    """
+    total = pool.shape[1] if pooled else steps.size
+    mine = steps[node]
+    count = behind = 0
+    if beta * REJECTION <= total:
+        while True:
+            while count < beta:
+                peer = int(uniform(words, node, SAMPLES) * total)
+                if pooled:
+                    peer = pool[node, peer]
+                if peer == barred:
+                    continue
+                if quantile >= 1.0 and laggard(mine, steps[peer], lag):
+                    return False
+                drawn[count] = peer
+                count += 1
+            # Repetitions are rare and change no verdict before the last draw: they are looked for once.
+            count = distinct(drawn, count)
+            if count == beta:
+                break
+        if quantile < 1.0:
+            for place in range(count):
+                behind += laggard(mine, steps[drawn[place]], lag)
+        return behind <= most_laggards(count, quantile)
+    result = True
+    done = 0
+    while done < total and count < beta:
+        other = done + int(uniform(words, node, SAMPLES) * (total - done))
+        swaps[done] = other
+        order[done], order[other] = order[other], order[done]
+        peer = order[done]
+        done += 1
+        if pooled:
+            peer = pool[node, peer]
+        known = peer == barred
+        if pooled:
+            for place in range(count):
+                known |= drawn[place] == peer
+        if known:
+            continue
+        drawn[count] = peer
+        count += 1
+        if laggard(mine, steps[peer], lag):
+            behind += 1
+            if quantile >= 1.0:
+                result = False
+                break
+    for place in range(done - 1, -1, -1):
+        other = swaps[place]
+        order[place], order[other] = order[other], order[place]
+    return result and behind <= most_laggards(count, quantile)
+
+
+@njit(cache=True)
+def draw_all(node, words, beta, barred, total, drawn, order, swaps):
+    """As `sample_passes`, without judging: the sample a node holds. Returns how many."""
+    count = 0
+    if beta * REJECTION <= total:
+        while count < beta:
+            peer = int(uniform(words, node, SAMPLES) * total)
+            known = peer == barred
+            for place in range(count):
+                known |= drawn[place] == peer
+            if not known:
+                drawn[count] = peer
+                count += 1
+        return count
+    done = 0
+    while done < total and count < beta:
+        other = done + int(uniform(words, node, SAMPLES) * (total - done))
+        swaps[done] = other
+        order[done], order[other] = order[other], order[done]
+        peer = order[done]
+        done += 1
+        if peer != barred:
+            drawn[count] = peer
+            count += 1
+    for place in range(done - 1, -1, -1):
+        other = swaps[place]
+        order[place], order[other] = order[other], order[place]
+    return count
+
+
+@njit(cache=True)
+def find(node, nodes, finding):
+    """A peer for the pool of a node."""
+    while True:
+        peer = int(uniform(finding, node, 0) * nodes)
+        if peer != node:
+            return peer
+
+
+@njit(cache=True)
+def renew(node, now, every_s, pool, oldest, renewed_s, finding, nodes):
+    """Replace what is due in the pool of a node."""
+    size = pool.shape[1]
+    due = int((now - renewed_s[node]) / every_s)
+    if due > 0:
+        renewed_s[node] += due * every_s
+        for _ in range(min(due, size)):
+            pool[node, oldest[node]] = find(node, nodes, finding)
+            oldest[node] = (oldest[node] + 1) % size
+
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, inline="always")
+def insert(node, moment, whole, reals, head, per_s):
+    """The event of a node, in the bucket of its moment; buckets repeat like the days of years."""
+    reals[node, AT] = moment
+    bucket = int(moment * per_s) & (head.size - 1)
+    whole[node, NEXT] = head[bucket]
+    head[bucket] = node
+
+
+@intrinsic
+def fetch(_typing_context, array, row):
+    """Ask the processor for `array[row]` before it is needed; changes nothing but the time the next access takes."""
+
+    def generate(context, builder, signature, arguments):
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        strides = cgutils.unpack_tuple(builder, made.strides)
+        offset = builder.mul(strides[0], context.cast(builder, arguments[1], signature.args[1], types.intp))
+        word = ir.IntType(8).as_pointer()
+        address = builder.gep(builder.bitcast(made.data, word), [offset])
+        whole = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [word, whole, whole, whole])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(call, [address, whole(0), whole(3), whole(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, row), generate
+
+
+@njit(cache=True)
+def pop(day, last_day, whole, reals, head, per_s):
+    """The node of the earliest event and the day it was found on; −1 when there is none until the last day."""
+    mask = head.size - 1
+    while day <= last_day:
+        ahead = head[(day + FAR) & mask]
+        if ahead >= 0:
+            fetch(reals, ahead)
+        ahead = head[(day + NEAR) & mask]
+        if ahead >= 0:
+            ahead = whole[ahead, NEXT]
+            if ahead >= 0:
+                fetch(reals, ahead)
+        bucket = day & mask
+        best = -1
+        before_best = before = -1
+        node = head[bucket]
+        while node >= 0:
+            at = reals[node, AT]
+            if int(at * per_s) == day and (best < 0 or at < reals[best, AT] or (at == reals[best, AT] and node < best)):
+                best, before_best = node, before
+            before = node
+            node = whole[node, NEXT]
+        if best >= 0:
+            if before_best < 0:
+                head[bucket] = whole[best, NEXT]
+            else:
+                whole[before_best, NEXT] = whole[best, NEXT]
+            return best, day
+        day += 1
+    return -1, day
+
+
+# -- keeping ----------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def keep_moment(kept, place, steps):
+    """Mean, standard deviation, least and most."""
+    total = 0.0
+    squares = 0.0
+    least = most = steps[0]
+    for value in steps:
+        total += value
+        squares += float(value) * value
+        least = min(least, value)
+        most = max(most, value)
+    mean = total / steps.size
+    kept[place, 0] = mean
+    kept[place, 1] = math.sqrt(max(0.0, squares / steps.size - mean * mean))
+    kept[place, 2] = least
+    kept[place, 3] = most

@@ -1,0 +1,76 @@
+"""The literature's parameter server as its listing has it: one thread that adds, schedules, and evaluates in between.
+
+A push is added when the server gets to it. Then the barrier is asked for every blocked worker; if any may pass, the
+server *evaluates the model* before it hands it out, and whoever pushes meanwhile waits. So an evaluation, which is what
+the published accuracy is drawn over, stands for one delta under asp and for six under bsp of six workers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from training.simulation.learning.learning import Curve
+from training.simulation.learning.problems import Problem, Vector
+from training.simulation.model.plan import Plan
+from training.simulation.model.random_streams import DURATIONS, Stream
+from training.simulation.model.samplers import UniformSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Seconds a worker computes besides the plan's step time, its simulated delay; and seconds of an evaluation."""
+
+    computes_s: float
+    evaluates_s: float
+
+
+def learn_at_server(plan: Plan, server: Server, problem: Problem | None) -> tuple[Curve, float]:
+    """The curve over evaluations, and the mean of completed steps. Without a problem only time and counts."""
+    barrier = plan.made_barrier()
+    workers = list(range(plan.nodes))
+    delays = [Stream(plan.seed, DURATIONS, worker) for worker in workers]
+    sampler = UniformSampler(plan.seed, workers, self_sampled=plan.self_sampled)
+    model = problem.initial() if problem else None
+    bases: dict[int, Vector | None] = dict.fromkeys(workers, None if model is None else model.copy())
+    steps = [0] * plan.nodes
+    blocked: list[int] = []
+    curve = Curve()
+    pushes: list[tuple[float, int]] = []
+
+    def begin(worker: int, now: float) -> None:
+        heapq.heappush(pushes, (now + server.computes_s + plan.steps.draw(delays[worker]), worker))
+
+    def passes(worker: int) -> bool:
+        if not barrier.samples:
+            return True
+        if barrier.complete:
+            sample = [other for other in workers if other != worker]
+        else:
+            sample = sampler.draw(worker, plan.barrier.sample, now, lambda _peer: False)
+        return barrier.passes(steps[worker], [steps[other] for other in sample])
+
+    for worker in workers:
+        begin(worker, 0.0)
+    free_s = 0.0
+    while True:
+        pushed_s, worker = heapq.heappop(pushes)
+        now = max(pushed_s, free_s)
+        if now > plan.duration_s:
+            return curve, sum(steps) / plan.nodes
+        base = bases[worker]
+        steps[worker] += 1
+        if problem is not None and model is not None and base is not None:
+            model += problem.delta(base, worker, steps[worker])
+        blocked.append(worker)
+        passing = [waiting for waiting in blocked if passes(waiting)]
+        if not passing:
+            free_s = now
+            continue
+        curve.note(now, len(curve.updates) + 1, 0.0 if problem is None or model is None else problem.score(model))
+        free_s = now + server.evaluates_s
+        handed_out = None if model is None else model.copy()
+        for waiting in passing:
+            blocked.remove(waiting)
+            bases[waiting] = handed_out
+            begin(waiting, free_s)

@@ -1,0 +1,1 @@
+"""What is simulated: the plan, step times, random streams, samplers, outcomes, metrics and analytical bounds. Pure."""

@@ -1,0 +1,85 @@
+"""What is simulated: the swarm, its barrier, and the sampling discipline, which changes everything.
+
+| discipline | what a blocked node does |
+|---|---|
+| `event` | draws a fresh sample at every completion anywhere |
+| `repoll` | draws a fresh sample every `repoll_s` |
+| `hold` | keeps its first sample until it passes |
+| `pool` | as `repoll`, but from a pool of `pool_size` peers that is renewed within `pool_renewal_s`: the daemon |
+
+Complete barriers (bsp, ssp) look at everybody, at those same moments; `hold` is `event` for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from overlay.discovery.sampling import BALL_NODES, POOL_AGE_S, POOL_BALLS
+from training.barriers.predicates import Barrier, make_barrier
+from training.settings import BarrierMethod, BarrierSettings
+from training.simulation.model.step_times import StepTimes, Stragglers
+
+Discipline = Literal["event", "repoll", "hold", "pool"]
+Sampler = Literal["uniform", "biased"]
+
+METHODS: tuple[BarrierMethod, ...] = ("asp", "bsp", "ssp", "pbsp", "pssp", "custom")
+DISCIPLINES: tuple[Discipline, ...] = ("event", "repoll", "hold", "pool")
+SAMPLERS: tuple[Sampler, ...] = ("uniform", "biased")
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """Nodes die without a word with `rate` per node and second; each is replaced by a newcomer `rejoin_s` later, which
+    starts at the median step. The dead stay in samples, at the step they had, for `detection_s`."""
+
+    rate: float = 0.0
+    detection_s: float = 10.0
+    rejoin_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One simulated swarm. All seconds are virtual.
+
+    `population_error` is the relative standard deviation of what a node believes the population to be (log-normal,
+    one belief per node): it enters where the daemon uses its estimate, the default sample size and the weight 1/N̂.
+    `delay_s` is the way of a message in one direction. `self_sampled` lets a node draw itself, as Ninox does; the
+    daemon never does. The `biased` sampler draws "the node closest to a random id": nodes own unequal parts of the id
+    space, exponentially distributed.
+    """
+
+    nodes: int
+    barrier: BarrierSettings
+    duration_s: float
+    steps: StepTimes = field(default_factory=lambda: StepTimes("exp", 1.0))
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    discipline: Discipline = "repoll"
+    repoll_s: float = 0.05
+    #: What the daemon's pool holds: the peers of its balls.
+    pool_size: int = round(POOL_BALLS * BALL_NODES)
+    pool_renewal_s: float = POOL_AGE_S
+    sampler: Sampler = "uniform"
+    self_sampled: bool = False
+    population_error: float = 0.0
+    delay_s: float = 0.0
+    churn: Churn = field(default_factory=Churn)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        positive = {
+            "nodes": self.nodes,
+            "duration_s": self.duration_s,
+            "repoll_s": self.repoll_s,
+            "pool_size": self.pool_size,
+            "pool_renewal_s": self.pool_renewal_s,
+        }
+        for name, value in positive.items():
+            if value <= 0:
+                raise ValueError(f"{name} = {value} must be above zero")
+        if self.population_error < 0 or self.delay_s < 0 or self.churn.rate < 0 or self.seed < 0:
+            raise ValueError("population_error, delay_s, churn and seed cannot be negative")
+
+    def made_barrier(self) -> Barrier:
+        """The daemon's barrier of these settings. Raises `BarrierNotFound`."""
+        return make_barrier(self.barrier)

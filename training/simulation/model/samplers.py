@@ -1,0 +1,153 @@
+"""Who is drawn: uniform without replacement, biased by id space, or from a node's own pool.
+
+The order in which a stream is consumed is part of the contract with the compiled engine (`kernel`), which repeats it:
+small samples by rejection, large ones by a partial Fisher-Yates shuffle that is undone afterwards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from training.simulation.model.random_streams import POOLS, SAMPLES, WEIGHTS, Stream
+
+#: A sample is drawn by rejection while it is at most this share of those it is drawn from.
+REJECTION = 8
+
+#: Called with each peer drawn; True ends the draw, because the answer is known.
+Stop = Callable[[int], bool]
+
+
+class UniformSampler:
+    """Draws from `alive`, a list that the engine keeps; positions are node numbers while nobody has died."""
+
+    def __init__(self, seed: int, alive: list[int], *, self_sampled: bool) -> None:
+        self._seed = seed
+        self._alive = alive
+        self._self_sampled = self_sampled
+        self._streams: dict[int, Stream] = {}
+
+    def changed(self) -> None:
+        """The living have changed."""
+
+    def draw(self, node: int, count: int, _now: float, stop: Stop) -> list[int]:
+        """Up to `count` distinct peers, in the order drawn; fewer where there are fewer, or where `stop` said so."""
+        stream = self._stream(node)
+        barred = -1 if self._self_sampled else node
+        return _distinct(stream, self._alive, count, barred, stop)
+
+    def _stream(self, node: int) -> Stream:
+        if node not in self._streams:
+            self._streams[node] = Stream(self._seed, SAMPLES, node)
+        return self._streams[node]
+
+
+class BiasedSampler(UniformSampler):
+    """Draws the owner of a random id: node j with probability in proportion to its part of the id space, which is
+    exponentially distributed; the widest of 1,000 is drawn some seven times too often."""
+
+    def __init__(self, seed: int, alive: list[int], *, self_sampled: bool) -> None:
+        super().__init__(seed, alive, self_sampled=self_sampled)
+        self._sums: list[float] = []
+        self.changed()
+
+    def changed(self) -> None:
+        parts = (Stream(self._seed, WEIGHTS, node).exponential() for node in self._alive)
+        self._sums = list(accumulate(parts))
+
+    def draw(self, node: int, count: int, _now: float, stop: Stop) -> list[int]:
+        stream = self._stream(node)
+        barred = -1 if self._self_sampled else node
+        count = min(count, len(self._alive) - (barred >= 0))
+        drawn: list[int] = []
+        while len(drawn) < count:
+            place = bisect_right(self._sums, stream.uniform() * self._sums[-1])
+            peer = self._alive[min(place, len(self._alive) - 1)]
+            if peer == barred or peer in drawn:
+                continue
+            drawn.append(peer)
+            if stop(peer):
+                break
+        return drawn
+
+
+class PoolSampler(UniformSampler):
+    """Draws from a pool of `size` uniform finds per node, of which one is replaced every `renewal_s / size`: what the
+    daemon does in a swarm larger than its pool (`overlay.discovery.sampling.Pool`). A peer found twice counts twice."""
+
+    def __init__(
+        self,
+        seed: int,
+        alive: list[int],
+        *,
+        self_sampled: bool,
+        size: int,
+        renewal_s: float,
+        founders: int,
+        living: Callable[[int], bool],
+    ) -> None:
+        super().__init__(seed, alive, self_sampled=self_sampled)
+        self._founders = founders
+        self._size = size
+        self._every_s = renewal_s / size
+        self._living = living
+        self._pools: dict[int, tuple[Stream, list[int]]] = {}
+        self._oldest: dict[int, int] = {}
+        self._renewed_s: dict[int, float] = {}
+
+    def draw(self, node: int, count: int, now: float, stop: Stop) -> list[int]:
+        if len(self._alive) - 1 <= self._size:
+            return super().draw(node, count, now, stop)
+        pool = [peer for peer in self._pool(node, now) if self._living(peer)]
+        return _distinct(self._stream(node), pool, count, -1, stop)
+
+    def _pool(self, node: int, now: float) -> list[int]:
+        if node not in self._pools:
+            stream = Stream(self._seed, POOLS, node)
+            self._pools[node] = (stream, [self._find(stream, node) for _ in range(self._size)])
+            self._oldest[node] = 0
+            # A founder's pool stands since the beginning, a newcomer's since its first look.
+            self._renewed_s[node] = 0.0 if node < self._founders else now
+        stream, pool = self._pools[node]
+        due = int((now - self._renewed_s[node]) / self._every_s)
+        if due > 0:
+            self._renewed_s[node] += due * self._every_s
+            for _ in range(min(due, self._size)):
+                pool[self._oldest[node]] = self._find(stream, node)
+                self._oldest[node] = (self._oldest[node] + 1) % self._size
+        return pool
+
+    def _find(self, stream: Stream, node: int) -> int:
+        while True:
+            peer = self._alive[stream.below(len(self._alive))]
+            if peer != node:
+                return peer
+
+
+def _distinct(stream: Stream, entries: Sequence[int], count: int, barred: int, stop: Stop) -> list[int]:
+    """Up to `count` distinct entries other than `barred`, one after another."""
+    total = len(entries)
+    drawn: list[int] = []
+    if count * REJECTION <= total:
+        while len(drawn) < count:
+            peer = entries[stream.below(total)]
+            if peer == barred or peer in drawn:
+                continue
+            drawn.append(peer)
+            if stop(peer):
+                break
+        return drawn
+    order = list(range(total))
+    for place in range(total):
+        if len(drawn) >= count:
+            break
+        other = place + stream.below(total - place)
+        order[place], order[other] = order[other], order[place]
+        peer = entries[order[place]]
+        if peer == barred or peer in drawn:
+            continue
+        drawn.append(peer)
+        if stop(peer):
+            break
+    return drawn

@@ -1,0 +1,304 @@
+"""`ProcessTrainer`: the trainer as a process of its own, started, spoken to and watched by the daemon.
+
+Decides when a silent trainer counts as hung and when it is killed; never restarts one by itself (the daemon does, with
+backoff, on the same buffers). No torch here, and nothing that holds the loop: words pass over a Unix socket
+(`training.trainer_link.messages`), vectors through shared memory (`training.trainer_link.shared_memory`).
+
+A trainer speaks at each optimiser step. One silent for `hang_s`, or four of its own steps if that is longer, is `hung`
+until it speaks again; after ten times that it is killed (DESIGN section 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numpy as np
+
+from overlay.environment import Clock, Log, ThreadWorkers
+from training.settings import TrainingSettings
+from training.supervisor.process import POLITE_S, OutputLog
+from training.supervisor.session import START_TIMEOUT_S, TrainerSession
+from training.trainer_link import messages
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
+from training.trainer_link.shared_memory import SharedVectors
+
+Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Written)
+
+#: Silence, in units of the limit for `hung`, after which a trainer is killed; and what it is granted at least while
+#: nothing is known of its pace: the first step compiles kernels, and a large file takes its time.
+KILL_FACTOR = 10.0
+UNKNOWN_PACE_S = 600.0
+
+#: The watch itself overslept by this much: the daemon was stopped or starved, and the trainer is not to blame.
+OVERSLEPT_S = 1.0
+
+#: What the C library (glibc) is told about memory. By itself it gives the pages of the gradients back to the kernel
+#: at each optimiser step and claims them anew at the next: that made small models on the processor half as fast.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3)}
+
+#: Durations remembered for the median.
+PACE_STEPS = 21
+
+
+class ProcessTrainer:
+    """One trainer process; implements `training.trainer_link.interface.Trainer`.
+
+    `command` is the user's own (`p2pnode run -- …`) or None for the task class of the settings. `on_state` is called
+    with the new state whenever it changes; `on_output` with what the process prints.
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        *,
+        command: list[str] | None,
+        node_id: bytes,
+        state_dir: Path,
+        log: Log,
+        clock: Clock,
+        on_state: Callable[[str], None] | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.vector: Vector = np.zeros(0, np.float32)
+        self.delta: Vector = np.zeros(0, np.float32)
+        self.on_state = on_state
+        self._settings = settings
+        self._command = command
+        self._node_seed = messages.derive_node_seed(settings.seed, node_id)
+        self._state_dir = state_dir
+        self._log = log
+        self._clock = clock
+        self._output = OutputLog(state_dir / "trainer.log", on_output)
+        self._state = "stopped"
+        self._hello: TrainerHello | None = None
+        self._memory: SharedVectors | None = None
+        self._session: TrainerSession | None = None
+        self._failure: TrainerFailed | None = None
+        self._one_order = asyncio.Lock()
+        self._turn = 0
+        self._step_s: deque[float] = deque(maxlen=PACE_STEPS)
+        self._evaluation_s: deque[float] = deque(maxlen=PACE_STEPS)
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return self._session.process.pid if self._session is not None else None
+
+    # --- life cycle ---------------------------------------------------------------------------------------------
+
+    async def start(self, restore: str = "") -> TrainerHello:
+        """See `Trainer.start`."""
+        await self._end_session(polite_s=0.0)
+        self._failure = None
+        self._set_state("starting")
+        try:
+            hello = await self._start(restore)
+        except TrainerFailed as failure:
+            self._failure = failure
+            self._log.error("trainer_failed", reason=failure.reason, hint=failure.hint, fatal=failure.fatal)
+            await self._end_session(polite_s=0.0)
+            self._set_state("crashed")
+            raise
+        except BaseException:
+            await self._end_session(polite_s=0.0)
+            self._set_state("stopped")
+            raise
+        self._set_state("running")
+        self._log.info("trainer_started", pid=hello.pid, task=hello.task, device=hello.device, values=len(self.vector))
+        return hello
+
+    async def _start(self, restore: str) -> TrainerHello:
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        session, hello = await self._opened(restore)
+        first = self._hello is None
+        if self._hello is not None and self._hello.layout != hello.layout:
+            raise TrainerFailed(
+                "the restarted trainer built another model than before",
+                "the model's code changed while the node ran: stop the node and start it again",
+                fatal=True,
+            )
+        if self._memory is None:
+            self._memory = await _claim(hello.layout.total)
+            self.vector, self.delta = self._memory.vector, self._memory.delta
+        session.send(messages.Memory(hello.layout.total, initialise=first), self._memory.descriptors)
+        await session.expect(messages.Ready, START_TIMEOUT_S)
+        self._hello = hello
+        return hello
+
+    async def _opened(self, restore: str) -> tuple[TrainerSession, TrainerHello]:
+        """A new process whose model stands."""
+        try:
+            session = self._session = await TrainerSession.open(
+                self._argv(), self._environment(), self._state_dir, self._output, self._log, self._heard, self._lost
+            )
+            session.send(self._start_message(restore))
+            return session, (await session.expect(messages.Hello, START_TIMEOUT_S)).hello
+        except TrainerFailed as failure:
+            if self._hello is None:
+                raise
+            # It has stood before, with the same code and data: a device's memory, say, may be free again later.
+            raise TrainerFailed(failure.reason, failure.hint) from failure
+
+    def _argv(self) -> list[str]:
+        # -P: the folder the daemon was started in does not come first, so nothing in it can hide our own packages.
+        return self._command or [sys.executable, "-P", "-m", "training.trainer"]
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        environment[messages.DAEMON_VARIABLE] = str(os.getpid())
+        if self._settings.threads:
+            environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self._settings.threads)
+        if self._command is None:
+            root = Path(__file__).resolve().parent.parent.parent
+            # A checkout that was never installed is found too; site-packages must not come before the standard library.
+            if root.name not in ("site-packages", "dist-packages"):
+                environment["PYTHONPATH"] = os.pathsep.join(
+                    part for part in (str(root), environment.get("PYTHONPATH", "")) if part
+                )
+        environment["PYTHONUNBUFFERED"] = "1"
+        if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
+            environment |= KEEP_MEMORY
+        return environment
+
+    def _start_message(self, restore: str) -> messages.Start:
+        settings = self._settings
+        return messages.Start(
+            task=settings.task,
+            data_dir=str(Path(settings.data_dir).expanduser().absolute()) if settings.data_dir else "",
+            options=settings.options,
+            device=settings.device,
+            threads=settings.threads,
+            seed=settings.seed,
+            node_seed=self._node_seed,
+            local_steps=settings.local_steps,
+            restore=str(Path(restore).absolute()) if restore else "",
+        )
+
+    async def stop(self) -> None:
+        """See `Trainer.stop`; takes less than four seconds."""
+        await self._end_session(polite_s=POLITE_S)
+        self._set_state("stopped")
+
+    async def _end_session(self, *, polite_s: float) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close(polite_s=0.0 if self._state == "hung" else polite_s)
+
+    # --- orders -------------------------------------------------------------------------------------------------
+
+    async def train(self, order: StepOrder) -> StepReport:
+        """See `Trainer.train`."""
+        answer = await self._ask(lambda turn: messages.Train(turn, order), messages.Trained, self._step_s)
+        return answer.report
+
+    async def evaluate(self, step: int) -> Evaluation | None:
+        """See `Trainer.evaluate`."""
+        answer = await self._ask(lambda turn: messages.Evaluate(turn, step), messages.Evaluated, self._evaluation_s)
+        return answer.evaluation
+
+    async def save(self, path: str) -> None:
+        """See `Trainer.save`."""
+        await self._ask(lambda turn: messages.Save(turn, str(Path(path).absolute())), messages.Written)
+
+    async def export(self, path: str) -> None:
+        """See `Trainer.export`."""
+        await self._ask(lambda turn: messages.Export(turn, str(Path(path).absolute())), messages.Written)
+
+    async def _ask(
+        self, order: Callable[[int], messages.Order], answer: type[Answer], durations_s: deque[float] | None = None
+    ) -> Answer:
+        async with self._one_order:
+            session = self._session
+            if session is None or session.failure is not None:
+                raise self._failure or TrainerFailed("the trainer is not running", "it has to be started first")
+            self._turn += 1
+            message = order(self._turn)
+            began_s = self._clock.monotonic()
+            reply = session.ask(message)
+            try:
+                await self._watch(session, reply, known_pace=bool(durations_s))
+            except asyncio.CancelledError:
+                session.send(messages.Cancel(message.turn))
+                raise
+            finally:
+                session.forget()
+            got = reply.result()
+            if isinstance(got, messages.NotWritten):
+                raise TrainerFailed(got.reason, got.hint)
+            if not isinstance(got, answer):
+                raise TrainerFailed(f"the trainer answered {type(message).__name__} with {type(got).__name__}")
+            if durations_s is not None:
+                durations_s.append(self._clock.monotonic() - began_s)
+            return got
+
+    # --- watching -----------------------------------------------------------------------------------------------
+
+    def _silence_limit_s(self) -> float:
+        durations = [statistics.median(known) for known in (self._step_s, self._evaluation_s) if known]
+        return max(self._settings.hang_s, 4 * max(durations, default=0.0))
+
+    async def _watch(
+        self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], *, known_pace: bool
+    ) -> None:
+        """Wait for the reply, its failure included; call the trainer hung, and kill it, when it is silent too long."""
+        session.heard_s = self._clock.monotonic()
+        while not reply.done():
+            limit_s = self._silence_limit_s()
+            kill_s = KILL_FACTOR * limit_s
+            if not known_pace and not session.spoke:
+                kill_s = max(kill_s, UNKNOWN_PACE_S)
+            asked_s = self._clock.monotonic()
+            wait_s = session.heard_s + (kill_s if self._state == "hung" else limit_s) - asked_s
+            await asyncio.wait([reply], timeout=max(wait_s, 0.001))
+            now_s = self._clock.monotonic()
+            if reply.done():
+                break
+            if now_s - asked_s > max(wait_s, 0.0) + OVERSLEPT_S:
+                session.heard_s = now_s
+            elif now_s - session.heard_s >= kill_s:
+                await session.kill(f"the trainer was silent for {now_s - session.heard_s:.0f} s and was killed")
+            elif now_s - session.heard_s >= limit_s and self._state == "running":
+                self._log.warning("trainer_hung", silent_s=round(now_s - session.heard_s, 1), limit_s=limit_s)
+                self._set_state("hung")
+
+    def _heard(self, session: TrainerSession) -> None:
+        if session is not self._session:
+            return
+        session.heard_s = self._clock.monotonic()
+        if self._state == "hung":
+            self._log.info("trainer_moves_again")
+            self._set_state("running")
+
+    def _lost(self, session: TrainerSession, failure: TrainerFailed) -> None:
+        """The process ended unasked; whoever waits for an answer gets the same failure."""
+        if session is self._session and self._state in ("running", "hung"):
+            self._failure = failure
+            self._log.error("trainer_died", reason=failure.reason, hint=failure.hint)
+            self._set_state("crashed")
+
+    def _set_state(self, state: str) -> None:
+        if state != self._state:
+            self._state = state
+            if self.on_state is not None:
+                self.on_state(state)
+
+
+async def _claim(total: int) -> SharedVectors:
+    if total < 1:
+        raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
+    workers = ThreadWorkers(1)  # Claiming gigabytes takes seconds, and happens once.
+    try:
+        return cast(SharedVectors, await workers.run(SharedVectors, total))
+    finally:
+        workers.close()

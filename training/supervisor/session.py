@@ -1,0 +1,265 @@
+"""One process of the trainer with its link: opened, spoken to, sorted out, closed.
+
+Says of a process that ended without a word why it ended. Decides nothing: who waits how long is the supervisor's
+(`training.supervisor.process_trainer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from overlay.environment import Log
+from training.supervisor.process import POLITE_S, OutputLog, TrainerProcess
+from training.trainer_link import messages
+from training.trainer_link.interface import TrainerFailed
+
+Opening = TypeVar("Opening", messages.Hello, messages.Ready)
+
+#: The path of a Unix socket may have 108 bytes on Linux and 104 on macOS; the rest is for the name's own end.
+SOCKET_PATH_BYTES = 100
+
+#: From the start of the process to its hello: a user may load a large data set before he builds his model.
+START_TIMEOUT_S = 1800.0
+
+
+class TrainerSession:
+    """One process with its link: what it says is sorted here until it ends."""
+
+    def __init__(
+        self,
+        process: TrainerProcess,
+        connection: socket.socket,
+        output: OutputLog,
+        log: Log,
+        on_heard: Callable[[TrainerSession], None],
+        on_lost: Callable[[TrainerSession, TrainerFailed], None],
+    ) -> None:
+        self.process = process
+        self.failure: TrainerFailed | None = None
+        self.heard_s = 0.0
+        self.spoke = False
+        self._connection = connection
+        self._output = output
+        self._log = log
+        self._on_heard = on_heard
+        self._on_lost = on_lost
+        self._turn = 0
+        self._reply: asyncio.Future[messages.FromTrainer] | None = None
+        self._opening: asyncio.Queue[messages.FromTrainer | TrainerFailed] = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(
+        cls,
+        command: list[str],
+        environment: dict[str, str],
+        state_dir: Path,
+        output: OutputLog,
+        log: Log,
+        on_heard: Callable[[TrainerSession], None],
+        on_lost: Callable[[TrainerSession, TrainerFailed], None],
+    ) -> TrainerSession:
+        """Start the process and wait until it has connected. Raises `TrainerFailed`."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        process: TrainerProcess | None = None
+        try:
+            folder, temporary = _socket_folder(state_dir)
+            path = folder / "link"
+            path.unlink(missing_ok=True)
+            listener.setblocking(False)
+            listener.bind(str(path))
+            listener.listen(1)
+        except OSError as error:
+            listener.close()
+            raise TrainerFailed(
+                f"the trainer's socket cannot be made in {state_dir}: {error.strerror or error}",
+                "check the state directory's permissions and free space",
+            ) from error
+        try:
+            environment[messages.SOCKET_VARIABLE] = str(path)
+            try:
+                process = await TrainerProcess.spawn(command, environment, output)
+            except OSError as error:
+                raise TrainerFailed(
+                    f"the trainer's command could not be started: {command[0]}: {error.strerror}",
+                    "see that the program exists and can be run",
+                    fatal=True,
+                ) from error
+            connection = await _connected(listener, process)
+            if connection is None:
+                raise _death(process, output, before_hello=True)
+        except BaseException:
+            if process is not None:
+                await process.end()
+            raise
+        finally:
+            # One connection only: a second process that attaches finds nobody.
+            listener.close()
+            path.unlink(missing_ok=True)
+            if temporary:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        return cls(process, connection, output, log, on_heard, on_lost)
+
+    def send(self, message: messages.FromDaemon, descriptors: tuple[int, ...] = ()) -> None:
+        """Messages to the trainer are short and it reads them at all times: the socket's buffer is never full."""
+        with contextlib.suppress(OSError):  # The reader finds the link broken and says why.
+            socket.send_fds(self._connection, [messages.encode(message)], list(descriptors))
+
+    def ask(self, order: messages.Order) -> asyncio.Future[messages.FromTrainer]:
+        """Send an order; the future gets its answer, or raises the trainer's failure."""
+        self._turn = order.turn
+        self._reply = asyncio.get_running_loop().create_future()
+        self.send(order)
+        return self._reply
+
+    def forget(self) -> None:
+        """Nobody waits any more."""
+        if self._reply is not None and self._reply.done() and not self._reply.cancelled():
+            self._reply.exception()  # It has been seen, or nobody wants it.
+        self._reply = None
+
+    async def expect(self, kind: type[Opening], timeout_s: float) -> Opening:
+        """The next message of the opening, which must be of this kind."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                got = await self._opening.get()
+        except TimeoutError:
+            raise TrainerFailed(
+                f"the trainer has not said {kind.__name__} within {timeout_s:.0f} s of its start",
+                f"what it printed is in {self._output.path}",
+            ) from None
+        if isinstance(got, TrainerFailed):
+            raise got
+        if not isinstance(got, kind):
+            raise TrainerFailed(f"the trainer said {type(got).__name__} where {kind.__name__} was due", fatal=True)
+        return got
+
+    async def kill(self, reason: str) -> None:
+        """End it at once; the failure has this reason, and another start may help."""
+        self.failure = TrainerFailed(reason, f"what it printed is in {self._output.path}")
+        await self.process.end()
+
+    async def close(self, *, polite_s: float) -> None:
+        """End the process and the link; idempotent."""
+        if self.failure is None:
+            self.failure = TrainerFailed("the trainer was stopped")
+            self.send(messages.Stop())
+        try:
+            await self.process.end(polite_s=polite_s)
+        finally:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._connection.close()
+            if self._reply is not None and not self._reply.done():
+                self._reply.set_exception(self.failure)
+
+    async def _read(self) -> None:
+        """Until the link ends. Then the process is ended too, and everybody who waits is told."""
+        decoder = messages.Decoder()
+        loop = asyncio.get_running_loop()
+        before_hello = True
+        try:
+            with contextlib.suppress(OSError):
+                while data := await loop.sock_recv(self._connection, 1 << 16):
+                    for message in decoder.from_trainer(data):
+                        before_hello = before_hello and not isinstance(message, messages.Hello)
+                        self._take(message)
+        except messages.LinkBroken as error:
+            self.failure = self.failure or TrainerFailed(f"the trainer's link is broken: {error}")
+        # A user's own loop may go on a little after its end of the link is closed; a crash is over at once.
+        await self.process.end(polite_s=POLITE_S)
+        failure = self.failure = self.failure or _death(self.process, self._output, before_hello=before_hello)
+        self._opening.put_nowait(failure)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(failure)
+        self._on_lost(self, failure)
+
+    def _take(self, message: messages.FromTrainer) -> None:
+        self._on_heard(self)
+        match message:
+            case messages.Progress():
+                self.spoke = True
+            case messages.Trained() | messages.Evaluated() | messages.Written() | messages.NotWritten():
+                if self._reply is not None and not self._reply.done() and message.turn == self._turn:
+                    self._reply.set_result(message)
+            case messages.Hello() | messages.Ready():
+                self._opening.put_nowait(message)
+            case messages.Warned():
+                self._log.warning("trainer_warned", about=message.event, message=message.message)
+            case messages.Failed():
+                self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=message.fatal)
+
+
+async def _connected(listener: socket.socket, process: TrainerProcess) -> socket.socket | None:
+    """The trainer's end of the link; None when the process ended before it connected."""
+    loop = asyncio.get_running_loop()
+    accepting = asyncio.create_task(loop.sock_accept(listener))
+    try:
+        await asyncio.wait([accepting, process.exited], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if accepting.done():
+            connection, _ = accepting.result()
+            connection.setblocking(False)
+            return connection
+        if process.returncode is None:
+            raise TrainerFailed(
+                f"the trainer has not attached within {START_TIMEOUT_S:.0f} s of its start",
+                "call p2pnode.attach(model, optimizer) in the script that `p2pnode run` starts",
+            )
+        return None
+    finally:
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+
+
+def _death(process: TrainerProcess, output: OutputLog, *, before_hello: bool) -> TrainerFailed:
+    """What to say of a process that ended without a word of its own."""
+    last = output.tail[-1] if output.tail else "it printed nothing"
+    lines = "".join(f"\n  {line}" for line in output.tail)
+    exited = process.returncode is not None and process.returncode >= 0
+    if process.returncode == 0:
+        reason = "the training script ended before the swarm was done"
+        hint = "it has to call p2pnode.attach(model, optimizer) and swarm.step() until swarm.done"
+    else:
+        reason = f"the trainer ended with {process.how_it_ended()}: {last}"
+        hint = f"its last lines (more in {output.path}):{lines}"
+    hidden = hidden_package(output)
+    if hidden:
+        reason, hint = hidden
+    # A script that ended by itself, or failed before it had a model, would do so again; a signal comes from outside.
+    return TrainerFailed(reason, hint, fatal=exited and (before_hello or process.returncode == 0))
+
+
+def hidden_package(output: OutputLog) -> tuple[str, str] | None:
+    """A folder of the user's, on PYTHONPATH or as the working directory, that stands before one of our packages."""
+    if not any("No module named 'training" in line or "No module named training" in line for line in output.tail):
+        return None
+    ours = Path(__file__).resolve().parent.parent
+    for place in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path.cwd())]:
+        folder = (Path(place) / "training").resolve()
+        if place and folder.is_dir() and folder != ours:
+            return (
+                f"the folder {folder} hides p2pnode's own package of the same name",
+                "rename the folder, or take its parent off PYTHONPATH",
+            )
+    return None
+
+
+def _socket_folder(state_dir: Path) -> tuple[Path, bool]:
+    """A folder that only this user can enter, and whether it is a temporary one."""
+    folder = (state_dir / "trainer").absolute()
+    if len(os.fsencode(folder / "link")) > SOCKET_PATH_BYTES:
+        return Path(tempfile.mkdtemp(prefix="p2pnode-")), True
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    return folder, False

@@ -1,0 +1,122 @@
+"""The two buffers that daemon and trainer share: the vector (in) and the delta (out), float32.
+
+The daemon makes them once the trainer has said how long the vector is, and keeps them while trainers come and go. They
+have no name in any file system: anonymous memory where there is such a thing, an unlinked temporary file elsewhere, so
+that nothing is left behind however either side ends. Pages are claimed at once: a machine with too little memory says
+so here, not by a kill in the middle of training.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from training.trainer_link.interface import TrainerFailed, Vector
+
+_FLOAT32_BYTES = 4
+
+
+class SharedVectors:
+    """The daemon's side: `vector` and `delta`, `float32[total]`, and the descriptors to pass on.
+
+    Claims the memory, which takes a while when it is large: make it off the loop. Raises `TrainerFailed`.
+    """
+
+    def __init__(self, total: int) -> None:
+        size_bytes = total * _FLOAT32_BYTES
+        available_bytes = available_memory_bytes()
+        if available_bytes is not None and 2 * size_bytes > available_bytes:
+            raise _too_little(size_bytes, f"{_megabytes(available_bytes)} are free")
+        descriptors: list[int] = []
+        try:
+            for name in ("vector", "delta"):
+                descriptors.append(_anonymous_file(name))
+                _claim(descriptors[-1], size_bytes)
+        except OSError as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise _too_little(size_bytes, f"claiming them failed: {error.strerror}") from error
+        self.descriptors = (descriptors[0], descriptors[1])
+        self.vector = _map(descriptors[0], total)
+        self.delta = _map(descriptors[1], total)
+        # The arrays outlive the descriptors: whoever still holds one may go on using it.
+        weakref.finalize(self, _close, self.descriptors)
+
+
+def map_vectors(descriptors: tuple[int, int], total: int) -> tuple[Vector, Vector]:
+    """The trainer's side: the same `vector` and `delta`, `float32[total]`. Closes the descriptors."""
+    try:
+        return _map(descriptors[0], total), _map(descriptors[1], total)
+    finally:
+        _close(descriptors)
+
+
+def available_memory_bytes() -> int | None:
+    """Memory this process may still take, by the machine and by its control group; None where neither says."""
+    found = [value for value in (_machine_memory_bytes(), _group_memory_bytes()) if value is not None]
+    return min(found, default=None)
+
+
+def _machine_memory_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_memory_bytes() -> int | None:
+    """What a container's limit (control groups, version 2) leaves; its page cache can be taken back and is not used."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((group / "memory.current").read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - used + int(statistics.get("inactive_file", "0")))
+    except (OSError, ValueError):
+        return None
+
+
+def _anonymous_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"p2pnode-{name}", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix=f"p2pnode-{name}-") as file:
+        return os.dup(file.fileno())
+
+
+def _claim(descriptor: int, size_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    else:
+        os.ftruncate(descriptor, size_bytes)
+
+
+def _map(descriptor: int, total: int) -> Vector:
+    return np.frombuffer(mmap.mmap(descriptor, total * _FLOAT32_BYTES), dtype=np.float32)
+
+
+def _close(descriptors: tuple[int, int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _too_little(size_bytes: int, what: str) -> TrainerFailed:
+    return TrainerFailed(
+        f"sharing the model with the trainer takes 2 × {_megabytes(size_bytes)} of memory, and {what}",
+        "give the machine or its container more memory, or train a smaller model",
+        fatal=True,
+    )
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
