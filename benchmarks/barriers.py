@@ -21,7 +21,8 @@ from benchmarks.outer_rule import BATCH_SIZE, Study, VirtualNode, default_rule, 
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.barriers.predicates import Barrier, make_barrier, resample_after
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shards.state import DeltaId, ShardState
+from training.shards.applied import DeltaId
+from training.shards.state import ShardState
 
 NODES = 6
 SLOWER = 4.0

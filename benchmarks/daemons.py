@@ -20,7 +20,7 @@ from benchmarks.record import NotMeasured
 from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.client import find
 from p2pnode.config import documentation
-from p2pnode.config.load import Config, LogSettings, StatusSettings
+from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.demo.nodes import DemoNode, end_all, wait_for_exit
 from p2pnode.errors import UserError
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings

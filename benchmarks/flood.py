@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.start import resident_bytes
+from overlay.addresses import split_address
 from overlay.sealing.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, SEALED
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.sockets.listener import bind_pair
-from p2pnode.config.rules import split_address
 from p2pnode.keys.key_files import write_key_file
 from training.settings import TrainingSettings
 

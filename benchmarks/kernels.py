@@ -16,8 +16,10 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from training import kernels
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
 from training.shards.robust import norm_of
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.state import ShardState
 
 VALUES = 390_000
 SHARDS = 24

@@ -25,7 +25,9 @@ from benchmarks.record import Outcome, Series
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.settings import ExchangeSettings, TrainingSettings
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.interface import StepOrder

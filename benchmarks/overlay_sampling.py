@@ -22,13 +22,13 @@ from typing import Any, cast
 from kademlia.node import Node as KademliaNode
 
 from benchmarks.record import Outcome, Series
+from overlay.addresses import Address
 from overlay.discovery.peer_sampling import Discovery
 from overlay.discovery.sampling import POOL_BALLS, ball_radius, inside_ball
-from overlay.environment import SystemClock
 from overlay.ids import random_id
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Activity, Contact, Peer
-from overlay.transport import Address
+from overlay.system import SystemClock
 from tests.harness.overlay_swarm import OverlayWorld
 from tests.harness.virtual_loop import VirtualLoop
 

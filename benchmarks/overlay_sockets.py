@@ -36,12 +36,12 @@ TIMEOUT_S = 900.0
 
 async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> dict[str, Any]:
     """Raise the nodes, look ids up, and say what it took. Times in seconds, memory in bytes."""
-    from overlay.environment import FolderDisk, SystemClock, SystemEntropy
     from overlay.identity import load_identity, next_incarnation
     from overlay.overlay import Overlay
     from overlay.peers import Activity
     from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
     from overlay.sockets.transport import SocketTransport
+    from overlay.system import FolderDisk, SystemClock, SystemEntropy
     from tests.harness.overlay_swarm import NoLog
 
     clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from overlay.environment import FolderDisk
+from overlay.system import FolderDisk
 from tests.process.harness.lan_world import Lan, LanNode, NotPermitted, lan
 from tests.process.harness.swarm_world import LOOK_S, START_S, kill_all
 from training import checkpoint
-from training.exchange.store.state_files import Stored
+from training.exchange.store.records import Stored
 from training.layout import shard_bounds
 
 SIDES = (0, 0, 0, 1, 1, 1)

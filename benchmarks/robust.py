@@ -20,16 +20,18 @@ import torch
 
 from benchmarks.outer_rule import VirtualNode, completions
 from benchmarks.record import Outcome, Series
+from overlay.addresses import Address
 from overlay.peers import Contact
-from overlay.transport import Address
 from training.encoding.codecs import Vector
-from training.exchange.messages import Term
-from training.exchange.store.shard_store import ShardStore, Waiting
+from training.exchange.store.records import Waiting
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import Term
 from training.layout import shard_bounds
 from training.settings import ExchangeSettings, TrainingSettings
 from training.shards import robust
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
 from training.shards.robust import FirstNorms, Robust
-from training.shards.state import DeltaId, Rule
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 

@@ -20,7 +20,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from overlay.environment import SystemClock
+from overlay.addresses import Address, NodeAddress
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing.certificate_request import make_certificates
 from overlay.sealing.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, SEALED
@@ -30,7 +30,8 @@ from overlay.sealing.tickets import Admission
 from overlay.sealing.tls import Credentials
 from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.transport import SocketTransport
-from overlay.transport import Address, Incoming, NodeAddress, Reply, SizedBody
+from overlay.system import SystemClock
+from overlay.transport import Incoming, Reply, SizedBody
 
 REPETITIONS = 7
 BODY_BYTES = 64 << 20

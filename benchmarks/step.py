@@ -143,11 +143,11 @@ def _queries(at_once: int) -> float:
 
 
 def _overlay(folder: Path) -> Any:
-    from overlay.environment import FolderDisk, SystemClock, SystemEntropy
     from overlay.identity import load_identity, next_incarnation
     from overlay.overlay import Overlay
     from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
     from overlay.sockets.transport import SocketTransport
+    from overlay.system import FolderDisk, SystemClock, SystemEntropy
     from tests.harness.overlay_swarm import NoLog
 
     clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()

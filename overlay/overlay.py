@@ -16,11 +16,13 @@ from typing import Any
 
 import msgspec
 
+from overlay.addresses import Address, literal
 from overlay.bootstrap import hello
-from overlay.bootstrap.dialer import Dialler, NotThisSwarm, advertised_address
+from overlay.bootstrap.dialer import Dialler, NotThisSwarm
 from overlay.bootstrap.joining import Joining
 from overlay.bootstrap.local_network import LAN_JOIN_S, Announcement, Lan, Neighbourhood
 from overlay.bootstrap.peer_store import Remembered
+from overlay.bootstrap.resolver import advertised_address
 from overlay.discovery.lookup_service import Lookups
 from overlay.discovery.peer_sampling import Discovery
 from overlay.discovery.population import Population
@@ -30,7 +32,7 @@ from overlay.ids import short
 from overlay.kademlia import messages
 from overlay.kademlia.identity_proofs import Proofs
 from overlay.kademlia.messages import Unreached
-from overlay.kademlia.protocol import SwarmServer
+from overlay.kademlia.server import SwarmServer
 from overlay.membership.failure_detector import Action, Detector
 from overlay.membership.members import Membership
 from overlay.membership.prober import Prober
@@ -40,7 +42,7 @@ from overlay.nat.reachability import Reachability
 from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
 from overlay.requests import Handler, Node, Streams
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
-from overlay.transport import Address, Answer, Body, Incoming, Reply, Transport
+from overlay.transport import Answer, Body, Incoming, Reply, Transport
 
 __all__ = ["NotThisSwarm", "Overlay", "OverlaySettings", "PeerChange"]
 
@@ -332,7 +334,7 @@ class Overlay:
 
     def _observed(self, host: str) -> None:
         """Bound to every interface, we learn from others what our address is."""
-        if _is_any(self.address.host) and messages.literal(host) is not None:
+        if _is_any(self.address.host) and literal(host) is not None:
             self.address = Address(host, self.address.port)
 
     def _own_contact(self) -> Contact:
@@ -506,4 +508,4 @@ class Overlay:
 
 
 def _is_any(host: str) -> bool:
-    return messages.literal(host) is None
+    return literal(host) is None

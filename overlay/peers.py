@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from overlay.addresses import Address, group_of
 from overlay.ids import ID_BYTES
-from overlay.transport import Address, group_of
 
 Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 Counter = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]

@@ -17,25 +17,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from overlay.addresses import Address, NodeAddress, group_of, id_behind, literal
 from overlay.environment import Clock
 from overlay.ids import ID_BYTES, short
-from overlay.kademlia.messages import TAG_BYTES, literal
+from overlay.kademlia.messages import TAG_BYTES
 from overlay.peers import Beat, Contact
 from overlay.rate_limits import Allowance, Open, Quotas
-from overlay.transport import (
-    Address,
-    Answer,
-    Body,
-    Buffer,
-    Incoming,
-    NodeAddress,
-    Rejection,
-    Reply,
-    Transport,
-    TransportError,
-    group_of,
-    id_behind,
-)
+from overlay.transport import Answer, Body, Buffer, Incoming, Rejection, Reply, Transport, TransportError
 
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
 #: A handler of a request that carries no envelope (`hello`).

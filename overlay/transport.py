@@ -7,12 +7,12 @@ tests have an in-memory network behind the same interface. Nothing above this li
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
+
+from overlay.addresses import Address
 
 Buffer = bytes | bytearray | memoryview
 
@@ -23,66 +23,6 @@ MAX_DATAGRAM_BYTES = 1400
 #: A handler whose peer neither sends the awaited bytes nor takes its answer for this long gets `TransportError`:
 #: longer than any wait inside the exchange (its detection bound is 10 s), short enough not to collect dead streams.
 HANDLER_SILENCE_S = 30.0
-
-
-class Address(NamedTuple):
-    """A literal IP address and a port: never a host name, so that sending can never block on a resolver."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def checked(cls, host: object, port: object) -> Address:
-        """An address from untrusted parts, IPv4-mapped IPv6 normalised to IPv4; `ValueError` says what is wrong."""
-        if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool):
-            raise ValueError(f"an address needs a text and a number, not {host!r} and {port!r}")
-        if not 0 < port < 65536:
-            raise ValueError(f"port {port} is outside 1…65535")
-        return cls(_normal(host), port)
-
-
-@lru_cache(maxsize=4096)  # asked for the source of every datagram
-def _normal(host: str) -> str:
-    literal = ipaddress.ip_address(host)
-    if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
-        literal = literal.ipv4_mapped
-    return str(literal)
-
-
-#: An IPv6 line has at least this prefix to itself, and all addresses under it.
-IPV6_GROUP_BITS = 64
-
-
-@lru_cache(maxsize=16384)
-def group_of(host: str) -> str:
-    """The addresses that cost their holder one: an IPv4 address, an IPv6 /64; empty for the loopback, which is free."""
-    address = ipaddress.ip_address(host)
-    if address.is_loopback:
-        return ""
-    if isinstance(address, ipaddress.IPv4Address):
-        return host
-    return str(ipaddress.IPv6Network((int(address), IPV6_GROUP_BITS), strict=False))
-
-
-class NodeAddress(Address):
-    """An address together with the node that lives there: proven, as the source of what it sent through a sealed door;
-    expected, as a target. Equal to the plain address."""
-
-    node_id: bytes
-
-    @classmethod
-    def of(cls, address: Address, node_id: bytes) -> NodeAddress:
-        made = cls(*address)
-        made.node_id = node_id
-        return made
-
-
-def id_behind(address: Address) -> bytes:
-    """The node id that comes with an address; empty for a plain one."""
-    return address.node_id if isinstance(address, NodeAddress) else b""
 
 
 FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejected"]

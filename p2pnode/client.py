@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from p2pnode.config.rules import is_loopback, split_address
+from overlay.addresses import is_loopback, split_address
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys import api_token
 

@@ -17,23 +17,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from overlay.addresses import Address, is_loopback
 from overlay.bootstrap import mdns
-from overlay.environment import Disk, Entropy, FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.environment import Disk, Entropy
 from overlay.identity import UnreadableIdentity, load_identity
 from overlay.nat import upnp
 from overlay.nat.port_mapping import Gateway
 from overlay.sealing.swarm_key import KeyRing
 from overlay.sockets.transport import SocketTransport
-from overlay.transport import Address, PortInUse, Transport
+from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.transport import PortInUse, Transport
 from p2pnode import logs
 from p2pnode.client import STATUS_FILE, status_file
-from p2pnode.config.load import Config
-from p2pnode.config.rules import is_loopback
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.keys import api_token
 from p2pnode.keys.closed_swarm import SealedDoors, seal
 from p2pnode.keys.key_files import find_keys, own_input
-from p2pnode.lifecycle.node import Doors, Node
+from p2pnode.lifecycle.environment import Doors
+from p2pnode.lifecycle.node import Node
 from p2pnode.malloc import give_back, keep_memory
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay

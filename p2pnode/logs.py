@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Any, TextIO
 
-from p2pnode.config.load import LogSettings
+from p2pnode.config.settings import LogSettings
 from p2pnode.status.events import Writer
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -17,8 +17,9 @@ from msgspec import Meta
 
 from overlay.environment import Disk, Log
 from training.encoding.codecs import Vector
-from training.exchange.messages import Term
-from training.exchange.store.state_files import BadStates, Stored, decode
+from training.exchange.store.records import Stored
+from training.exchange.store.state_files import BadStates, decode
+from training.exchange.terms import Term
 from training.layout import Layout
 
 FOLDER = "checkpoints"

@@ -10,7 +10,7 @@ import msgspec
 
 from training.layout import Entry, Layout
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shards.state import Rule
+from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
 #: Raised whenever nodes of the old and the new code could not work in one swarm.

@@ -8,26 +8,24 @@ are events and fields of `Progress`, so that "waiting" and "slow" can be told ap
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from overlay.environment import Clock, Log
 from overlay.peers import Activity
 from training.barriers.waiter import Gate
 from training.exchange.exchange import Exchange
+from training.goal import End, Goal
+from training.progress import Progress
 from training.settings import ExchangeSettings, TrainingSettings
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
 
 if TYPE_CHECKING:
     from overlay.overlay import Overlay
 
-End = Literal["max_steps", "max_seconds", "until", "leave", "trainer_failed"]
 
-STEPS_KEPT = 1000
 RESTART_FIRST_S = 0.5
 RESTART_MOST_S = 30.0
 #: A trainer that failed this often in a row is said to be crash-looping: the node leaves samples and counts.
@@ -35,58 +33,6 @@ CRASH_LOOP = 2
 #: `until` must hold in this many evaluations in a row.
 CONFIRMATIONS = 2
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
-
-_UNTIL = re.compile(r"^\s*([A-Za-z_][\w.]*)\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*$")
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A parsed `training.until`."""
-
-    metric: str
-    at_least: bool
-    value: float
-
-    @classmethod
-    def parse(cls, text: str) -> Goal | None:
-        """None for the empty text; `ValueError` says what was expected."""
-        if not text.strip():
-            return None
-        match = _UNTIL.match(text)
-        if match is None:
-            raise ValueError(f'until = {text!r} is not of the form "accuracy>=0.95" or "loss<=0.1"')
-        return cls(match[1], match[2] == ">=", float(match[3]))
-
-    def holds(self, metrics: dict[str, float]) -> bool:
-        value = metrics.get(self.metric)
-        return value is not None and (value >= self.value if self.at_least else value <= self.value)
-
-
-@dataclass(slots=True)
-class Progress:
-    """What `/status` and `/steps` show of training."""
-
-    step: int = 0
-    loss: float | None = None
-    #: As reported while training, and of the shared vector as last evaluated: the latter is what counts.
-    training_metrics: dict[str, float] = field(default_factory=dict)
-    evaluated_metrics: dict[str, float] = field(default_factory=dict)
-    evaluated_step: int | None = None
-    evaluated_samples: int = 0
-    optimizer_steps: int = 0
-    samples: int = 0
-    step_seconds: float = 0.0
-    merged_last_step: int = 0
-    paused: bool = False
-    stalled: bool = False
-    goal_streak: int = 0
-    trainer_failures: int = 0
-    steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics by name; an evaluated one hides one of the same name that was only seen in training."""
-        return {**self.training_metrics, **self.evaluated_metrics}
 
 
 class StepLoop:

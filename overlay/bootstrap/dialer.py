@@ -9,23 +9,19 @@ are good enough. Giving up is for one case only: every bootstrap answered, and n
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import random
-import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from overlay.addresses import Address
 from overlay.bootstrap.hello import Caller, Greeted, TwinMet, Unsuitable, say_hello
+from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
 from overlay.environment import Log
-from overlay.kademlia.messages import literal
-from overlay.transport import Address, Transport
+from overlay.transport import Transport
 
 #: Longest wait for one `hello`: connecting, and its answer.
 HELLO_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 10.0
-#: Longest wait for a resolver.
-RESOLVE_TIMEOUT_S = 5.0
-UNRESOLVED = "cannot be resolved"
 #: Remembered peers get this much of a start before the bootstraps are dialled too.
 REMEMBERED_FIRST_S = 0.2
 #: Remembered peers dialled in one round.
@@ -51,8 +47,6 @@ class _Target:
 
 
 _Outcome = tuple[_Target, Greeted | Unsuitable]
-#: All addresses of `host:port`. Raises `OSError`, `ValueError`.
-Resolver = Callable[[str], Awaitable[Sequence[Address]]]
 
 
 class Dialler:
@@ -203,40 +197,3 @@ def _out_of_reach(bound: Address | None, address: Address) -> str:
     if ":" in bound.host and ":" not in address.host:
         return 'is IPv4, and this node listens on IPv6 alone; node.host = "::" takes both'
     return ""
-
-
-def split_host_port(text: str) -> tuple[str, int]:
-    """`host:port`, `1.2.3.4:port` or `[v6]:port`. Raises `ValueError` that says what is wrong."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host:
-        raise ValueError(f"{text!r} is not host:port")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"{text!r}: an IPv6 address is written [address]:port")
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r}: {port!r} is no port from 1 to 65535")
-    return host, int(port)
-
-
-async def resolve(text: str) -> list[Address]:
-    """All addresses of `host:port`; a name is resolved off the loop. Raises `OSError`, `ValueError`."""
-    host, port = split_host_port(text)
-    try:
-        return [Address.checked(str(ipaddress.ip_address(host)), port)]
-    except ValueError:
-        pass
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(Address.checked(str(entry[4][0]), port) for entry in found))
-
-
-async def advertised_address(text: str) -> tuple[str, int] | None:
-    """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
-    if not text:
-        return None
-    if literal(text) is not None:
-        return str(literal(text)), 0
-    has_port = text.rpartition(":")[2].isdigit()
-    address = (await resolve(text if has_port else f"{text}:1"))[0]
-    return address.host, address.port if has_port else 0

@@ -16,11 +16,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from overlay.addresses import Address
 from overlay.identity import Identity
 from overlay.ids import node_id_of, short
 from overlay.kademlia.messages import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
 from overlay.peers import Beat, Contact, Id
-from overlay.transport import Address, Incoming, Rejection, Reply, Transport, TransportError
+from overlay.transport import Incoming, Rejection, Reply, Transport, TransportError
 
 HELLO = "hello"
 CONTEXT = b"p2pnode hello\0"

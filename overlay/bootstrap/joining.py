@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Callable, Container, Sequence
 
+from overlay.addresses import Address
 from overlay.bootstrap.dialer import Dialler, NotThisSwarm
 from overlay.bootstrap.hello import Greeted
 from overlay.bootstrap.peer_store import Remembered
@@ -14,7 +15,6 @@ from overlay.discovery.lookup_service import Lookups
 from overlay.environment import Log
 from overlay.membership.members import Membership
 from overlay.peers import Contact
-from overlay.transport import Address
 
 #: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
 JOIN_LOOKUP_S = 2.0

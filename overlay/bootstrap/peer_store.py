@@ -10,10 +10,9 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from overlay.bootstrap.dialer import split_host_port
+from overlay.addresses import Address, split_address
 from overlay.environment import Clock, Disk, Log
 from overlay.peers import Peer
-from overlay.transport import Address
 
 PEERS_FILE = "peers.json"
 MOST_PEERS = 64
@@ -48,7 +47,7 @@ class Remembered:
             if data is None:
                 return
             for entry in json.loads(data)["peers"][:MOST_PEERS]:
-                host, port = split_host_port(str(entry["address"]))
+                host, port = split_address(str(entry["address"]))
                 met = Met(bytes.fromhex(entry.get("id", "")), float(entry["met"]))
                 self._met[Address.checked(host, port)] = met
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from overlay.addresses import group_of
 from overlay.peers import Contact
-from overlay.transport import group_of
 
 
 class Quota:

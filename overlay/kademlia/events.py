@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from overlay.addresses import Address
 from overlay.kademlia.messages import News
 from overlay.peers import Beat, Contact, Peer
-from overlay.transport import Address
 
 
 class Listener(Protocol):

@@ -12,7 +12,6 @@ Pure. Contacts travel packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import socket
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -22,9 +21,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from overlay.addresses import Address, literal
 from overlay.ids import ID_BYTES
 from overlay.peers import Beat, Contact, Counter, Id
-from overlay.transport import MAX_DATAGRAM_BYTES, Address
+from overlay.transport import MAX_DATAGRAM_BYTES
 
 PROTOCOL_VERSION = 3
 REQUEST, RESPONSE = 0, 1
@@ -193,22 +193,6 @@ def decode(datagram: bytes) -> tuple[bytes, Request | Response]:
     if message.beat.host and literal(message.beat.host) is None:
         raise Malformed("host")
     return datagram[1:HEADER_BYTES], message
-
-
-@lru_cache(maxsize=4096)
-def literal(host: str) -> str | None:
-    """The normal form of a literal, usable unicast address, or None. IPv4-mapped IPv6 becomes IPv4."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            return None
-        address = address.ipv4_mapped or address
-    if address.is_multicast or address.is_unspecified or address == ipaddress.IPv4Address(0xFFFFFFFF):
-        return None
-    return str(address)
 
 
 @lru_cache(maxsize=16384)

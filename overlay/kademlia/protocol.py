@@ -15,14 +15,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
-from kademlia.network import Server
 from kademlia.node import Node
 from kademlia.protocol import KademliaProtocol
 
+from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.environment import Clock, Entropy, Log
 from overlay.kademlia import messages
 from overlay.kademlia.broadcast_queue import NewsQueue
@@ -45,7 +43,7 @@ from overlay.kademlia.messages import (
 from overlay.kademlia.round_trips import RoundTrips
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Beat, Contact
-from overlay.transport import Address, NodeAddress, Transport, id_behind
+from overlay.transport import Transport
 
 #: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
 EXCUSABLE_LAG_S = 0.05
@@ -379,54 +377,3 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
 def _home(contact: Contact) -> NodeAddress:
     """Where it lives, with its id: a sealed door seals for the node, not for the address."""
     return NodeAddress.of(contact.address, contact.node_id)
-
-
-class SwarmServer(Server):  # type: ignore[misc]
-    """The package's server without storage: its node and its protocol behind a `Transport`."""
-
-    protocol_class = SwarmProtocol
-
-    def __init__(
-        self,
-        *,
-        ksize: int,
-        alpha: int,
-        node_id: bytes,
-        proofs: Proofs,
-        listener: Listener,
-        clock: Clock,
-        entropy: Entropy,
-        ceiling_s: float,
-        log: Log,
-    ) -> None:
-        super().__init__(ksize, alpha, node_id)
-        self.storage: MappingProxyType[bytes, object] = MappingProxyType(
-            {}
-        )  # the package makes one that keeps everything for a week
-        self._make = partial(
-            self.protocol_class,
-            self.node,
-            ksize,
-            proofs=proofs,
-            listener=listener,
-            clock=clock,
-            entropy=entropy,
-            ceiling_s=ceiling_s,
-            log=log,
-        )
-        self.protocol: SwarmProtocol = self._create_protocol()
-
-    def _create_protocol(self) -> SwarmProtocol:
-        return self._make()
-
-    def attach(self, transport: Transport) -> None:
-        """Speak through an opened door (in the place of the package's `listen`)."""
-        self.protocol.connection_made(transport)
-
-    def stop(self) -> None:
-        self.protocol.close()
-
-    async def _not_kept(self, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError("this overlay keeps no values, and its transport listens; see overlay.overlay")
-
-    listen = bootstrap = get = set = set_digest = _not_kept

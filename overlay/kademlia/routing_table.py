@@ -16,10 +16,10 @@ from typing import Any
 from kademlia.node import Node
 from kademlia.routing import KBucket, RoutingTable
 
+from overlay.addresses import Address
 from overlay.ids import ID_BITS, ID_SPACE
 from overlay.kademlia.messages import pack_contact
 from overlay.peers import Contact
-from overlay.transport import Address
 
 #: A bucket away from the own id splits until its depth is a multiple of this (section 4.2 of the
 #: paper with b = 2: five would make tables of 650 contacts at 1000 nodes, all to be kept fresh).

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 
+from overlay.addresses import Address, group_of, literal
 from overlay.environment import Clock, Log
 from overlay.ids import short
-from overlay.kademlia.messages import News, Ping, Result, Twin, literal, pack_contact, unpack_contact
+from overlay.kademlia.messages import News, Ping, Result, Twin, pack_contact, unpack_contact
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.kademlia.round_trips import NegativeCache
 from overlay.membership.failure_detector import Action, Detector, Judged
+from overlay.membership.negative_cache import NegativeCache
 from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
-from overlay.transport import Address, group_of
 
 #: One who speaks to us is asked back at most once in this time.
 ASK_BACK_PAUSE_S = 1.0

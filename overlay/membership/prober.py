@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
+from overlay.addresses import Address
 from overlay.environment import Clock
 from overlay.kademlia.messages import (
     FindNode,
@@ -30,7 +31,6 @@ from overlay.membership.failure_detector import Action, Detector, Judged, Probe,
 from overlay.membership.members import Membership
 from overlay.peers import Beat, Contact
 from overlay.settings import LivenessSettings
-from overlay.transport import Address
 
 #: A death, or a change of our own activity, is told to this many at once; the others hear it later.
 TELL_AT_ONCE = 20

@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from overlay.addresses import Address
 from overlay.environment import Log
-from overlay.transport import Address
 
 #: Asked of the router. Short enough that what a killed node leaves behind is soon gone.
 LEASE_S = 3600.0

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from overlay.addresses import Address
 from overlay.nat.port_mapping import GatewayFailed, Mapped
-from overlay.transport import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable

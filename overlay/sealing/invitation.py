@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.bootstrap.dialer import split_host_port
+from overlay.addresses import split_address
 from overlay.sealing.swarm_key import KEY_BYTES, MOST_KEYS, BadKey, KeyRing, SwarmKey
 
 MARK = "p2pnode"
@@ -78,7 +78,7 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         try:
             invitation = msgspec.msgpack.decode(content, type=cls)
             for address in invitation.addresses:
-                split_host_port(address)
+                split_address(address)
             _ = invitation.keys
         except (msgspec.MsgspecError, ValueError, BadKey):
             raise BadInvitation("it is whole, but not made by this version of p2pnode") from None

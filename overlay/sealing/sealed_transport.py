@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 
+from overlay.addresses import Address
 from overlay.environment import Clock, Entropy, Log
 from overlay.identity import Identity
 from overlay.ids import short
 from overlay.sealing.sealer import CLOCK_BOUND_S, Sealer
 from overlay.sealing.swarm_key import KeyRing
-from overlay.transport import Address, Answer, Body, DatagramHandler, RequestHandler, Transport
+from overlay.transport import Answer, Body, DatagramHandler, RequestHandler, Transport
 
 
 class SealedTransport:

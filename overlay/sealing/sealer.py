@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.identity import Identity
 from overlay.sealing.handshake import (
     ACCEPTANCE,
@@ -35,9 +36,10 @@ from overlay.sealing.handshake import (
     make_offer,
     pair_keys,
 )
-from overlay.sealing.session import MOST_DATAGRAMS, SEAL_BYTES, Pair, Refused, index_of
+from overlay.sealing.refusal import Refused
+from overlay.sealing.session import MOST_DATAGRAMS, SEAL_BYTES, Pair, index_of
 from overlay.sealing.swarm_key import KeyRing
-from overlay.transport import MAX_DATAGRAM_BYTES, Address, NodeAddress, id_behind
+from overlay.transport import MAX_DATAGRAM_BYTES
 
 #: Clocks of two nodes may differ by this much; more, and their offers are met with silence (and a warning here).
 CLOCK_BOUND_S = 60.0

@@ -13,6 +13,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from overlay.sealing.handshake import INDEX_BYTES, SEALED, TAG_BYTES
+from overlay.sealing.refusal import Refused
 
 _HEADER = struct.Struct(f">B{INDEX_BYTES}sQ")
 HEADER_BYTES = _HEADER.size
@@ -24,10 +25,6 @@ WINDOW = 1024
 QUESTION = b"\0"
 #: Far below the 2^32 blocks that one AES-GCM key should see (NIST SP 800-38D), at 90 blocks a datagram.
 MOST_DATAGRAMS = 1 << 24
-
-
-class Refused(Exception):
-    """A datagram that is not let in; the text is the reason, fit for a counter's name."""
 
 
 class Pair:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from overlay.addresses import Address
 from overlay.sockets import http1 as http
 from overlay.sockets.connection import Broken, Connection
 from overlay.sockets.connection_pool import Link, Pool
 from overlay.sockets.framing import BadFraming, BodyFailed, Inflow, Outflow, chunk, framed, known_size, pour, whole
 from overlay.sockets.http1 import AnswerHead, HttpBody, NotOurs
-from overlay.transport import Address, Answer, Body, TransportError
+from overlay.transport import Answer, Body, TransportError
 
 
 class _Upload:

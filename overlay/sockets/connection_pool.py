@@ -12,13 +12,14 @@ import os
 import ssl
 from dataclasses import dataclass
 
+from overlay.addresses import Address, id_behind
 from overlay.environment import Clock
 from overlay.ids import short
 from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.tickets import Admission
 from overlay.sealing.tls import Credentials, NoNode, id_of_certificate
 from overlay.sockets.connection import Connection
-from overlay.transport import Address, TransportError, id_behind
+from overlay.transport import TransportError
 
 #: Idle connections: the asking end lets go first, so that it seldom writes into a connection the other just closed.
 KEEP_ALIVE_S = 30.0

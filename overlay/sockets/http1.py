@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from overlay.addresses import Address
 from overlay.sockets.connection import Broken, Connection
-from overlay.transport import Address
 
 MARKER = b"x-p2pnode"
 PATH = "/p2p/"

@@ -7,6 +7,7 @@ import contextlib
 import functools
 from collections import Counter
 
+from overlay.addresses import Address, NodeAddress, group_of, id_behind
 from overlay.environment import Log
 from overlay.sealing.tls import NoNode
 from overlay.sockets import http1 as http
@@ -15,18 +16,7 @@ from overlay.sockets.connection import Broken, Connection
 from overlay.sockets.connection_pool import proven_id
 from overlay.sockets.framing import BadFraming, BodyFailed, Inflow, Outflow, chunk, framed, known_size, pour, whole
 from overlay.sockets.http1 import HttpBody, NotOurs, RequestHead
-from overlay.transport import (
-    HANDLER_SILENCE_S,
-    Address,
-    Incoming,
-    NodeAddress,
-    Rejection,
-    Reply,
-    RequestHandler,
-    TransportError,
-    group_of,
-    id_behind,
-)
+from overlay.transport import HANDLER_SILENCE_S, Incoming, Rejection, Reply, RequestHandler, TransportError
 
 #: Idle connections: longer than the asking end keeps them (`overlay.sockets.connection_pool.KEEP_ALIVE_S`).
 KEEP_ALIVE_S = 90.0

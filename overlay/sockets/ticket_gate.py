@@ -13,8 +13,9 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from overlay.sealing.session import Refused
-from overlay.sealing.tickets import MOST_HELLO_BYTES, Judgement
+from overlay.sealing.client_hello import MOST_HELLO_BYTES
+from overlay.sealing.refusal import Refused
+from overlay.sealing.tickets import Judgement
 from overlay.sockets.listener import Listener
 
 #: A member's first bytes come one round trip after it connected.

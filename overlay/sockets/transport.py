@@ -14,22 +14,17 @@ import ssl
 from collections import Counter
 from collections.abc import Mapping
 
+from overlay.addresses import Address
 from overlay.environment import Clock, Log
 from overlay.sealing.sealer import MAX_SEALED_BYTES
 from overlay.sealing.tls import Credentials
 from overlay.sockets.client import StreamRequest
 from overlay.sockets.connection_pool import Pool, StreamSeal
-from overlay.sockets.listener import DatagramSocket, Listener, bind_pair
+from overlay.sockets.listener import Listener, bind_pair
 from overlay.sockets.server import StreamServer
 from overlay.sockets.ticket_gate import Threshold
-from overlay.transport import (
-    MAX_DATAGRAM_BYTES,
-    MAX_HEAD_BYTES,
-    Address,
-    Body,
-    DatagramHandler,
-    RequestHandler,
-)
+from overlay.sockets.udp import DatagramSocket
+from overlay.transport import MAX_DATAGRAM_BYTES, MAX_HEAD_BYTES, Body, DatagramHandler, RequestHandler
 
 #: `close` waits this long for cancelled handlers and requests.
 CLOSE_S = 0.4

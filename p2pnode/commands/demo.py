@@ -9,8 +9,9 @@ from typing import Annotated, cast
 import typer
 
 from p2pnode.commands.options import JsonOption
-from p2pnode.config.load import KEYS, Complaint
+from p2pnode.config.load import Complaint
 from p2pnode.config.rules import check
+from p2pnode.config.settings import KEYS
 from p2pnode.config.values import choices
 from p2pnode.errors import ExitCode, UserError
 from training.settings import BarrierMethod

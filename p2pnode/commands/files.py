@@ -63,7 +63,7 @@ def config_show(
 @config_app.command("default")
 def config_default(as_json: JsonOption = False) -> int:
     """Print every setting with its default and its explanation."""
-    from p2pnode.config.load import Config
+    from p2pnode.config.settings import Config
 
     if as_json:
         say(json.dumps({"schema": 1, "config": documentation.as_json(Config())}, indent=2))

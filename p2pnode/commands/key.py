@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from overlay.addresses import is_loopback, split_address
 from p2pnode.client import NodeClient, find
 from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
 from p2pnode.commands.output import say
-from p2pnode.config.load import Config
-from p2pnode.config.rules import is_loopback, split_address
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from overlay.addresses import split_address
 from p2pnode.client import NodeClient, NotReachable, find
 from p2pnode.config.load import Loaded, Override, load
-from p2pnode.config.rules import split_address
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import remembered
 

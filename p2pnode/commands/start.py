@@ -16,7 +16,7 @@ import typer
 
 from p2pnode.commands.options import ConfigOption, DebugOption, SetOption, StateDirOption, loaded
 from p2pnode.config.documentation import toml
-from p2pnode.config.load import Config
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 
 BootstrapOption = Annotated[

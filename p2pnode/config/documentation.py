@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from p2pnode.config.load import ENVIRONMENT_PREFIX, KEYS, SECTIONS, Config, keys_of
+from p2pnode.config.load import ENVIRONMENT_PREFIX
+from p2pnode.config.settings import KEYS, SECTIONS, Config, keys_of
 from p2pnode.config.values import allowed, description_of
 from p2pnode.errors import MEANINGS
 

@@ -13,73 +13,19 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
-from overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
 from p2pnode.config.rules import check
+from p2pnode.config.settings import KEYS, SECTIONS, Config, keys_of
 from p2pnode.config.values import Rejected, converted, kind_of, nearest, parsed
 from p2pnode.errors import ExitCode, UserError
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: Prefix of the environment variables; only names with a double underscore are settings.
 ENVIRONMENT_PREFIX = "P2PNODE_"
 #: Longest configuration file read, in bytes: a wrong path (a disk image, a log) should not be swallowed whole.
 MAX_FILE_BYTES = 1 << 20
-
-
-class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The HTTP API that people, the command line and monitors ask."""
-
-    host: Annotated[
-        str,
-        Meta(description="Address of the HTTP API; beyond the loopback every request needs the token."),
-    ] = "127.0.0.1"
-    port: Annotated[Port, Meta(description="Port of the HTTP API; 0 takes a free one.")] = 8080
-    token_file: Annotated[
-        str,
-        Meta(description="File with the API's token, made if missing; empty: status.token in the state directory."),
-    ] = ""
-    names: Annotated[
-        list[str],
-        Meta(
-            max_length=64,
-            description="Names, beside addresses, by which the API may be asked; others are refused (DNS rebinding).",
-        ),
-    ] = []
-
-
-class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is logged, and how it looks. Logs go to the standard error stream."""
-
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="Least important level that is logged: debug, info, warning or error."),
-    ] = "info"
-    format: Annotated[
-        Literal["auto", "console", "json"],
-        Meta(description="console for people, json for machines; auto: console on a terminal."),
-    ] = "auto"
-
-
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every setting of a node, by section of `node.toml`."""
-
-    node: NodeSettings = msgspec.field(default_factory=NodeSettings)
-    swarm: SwarmSettings = msgspec.field(default_factory=SwarmSettings)
-    liveness: LivenessSettings = msgspec.field(default_factory=LivenessSettings)
-    training: TrainingSettings = msgspec.field(default_factory=TrainingSettings)
-    barrier: BarrierSettings = msgspec.field(default_factory=BarrierSettings)
-    exchange: ExchangeSettings = msgspec.field(default_factory=ExchangeSettings)
-    status: StatusSettings = msgspec.field(default_factory=StatusSettings)
-    log: LogSettings = msgspec.field(default_factory=LogSettings)
-
-    @property
-    def state_folder(self) -> Path:
-        """`node.state_dir` with `~` resolved; a relative one starts at the working directory."""
-        return Path(self.node.state_dir).expanduser()
 
 
 class Override(NamedTuple):
@@ -107,19 +53,6 @@ class Complaint(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
-
-
-#: Section name to its settings struct, in the order of the file.
-SECTIONS: dict[str, type[msgspec.Struct]] = {info.name: info.type for info in msgspec.structs.fields(Config)}
-#: Dotted key to what msgspec knows of it (`type`, `default`), in the order of the file.
-KEYS: dict[str, msgspec.structs.FieldInfo] = {
-    f"{section}.{info.name}": info for section in SECTIONS for info in msgspec.structs.fields(SECTIONS[section])
-}
-
-
-def keys_of(section: str) -> list[str]:
-    """The names of the settings of a section, in the order of the file."""
-    return [key.split(".")[1] for key in KEYS if key.startswith(f"{section}.")]
 
 
 def load(

@@ -11,10 +11,11 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlay.addresses import is_literal, is_loopback, split_address
 from p2pnode.config.values import nearest
 
 if TYPE_CHECKING:
-    from p2pnode.config.load import Config
+    from p2pnode.config.settings import Config
 
 #: Tasks that come with p2pnode; any other is named "package.module:Class".
 BUILT_IN_TASKS = ("digits", "mnist", "text")
@@ -34,36 +35,6 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.do}"
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[IPv6]:port`. Raises `ValueError` with one sentence that says what is wrong."""
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or not rest.startswith(":"):
-            raise ValueError(f'"{text}" is not of the form "[IPv6 address]:port"')
-        port = rest[1:]
-    else:
-        host, colon, port = text.rpartition(":")
-        if not colon:
-            raise ValueError(f'"{text}" has no port')
-        if ":" in host:
-            raise ValueError(f'"{text}" is not of the form "host:port" (an IPv6 address needs brackets)')
-    if not host or re.search(r"[\s/@\[\]]", host):
-        raise ValueError(f'"{text}" has no usable host')
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f'the port of "{text}" is not a number from 1 to 65535')
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address; names other than localhost count as not."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check(config: Config) -> list[Problem]:
@@ -244,12 +215,3 @@ def _barrier(config: Config) -> list[Problem]:
             )
         ]
     return []
-
-
-def is_literal(host: str) -> bool:
-    """Whether a text is an IP address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -24,7 +24,7 @@ from typing import Any
 from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode import tables
 from p2pnode.config import documentation
-from p2pnode.config.load import Config, LogSettings, StatusSettings
+from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.demo.nodes import DemoNode, DemoProcess, end_all
 from p2pnode.errors import ExitCode
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings

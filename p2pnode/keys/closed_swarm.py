@@ -19,7 +19,7 @@ from overlay.sealing.tickets import Admission
 from overlay.sealing.tls import Credentials
 from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.transport import SocketTransport
-from p2pnode.config.load import Config
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, STANDARD_INPUT
 from p2pnode.keys.key_files import read_key_file

@@ -15,9 +15,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import IO
 
-from overlay.environment import FolderDisk
 from overlay.sealing.swarm_key import BadKey, KeyRing
-from p2pnode.config.load import Config
+from overlay.system import FolderDisk
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, SWARM_FILE, read_swarm
 

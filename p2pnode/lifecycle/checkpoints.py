@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlay.environment import Clock, Disk, Log, Workers
-from p2pnode.config.load import Config
+from p2pnode.config.settings import Config
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.exchange.exchange import Exchange
 from training.exchange.store import state_files
 from training.manifest import Manifest
-from training.step_loop import Progress
+from training.progress import Progress
 from training.trainer_link.interface import Trainer, TrainerFailed
 
 

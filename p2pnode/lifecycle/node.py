@@ -7,36 +7,29 @@ door, so the same class runs as a daemon (`p2pnode.daemon`) and, hundreds of tim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
-from overlay.bootstrap.local_network import Lan
-from overlay.environment import Clock, Disk, Entropy, Log, Workers
 from overlay.identity import UnreadableIdentity, keep_incarnation, load_identity, next_incarnation
 from overlay.ids import short
-from overlay.nat.port_mapping import Gateway
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity, Contact, PeerChange
-from overlay.transport import Transport, TransportError
-from p2pnode.config.load import Config
+from overlay.transport import TransportError
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.lifecycle.checkpoints import Saving
+from p2pnode.lifecycle.environment import Doors
+from p2pnode.lifecycle.state import State
 from training import checkpoint, manifest_check
 from training.barriers.predicates import BarrierNotFound, make_barrier
 from training.barriers.waiter import Gate
 from training.budget import Budget, budget
 from training.checkpoint import CheckpointState
 from training.exchange.exchange import Exchange
+from training.goal import End
 from training.manifest import Manifest, propose
 from training.manifest_check import ManifestRefused
-from training.step_loop import End, Progress, StepLoop
-from training.trainer_link.interface import Trainer, TrainerFailed, TrainerHello
-
-State = Literal[
-    "joining", "waiting_for_nodes", "training", "waiting", "paused", "stalled", "finished", "leaving", "failed"
-]
+from training.progress import Progress
+from training.step_loop import StepLoop
+from training.trainer_link.interface import TrainerFailed, TrainerHello
 
 #: A founder that restarts looks for its swarm among remembered peers this long before it opens the swarm again.
 SETTLE_S = 5.0
@@ -54,27 +47,6 @@ HOLD_BACK_S = 2 * RESUME_WAIT_S
 WAITING_LOOK_S, LINGER_LOOK_S = 0.2, 0.05
 MANIFEST_RETRY_S = 0.2
 GENESIS_FILE = "genesis"
-
-
-@dataclass(slots=True)
-class Doors:
-    """Everything a node touches the world through. `state_path` is where the trainer may write its own state."""
-
-    transport: Transport
-    clock: Clock
-    entropy: Entropy
-    disk: Disk
-    workers: Workers
-    log: Log
-    #: (node id, callback for the trainer's state) → trainer
-    make_trainer: Callable[[bytes, Callable[[str], None]], Trainer]
-    state_path: Path | None = None
-    #: Bytes this process may still take; None where nobody can tell.
-    available_memory: Callable[[], int | None] = lambda: None
-    #: The router in front of us, where it shall be asked to let others in.
-    gateway: Gateway | None = None
-    #: Announcements in the local network, where they are wanted.
-    lan: Lan | None = None
 
 
 class Node:

@@ -16,8 +16,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from overlay.addresses import is_literal, is_loopback
 from overlay.rate_limits import Allowance, Quotas
-from p2pnode.config.rules import is_literal, is_loopback
 
 #: The header a request that changes state must carry: a form or an image on a foreign page cannot send it.
 CHANGE_HEADER = "X-P2PNode"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from p2pnode import __version__
-from p2pnode.lifecycle.node import Node, State
+from p2pnode.lifecycle.node import Node
+from p2pnode.lifecycle.state import State
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.prometheus import Family, Sample, single
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from p2pnode import __version__
-from p2pnode.lifecycle.node import State
+from p2pnode.lifecycle.state import State
 from p2pnode.status.guard import CHANGE_HEADER
+from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S, SCHEMA
 from p2pnode.status.prometheus import CONTENT_TYPE
-from p2pnode.status.server import MAX_LIMIT, MAX_WAIT_S, SCHEMA
 
 Schema = dict[str, Any]
 

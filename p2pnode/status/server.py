@@ -19,20 +19,15 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from overlay.addresses import Address, is_loopback
 from overlay.environment import Clock
-from overlay.transport import Address
-from p2pnode.config.load import StatusSettings
-from p2pnode.config.rules import is_loopback
+from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.status.events import EventRing
 from p2pnode.status.guard import CHANGE_HEADER, MAX_BODY_BYTES, Asking, Guard, Refusal
+from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S, SCHEMA
 from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
 
-SCHEMA = 1
-#: Most entries one request for steps or events gets.
-MAX_LIMIT = 2000
-#: Longest long-poll, in seconds; proxies and clients tend to give up at 60.
-MAX_WAIT_S = 60.0
 #: Long-polls held at once, of everybody together: a page left open in fifty tabs is a mistake, not a need.
 MAX_WAITING = 64
 #: Connections held at once; one more is closed unheard. Each costs the daemon about 20 KB.

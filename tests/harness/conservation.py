@@ -37,11 +37,13 @@ from tests.harness.environment import Record, digest
 from tests.harness.exchange_swarm import Links, Member, World
 from tests.harness.virtual_loop import START_S, VirtualLoop
 from training.exchange.messages import Push, PushResult
-from training.exchange.owner.validation import Item
-from training.exchange.store.shard_store import Owned
+from training.exchange.owner.delta_item import Item
+from training.exchange.store.records import Owned
 from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
 from training.shards.robust import Robust
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.state import ShardState
 
 #: The detection bound of DESIGN section 5, promise 3, and the slowest step of a stub.
 BOUND_S = 10.0

@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from overlay.addresses import Address
 from overlay.discovery.placement import rank
 from overlay.membership.members import BACK
 from overlay.peers import Contact, PeerChange
-from overlay.transport import Address, Answer, Buffer, Rejection, Reply, TransportError
+from overlay.transport import Answer, Buffer, Rejection, Reply, TransportError
 from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.stub_trainer import plain_layout
 from training.exchange.exchange import Exchange
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
-from training.shards.state import Rule
+from training.shards.outer_rule import Rule
 
 GENESIS = b"g" * 16
 #: Candidates of a shard are the eligible among this many nodes closest to its key, as in Kademlia.

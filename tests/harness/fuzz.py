@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from overlay.addresses import Address
 from overlay.bootstrap import hello
 from overlay.kademlia import messages
 from overlay.kademlia.protocol import MOST_OUTSTANDING
@@ -28,7 +29,7 @@ from overlay.membership.prober import MOST_FOR_OTHERS
 from overlay.overlay import Overlay
 from overlay.peers import Beat
 from overlay.requests import Envelope
-from overlay.transport import MAX_DATAGRAM_BYTES, Address, Incoming, Rejection
+from overlay.transport import MAX_DATAGRAM_BYTES, Incoming, Rejection
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 
 NODES = 5

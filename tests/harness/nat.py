@@ -7,7 +7,7 @@ router that restarts, or an entry that ran out: every port is another one from t
 
 from __future__ import annotations
 
-from overlay.transport import Address
+from overlay.addresses import Address
 
 FIRST_PORT = 50000
 

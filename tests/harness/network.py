@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
+from overlay.addresses import Address
 from overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
-    Address,
     Body,
     DatagramHandler,
     PortInUse,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextvars import copy_context
 from typing import Any
 
+from overlay.addresses import Address
 from overlay.identity import load_identity, next_incarnation
 from overlay.nat.port_mapping import Gateway
 from overlay.overlay import Overlay
@@ -15,7 +16,7 @@ from overlay.sealing.sealed_transport import SealedTransport
 from overlay.sealing.sealer import MAX_SEALED_BYTES
 from overlay.sealing.swarm_key import KeyRing
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
-from overlay.transport import Address, Transport
+from overlay.transport import Transport
 from tests.harness.environment import ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.network import Network
 from tests.harness.virtual_loop import OWNER, VirtualLoop

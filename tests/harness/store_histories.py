@@ -16,11 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from overlay.addresses import Address
 from overlay.peers import Contact
-from overlay.transport import Address
-from training.exchange.messages import ROLE_RANK, ZERO_TERM, Standing, Term, Where
-from training.exchange.store.shard_store import Owned, ShardStore, Waiting
-from training.shards.state import DeltaId, Rule, ShardState
+from training.exchange.messages import Standing
+from training.exchange.store.records import Owned, Waiting
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term, Where
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 NAMES = "abcd"
 IDS = {name: name.encode() * 20 for name in NAMES}

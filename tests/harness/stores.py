@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from overlay.addresses import Address
 from overlay.peers import Contact
-from overlay.transport import Address
-from training.exchange.messages import Term
-from training.exchange.store.shard_store import ShardStore, Waiting
-from training.shards.state import DeltaId, Rule, ShardState
+from training.exchange.store.records import Waiting
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import Term
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 SUM = Rule(outer_lr=1.0, outer_momentum=0.0)
 #: Sixteen values in four shards; the last six values are buffers.

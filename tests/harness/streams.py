@@ -13,18 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from overlay.addresses import Address
 from overlay.sockets.framing import BodyFailed, Outflow, known_size
-from overlay.transport import (
-    HANDLER_SILENCE_S,
-    Address,
-    Answer,
-    Body,
-    Buffer,
-    Incoming,
-    Rejection,
-    Reply,
-    TransportError,
-)
+from overlay.transport import HANDLER_SILENCE_S, Answer, Body, Buffer, Incoming, Rejection, Reply, TransportError
 
 if TYPE_CHECKING:
     from tests.harness.network import MemoryTransport, Network

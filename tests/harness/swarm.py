@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from overlay.bootstrap.local_network import Lan
-from p2pnode.config.load import Config
-from p2pnode.lifecycle.node import Doors, Node
+from p2pnode.config.settings import Config
+from p2pnode.lifecycle.environment import Doors
+from p2pnode.lifecycle.node import Node
 from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.network import Network
 from tests.harness.stub_trainer import StubTrainer

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.nat.port_mapping import GatewayFailed, Mapped
 from overlay.nat.upnp import MOST_FILES, UpnpGateway, is_installed
-from overlay.transport import Address
 from tests.process.harness.fake_gateway import FakeGateway, junk_pages
 from tests.process.test_sockets import Run, run
 from tests.process.test_swarm_process import ROOT

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.bootstrap.local_network import SERVICE, Announcement, Neighbourhood
 from overlay.bootstrap.mdns import Heard, ZeroconfLan, is_installed
 from overlay.kademlia.messages import PROTOCOL_VERSION
-from overlay.transport import Address
 from tests.process.test_sockets import Run, run
 from tests.process.test_swarm_process import ROOT
 

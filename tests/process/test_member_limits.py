@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from overlay.addresses import id_behind
 from overlay.sockets import concurrency
 from overlay.sockets.concurrency import TooMany, Turns
-from overlay.transport import Incoming, Reply, TransportError, id_behind
+from overlay.transport import Incoming, Reply, TransportError
 from tests.process.test_sealed_sockets import Member, ask, until
 from tests.process.test_sockets import MB, Run, run
 

@@ -19,15 +19,15 @@ import uvloop
 from kademlia.network import Server
 from kademlia.node import Node
 
-from overlay.bootstrap.dialer import resolve
-from overlay.environment import SystemClock, SystemEntropy
+from overlay.addresses import Address
+from overlay.bootstrap.resolver import resolve
 from overlay.identity import load_identity, next_incarnation
 from overlay.kademlia import messages
 from overlay.overlay import Overlay
 from overlay.peers import Beat
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
 from overlay.sockets.transport import SocketTransport
-from overlay.transport import Address
+from overlay.system import SystemClock, SystemEntropy
 from tests.harness.environment import ListLog, MemoryDisk, Record
 
 V4, V6 = "127.0.0.1", "::1"

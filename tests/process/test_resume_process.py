@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from overlay.environment import FolderDisk
+from overlay.system import FolderDisk
 from p2pnode.commands.files import newest_checkpoint
 from tests.process.harness.swarm_world import ROOT, START_S, ProcessNode, until
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.encoding.codecs import Vector
-from training.exchange.store.state_files import Stored
+from training.exchange.store.records import Stored
 from training.layout import shard_bounds
 
 NODES = 3

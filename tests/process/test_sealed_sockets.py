@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from overlay.environment import SystemClock, SystemEntropy
+from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing.certificate_maker import deliver
 from overlay.sealing.certificate_request import Order
@@ -29,7 +29,8 @@ from overlay.sealing.tls import Credentials
 from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.ticket_gate import Threshold
 from overlay.sockets.transport import SocketTransport
-from overlay.transport import MAX_DATAGRAM_BYTES, Address, Incoming, NodeAddress, Reply, TransportError, id_behind
+from overlay.system import SystemClock, SystemEntropy
+from overlay.transport import MAX_DATAGRAM_BYTES, Incoming, Reply, TransportError
 from tests.process.test_sockets import LOCAL, MB, Recorder, Run, failure, pattern, run
 
 __all__ = ["run"]

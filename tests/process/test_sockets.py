@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from overlay.environment import SystemClock
+from overlay.addresses import Address
 from overlay.sockets.transport import SocketTransport
+from overlay.system import SystemClock
 from overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
-    Address,
     Buffer,
     Incoming,
     PortInUse,

@@ -21,8 +21,8 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from overlay.environment import SystemClock
-from p2pnode.config.load import Config, StatusSettings
+from overlay.system import SystemClock
+from p2pnode.config.settings import Config, StatusSettings
 from p2pnode.status import guard
 from p2pnode.status.openapi import description
 from p2pnode.status.server import StatusServer

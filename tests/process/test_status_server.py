@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from overlay.environment import SystemClock
+from overlay.system import SystemClock
 from p2pnode.client import NodeClient, NotReachable
-from p2pnode.config.load import Config, StatusSettings
+from p2pnode.config.settings import Config, StatusSettings
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.status import server as status_server
 from p2pnode.status.server import StatusServer

@@ -14,15 +14,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from overlay.addresses import Address, NodeAddress
 from overlay.bootstrap.hello import NONCE_BYTES, Caller, say_hello
 from overlay.identity import Identity, identity_from_seed
 from overlay.kademlia import messages
 from overlay.kademlia.messages import Ping
 from overlay.peers import Beat
 from overlay.requests import Envelope
+from overlay.sealing.client_hello import server_name
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import server_name
-from overlay.transport import Address, NodeAddress, TransportError
+from overlay.transport import TransportError
 from p2pnode.client import find
 from tests.process.test_sealed_process import Daemon
 from tests.process.test_sealed_sockets import Member, Relay, Stranger, Tap, ask, failure, flipped, say

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlay.addresses import Address
 from overlay.sockets import http1 as http
 from overlay.sockets.connection import DIRECT_BYTES, ROOM_BYTES, Broken, Connection
 from overlay.sockets.framing import chunk
 from overlay.sockets.http1 import HttpBody, NotOurs
-from overlay.transport import Address
 from tests.harness.virtual_loop import VirtualLoop
 
 PEER = Address("10.0.0.1", 9)

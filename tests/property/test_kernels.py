@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from training import kernels
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "training" / "kernels" / "kernels.c"

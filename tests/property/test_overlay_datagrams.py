@@ -9,9 +9,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from overlay.addresses import Address
 from overlay.kademlia import messages as wire
 from overlay.peers import Beat
-from overlay.transport import Address, Rejection
+from overlay.transport import Rejection
 from tests.harness.overlay_swarm import GENESIS, OverlayWorld, endpoint
 from tests.harness.virtual_loop import VirtualLoop
 

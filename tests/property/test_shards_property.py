@@ -9,7 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.shards.state import Applied, DeltaId, Rule, ShardState
+from training.shards.applied import Applied, DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 

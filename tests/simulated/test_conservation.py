@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.harness.conservation import BOUND_S, STEP_MOST_S, play
-from training.exchange.context import Turn
+from training.exchange.cooperative import Turn
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
 BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 24, 12), (1300, 24, 12), (0, 4, 50), (4, 4, 50)]
@@ -44,7 +44,7 @@ def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults; and
     decoding, adding, copying and teaching all give the loop its turns."""
-    for module in ("context", "client.pull", "client.push"):
+    for module in ("cooperative", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 1)
     places: dict[str, None] = {}
     after = Turn.after

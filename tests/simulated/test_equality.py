@@ -15,7 +15,7 @@ from tests.harness import tasks as world_tasks
 from tests.harness.real_trainer import InlineTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
-from training.step_loop import Progress
+from training.progress import Progress
 
 PLAIN_SUM: dict[str, Any] = {
     "exchange.outer_lr": 1.0,

@@ -14,12 +14,13 @@ from overlay.transport import TransportError
 from tests.harness.exchange_swarm import GENESIS, Links, Member, World
 from tests.harness.virtual_loop import VirtualLoop
 from training.exchange.exchange import FENCES_FILE, Exchange
-from training.exchange.messages import Mended, Push, Term
-from training.exchange.owner.validation import Item
+from training.exchange.messages import Mended, Push
+from training.exchange.owner.delta_item import Item
 from training.exchange.recovery.rebalancing import Keeping
-from training.exchange.store.shard_store import Belief
+from training.exchange.store.records import Belief
+from training.exchange.terms import Term
 from training.settings import ExchangeSettings
-from training.shards.state import DeltaId
+from training.shards.applied import DeltaId
 
 VALUES = 8
 ONES = np.ones(VALUES, np.float32)

@@ -22,8 +22,8 @@ from tests.harness.virtual_loop import VirtualLoop
 from training.encoding.frames import Part, frames
 from training.exchange.messages import Fetch, Mend, MendAnswer, Mended, Push, PushAnswer, WhereIs, decode, encode
 from training.exchange.store import shard_store as store_module
-from training.exchange.store.shard_store import Waiting
-from training.shards.state import Applied, DeltaId
+from training.exchange.store.records import Waiting
+from training.shards.applied import Applied, DeltaId
 
 SIZE = 64
 SHARDS = 4

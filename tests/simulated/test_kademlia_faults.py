@@ -17,6 +17,7 @@ from kademlia.node import Node
 from kademlia.routing import RoutingTable
 from kademlia.utils import digest
 
+from overlay.addresses import Address
 from overlay.identity import identity_from_seed
 from overlay.ids import distance, random_id
 from overlay.kademlia import messages
@@ -24,7 +25,7 @@ from overlay.kademlia.identity_proofs import Proofs
 from overlay.kademlia.routing_table import ContactTable
 from overlay.overlay import NotThisSwarm
 from overlay.peers import Beat, Contact
-from overlay.transport import MAX_DATAGRAM_BYTES, Address, Rejection
+from overlay.transport import MAX_DATAGRAM_BYTES, Rejection
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 from tests.harness.stock_kademlia import StockNetwork, ids_in, known
 from tests.harness.virtual_loop import Unhandled, VirtualLoop

@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from itertools import pairwise
 from typing import Any
 
+from overlay.addresses import Address
 from overlay.nat.port_mapping import LEASE_S, REMOVE_S, GatewayFailed, Mapped
-from overlay.transport import Address
 from tests.harness.nat import Nat
 from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
 from tests.harness.virtual_loop import VirtualLoop

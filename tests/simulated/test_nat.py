@@ -20,7 +20,7 @@ from tests.harness.overlay_swarm import OverlayWorld, address_of
 from tests.harness.stub_trainer import StubTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
-from training.shards.state import DeltaId
+from training.shards.applied import DeltaId
 
 PUBLIC = "203.0.113.7"
 KEYS = KeyRing((SwarmKey(bytes(range(32))),))

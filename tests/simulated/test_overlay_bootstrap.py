@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.bootstrap.dialer import LAST_PAUSE_S
 from overlay.overlay import Overlay
-from overlay.transport import Address
 from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of, endpoint
 from tests.harness.virtual_loop import VirtualLoop
 

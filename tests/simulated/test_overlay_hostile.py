@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlay.addresses import Address
 from overlay.ids import random_id
 from overlay.kademlia import messages
 from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S
@@ -18,7 +19,6 @@ from overlay.kademlia.protocol import MOST_OUTSTANDING
 from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK, MOST_PEERS
 from overlay.membership.prober import MOST_FOR_OTHERS
 from overlay.peers import Activity, Beat, Contact
-from overlay.transport import Address
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 from tests.harness.virtual_loop import VirtualLoop
 

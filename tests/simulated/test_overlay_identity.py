@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlay.addresses import Address, group_of
 from overlay.identity import Identity, identity_from_seed
 from overlay.kademlia import messages
 from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S, Proofs
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Beat, Contact
-from overlay.transport import Address, Rejection, group_of
+from overlay.transport import Rejection
 from tests.harness.environment import MemoryDisk
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 from tests.harness.virtual_loop import VirtualLoop

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.kademlia.messages import News, NewsKind
 from overlay.peers import Activity, Beat
 from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.transport import Address
 from tests.harness import overlay_swarm
 from tests.harness.environment import VirtualClock
 from tests.harness.network import MemoryTransport

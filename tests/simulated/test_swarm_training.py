@@ -15,7 +15,7 @@ from p2pnode.errors import ExitCode, UserError
 from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import OWNER, VirtualLoop
-from training.shards.state import DeltaId
+from training.shards.applied import DeltaId
 
 SIZE = 256
 #: Every delta added once with weight 1: the model must equal the initial vector plus the sum of all deltas, exactly.

@@ -2,67 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlay.environment import Clock, Log, Workers
 from overlay.peers import Contact
-from overlay.transport import Answer, Body, Buffer, Rejection, Reply, TransportError
+from overlay.transport import Answer, Body, TransportError
 from training.encoding.codecs import Vector
-from training.encoding.frames import BadFrame
-from training.exchange.messages import ZERO_TERM, Fence, Term, decode, encode
+from training.exchange.counters import Counters
+from training.exchange.messages import decode, encode
+from training.exchange.rpc import A
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import ZERO_TERM, Fence, Term
 from training.exchange.timeouts import Deadlines, Kind
 from training.settings import ExchangeSettings
 
 if TYPE_CHECKING:
     from overlay.overlay import Overlay
 
-A = TypeVar("A", bound=msgspec.Struct)
 
 #: Answers that need a look at every peer are good for this long.
 GLANCE_S = 0.2
 #: Among so few peers every change counts at once.
 FEW = 50
-#: Values decoded, added or copied before the loop gets a turn.
-VALUES_A_TURN = 1 << 18
 #: A stranger that failed to answer counts as gone this long; one we know is liveness's to judge.
 STRANGER_FAILED_S = 5.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What went over the wire and what was turned away, since the start."""
-
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    refused: int = 0  # our deltas, by owners
-    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by us, by reason
-    unusual_norms: int = 0  # shards of deltas that were far longer than the median
-    clipped: int = 0  # shards of deltas that were shortened
-    lost: int = 0  # our deltas dropped from a full outbox
-    repaired: int = 0  # deltas of one shard that another side of a split had, added here
-    lost_in_splits: int = 0  # of one shard, acknowledged on our side of a split, and out of the log's reach
-
-
-@dataclass(slots=True)
-class Turn:
-    """Work on many values, cut so that the loop has a turn after each half a millisecond or so of it."""
-
-    done: int = 0
-
-    async def after(self, values: int) -> None:
-        """So many values have just been worked on. What was looked at before may have changed when this returns."""
-        self.done += values
-        if self.done >= VALUES_A_TURN:
-            self.done = 0
-            await asyncio.sleep(0)
 
 
 @dataclass(slots=True)
@@ -205,26 +174,3 @@ class Core:
             return decode(head, kind)
         except msgspec.DecodeError as error:
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
-
-
-Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
-
-
-def checked(
-    kind: type[A], genesis: bytes, handle: Callable[[Contact, A, AsyncIterator[Buffer]], Awaitable[Reply]]
-) -> Handler:
-    """A request handler that decodes its message and turns away another swarm's."""
-
-    async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Reply:
-        try:
-            message = decode(payload, kind)
-        except msgspec.DecodeError as error:
-            raise Rejection(f"malformed {kind.__name__}: {error}") from error
-        if message.genesis != genesis:  # type: ignore[attr-defined]
-            raise Rejection("another swarm: the genesis differs")
-        try:
-            return await handle(sender, message, stream)
-        except BadFrame as error:
-            raise Rejection(f"bad body: {error}") from error
-
-    return handler

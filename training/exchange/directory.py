@@ -13,16 +13,8 @@ from collections.abc import Iterable
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange.context import Core
-from training.exchange.messages import (
-    Appeal,
-    PullResult,
-    PushResult,
-    Term,
-    Verdict,
-    Where,
-    WhereAnswer,
-    WhereIs,
-)
+from training.exchange.messages import Appeal, PullResult, PushResult, Verdict, WhereAnswer, WhereIs
+from training.exchange.terms import Term, Where
 
 #: Small questions are answered at once or not at all.
 QUESTION_TIMEOUT_S = 1.0

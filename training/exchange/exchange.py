@@ -16,16 +16,19 @@ from training.encoding.codecs import Vector
 from training.exchange.backup.handler import Receiving
 from training.exchange.client.pull import Pulling, PullReport
 from training.exchange.client.push import Pushing, PushReport
-from training.exchange.context import Core, Counters
+from training.exchange.context import Core
+from training.exchange.counters import Counters
 from training.exchange.directory import Finding
-from training.exchange.messages import ZERO_TERM, Past, PastAnswer, Term
+from training.exchange.messages import Past, PastAnswer
 from training.exchange.owner.deltas import Serving
 from training.exchange.owner.reads import Answering
 from training.exchange.recovery.rebalancing import Keeping
 from training.exchange.recovery.reconciliation import Mending
+from training.exchange.store.history import NAMED, past_of, torn
+from training.exchange.store.records import Stored
 from training.exchange.store.repair_log import RepairLog, everything
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_files import NAMED, Stored, past_of, torn
+from training.exchange.terms import ZERO_TERM, Term
 from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings

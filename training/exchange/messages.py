@@ -6,87 +6,39 @@ frames in the body (`training.encoding.frames`). `docs/protocol.md` describes th
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from overlay.peers import Contact
-from overlay.transport import Address
+from training.exchange.terms import (
+    MOST_SHARDS,
+    Fence,
+    Genesis,
+    Length,
+    NodeId,
+    Number,
+    Reason,
+    Role,
+    ShardIndex,
+    Term,
+    TermNode,
+    Weight,
+    Where,
+)
+from training.shards.applied import DeltaId
 from training.shards.robust import MOST_NORMS
-from training.shards.state import DeltaId
 
-NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
-ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]
-#: Fits the signed 64 bits of a frame's header, with room to count on.
-Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Weight = Annotated[float, Meta(gt=0, le=1e6)]
-#: A term's raiser; empty where there is no term.
-TermNode = Annotated[bytes, Meta(max_length=20)]
-Genesis = Annotated[bytes, Meta(max_length=16)]
-#: A delta's Euclidean length.
-Length = Annotated[float, Meta(ge=0)]
-#: The longest literal address, and the longest reason for a refusal.
-Host = Annotated[str, Meta(max_length=45)]
-Reason = Annotated[str, Meta(max_length=200)]
 #: Identities as rows: node, incarnation, ranges of steps. As many rows as a swarm may have starts of nodes within the
 #: memory of one shard; ranges as `Applied.MOST_RANGES` allows, twice over for a difference of two.
 Ranges = Annotated[list[tuple[int, int]], Meta(max_length=64)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
-#: A list with at most one entry per shard.
-MOST_SHARDS = 4096
 Shards = Annotated[list[ShardIndex], Meta(max_length=MOST_SHARDS)]
 #: Deltas of one `mend`, `seek` or held in one state; windows that a backup may have missed.
 MOST_DELTAS = 65536
 MOST_CLOSINGS = 1024
 #: States are fetched one by one, and each is copied for the answer.
 MOST_FETCHED = 16
-
-
-class Term(NamedTuple):
-    """A fencing token: a higher number always wins; the raiser's id tells two take-overs at once apart."""
-
-    number: int
-    node: bytes
-
-
-ZERO_TERM = Term(0, b"")
-
-
-class Fence(msgspec.Struct, frozen=True, array_like=True):
-    """The highest term the sender has seen for a shard, where the owner it believes in has a lower one: that owner
-    has to rise above it, or the sender would turn it away for ever."""
-
-    shard: ShardIndex
-    term_number: Number
-    term_node: TermNode
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
-
-
-class Where(msgspec.Struct, frozen=True, array_like=True):
-    """Who owns a shard, as far as the sender knows."""
-
-    shard: ShardIndex
-    term_number: Number
-    term_node: TermNode
-    owner: NodeId
-    host: Host
-    port: Annotated[int, Meta(ge=1, le=65535)]
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
-
-    def contact(self) -> Contact:
-        """The owner's contact; `ValueError` for an address that is none."""
-        return Contact(self.owner, Address.checked(self.host, self.port))
-
-    @classmethod
-    def of(cls, shard: int, term: Term, owner: Contact) -> Where:
-        return cls(shard, term.number, term.node, owner.node_id, owner.address.host, owner.address.port)
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
@@ -307,11 +259,6 @@ class Survey(msgspec.Struct, frozen=True, array_like=True):
 
     genesis: Genesis
     shards: Shards
-
-
-Role = Literal["owner", "backup", "learner", "replica", "none"]
-#: How much a role's copy of a shard is worth under one and the same term.
-ROLE_RANK: dict[Role, int] = {"owner": 4, "backup": 3, "learner": 2, "replica": 1, "none": 0}
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):

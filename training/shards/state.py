@@ -11,200 +11,20 @@ once; which ones, the owner says, and its backup does the same (`training.shards
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from training import kernels
 from training.encoding.codecs import Vector
 from training.shards import robust
-from training.shards.robust import Norms, Robust
+from training.shards.applied import Applied, DeltaId
+from training.shards.outer_rule import Rule, _add_compiled, _add_in_blocks, _Addition
+from training.shards.robust import Norms
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
-#: Values worked on at a time: six arrays of this many float32 fit a core's second cache.
-BLOCK_VALUES = 32768
-
-
-class DeltaId(NamedTuple):
-    """The identity of a delta: applied once, however often it is sent."""
-
-    node: bytes
-    incarnation: int
-    step: int
-
-
-class Rule(msgspec.Struct, frozen=True):
-    """The outer rule, shared by the swarm (in the manifest)."""
-
-    outer_lr: float
-    outer_momentum: float
-    robust: Robust = ""
-
-
-@lru_cache(maxsize=4)
-def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
-    """outer_lr, outer_momentum and their product as arrays without dimensions: on the small shards of a small model
-    NumPy takes longer to look at a number than to multiply by it."""
-    numbers = (rule.outer_lr, rule.outer_momentum, rule.outer_lr * rule.outer_momentum)
-    lr, mu, lr_mu = (np.array(number, dtype=np.float32) for number in numbers)
-    return lr, mu, lr_mu
-
-
-class _Addition(NamedTuple):
-    """One delta and what it is added to, of one length each; without `momentum`, to the value alone.
-
-    `is_whole`: with this delta the accumulated weights reach 1; `none_yet`: nothing is accumulated, all zeros.
-    """
-
-    value: Vector
-    momentum: Vector | None
-    accumulated: Vector | None
-    delta: Vector
-    weight: float
-    is_whole: bool
-    none_yet: bool
-
-    def fits(self) -> bool:
-        """Whether compiled kernels can do it, and it is worth a call of them."""
-        if self.momentum is None or self.accumulated is None:
-            return kernels.fits(self.delta, self.value)
-        return kernels.fits(self.delta, self.value, self.momentum, self.accumulated)
-
-
-def _add_compiled(compiled: kernels.Compiled, to: _Addition, rule: Rule) -> None:
-    """One pass; the bits are those of `_add_in_blocks`."""
-    lr, mu = rule.outer_lr, rule.outer_momentum
-    if to.momentum is None or to.accumulated is None:
-        compiled.add(to.value, to.delta, to.weight, lr)
-    elif to.is_whole:
-        owed = None if to.none_yet else to.accumulated
-        compiled.add_with_momentum(to.value, to.momentum, owed, to.delta, to.weight, lr, mu, lr * mu)
-    else:
-        compiled.add_and_accumulate(to.value, to.accumulated, to.delta, to.weight, lr)
-
-
-def _add_in_blocks(to: _Addition, rule: Rule) -> None:
-    """NumPy, block by block, so that the passes over one block find it in the processor's cache."""
-    w = np.float32(to.weight)
-    lr, mu, lr_mu = _factors(rule)
-    step = np.empty(min(BLOCK_VALUES, to.delta.size), dtype=np.float32)
-    room = step if to.weight == 1.0 else np.empty_like(step)
-    for start in range(0, to.delta.size, BLOCK_VALUES):
-        block = slice(start, min(start + BLOCK_VALUES, to.delta.size))
-        value, scaled = to.value[block], to.delta[block]
-        step = step[: scaled.size]
-        if to.weight != 1.0:
-            scaled = np.multiply(scaled, w, room[: scaled.size])
-        if to.momentum is not None and to.accumulated is not None:
-            accumulated = to.accumulated[block]
-            if not to.is_whole:
-                np.add(accumulated, scaled, accumulated)
-            else:
-                momentum = to.momentum[block]
-                np.multiply(momentum, mu, momentum)
-                if to.none_yet:
-                    np.add(momentum, scaled, momentum)
-                else:
-                    np.add(accumulated, scaled, accumulated)
-                    np.add(momentum, accumulated, momentum)
-                    accumulated[:] = 0.0
-                np.add(value, np.multiply(momentum, lr_mu, step), value)
-        np.add(value, np.multiply(scaled, lr, step), value)
-
-
-class Applied:
-    """Which identities are in: per (node, incarnation) a few disjoint ranges of steps.
-
-    Ranges, because after a split a node's step 6 may be here and its step 5 not. Beyond `MOST_RANGES` the lowest gap
-    is closed: a delta that old is refused as late long before.
-    """
-
-    MOST_RANGES = 32
-    #: Incarnations of one node; beyond, the lowest is forgotten: whoever started so often since pushes it no more.
-    MOST_INCARNATIONS = 64
-
-    def __init__(self, ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None) -> None:
-        self._ranges = ranges if ranges is not None else {}
-
-    def __contains__(self, identity: DeltaId) -> bool:
-        ranges = self._ranges.get((identity.node, identity.incarnation))
-        if not ranges:
-            return False
-        if identity.step > ranges[-1][1]:  # nearly always: the next step of its node
-            return False
-        place = bisect_right(ranges, (identity.step, identity.step)) - 1
-        if place >= 0 and ranges[place][0] <= identity.step <= ranges[place][1]:
-            return True
-        following = place + 1
-        return following < len(ranges) and ranges[following][0] <= identity.step <= ranges[following][1]
-
-    def add(self, identity: DeltaId) -> None:
-        """Note an identity; a second time changes nothing."""
-        ranges = self._ranges.get((identity.node, identity.incarnation))
-        if ranges is None:
-            ranges = self._ranges[identity.node, identity.incarnation] = []
-            starts = sorted(incarnation for node, incarnation in self._ranges if node == identity.node)
-            for incarnation in starts[: -self.MOST_INCARNATIONS]:
-                del self._ranges[identity.node, incarnation]
-        if ranges and identity.step == ranges[-1][1] + 1:  # nearly always
-            ranges[-1] = (ranges[-1][0], identity.step)
-            return
-        if identity in self:
-            return
-        insort(ranges, (identity.step, identity.step))
-        merged: list[tuple[int, int]] = []
-        for low, high in ranges:
-            if merged and low <= merged[-1][1] + 1:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-            else:
-                merged.append((low, high))
-        while len(merged) > self.MOST_RANGES:
-            merged[:2] = [(merged[0][0], merged[1][1])]
-        ranges[:] = merged
-
-    def forget(self, node: bytes, incarnation: int) -> None:
-        """Drop an incarnation that is long dead."""
-        self._ranges.pop((node, incarnation), None)
-
-    def copy(self) -> Applied:
-        return Applied({key: list(ranges) for key, ranges in self._ranges.items()})
-
-    def without(self, other: Applied) -> Applied:
-        """The identities that are here and not there."""
-        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
-        for key, ranges in self._ranges.items():
-            rest = list(ranges)
-            for low, high in other._ranges.get(key, ()):
-                cut = [((a, min(b, low - 1)), (max(a, high + 1), b)) for a, b in rest]
-                rest = [piece for pieces in cut for piece in dict.fromkeys(pieces) if piece[0] <= piece[1]]
-            if rest:
-                left[key] = rest
-        return Applied(left)
-
-    def merge(self, other: Applied) -> None:
-        """Note all identities that are there."""
-        for key, theirs in other._ranges.items():
-            merged: list[tuple[int, int]] = []
-            for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
-                if merged and low <= merged[-1][1] + 1:
-                    merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-                else:
-                    merged.append((low, high))
-            self._ranges[key] = merged
-
-    def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
-        """As plain data, for the wire."""
-        return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
-
-    @classmethod
-    def of_rows(cls, rows: list[tuple[bytes, int, list[tuple[int, int]]]]) -> Applied:
-        return cls({(node, incarnation): [(a, b) for a, b in ranges] for node, incarnation, ranges in rows})
 
 
 @dataclass(slots=True)

@@ -21,7 +21,8 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from overlay.environment import Clock, Log, ThreadWorkers
+from overlay.environment import Clock, Log
+from overlay.system import ThreadWorkers
 from training.settings import TrainingSettings
 from training.supervisor.process import POLITE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.transport import (
     HANDLER_SILENCE_S,
     MAX_DATAGRAM_BYTES,
-    Address,
     Buffer,
     Incoming,
     PortInUse,

@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from overlay.environment import FolderDisk, SystemClock
+from overlay.system import FolderDisk, SystemClock
 from p2pnode.client import STATUS_FILE, status_file
-from p2pnode.config.load import Config, load
+from p2pnode.config.load import load
+from p2pnode.config.settings import Config
 from p2pnode.keys import api_token
 from p2pnode.status.events import EventRing
 from p2pnode.status.prometheus import Family, single

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from overlay.environment import SystemClock
+from overlay.system import SystemClock
 from tests.process.harness.trainer_world import QuietLog
 from training.settings import TrainingSettings
 from training.supervisor.process_trainer import ProcessTrainer

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from overlay.environment import SystemClock
+from overlay.system import SystemClock
 from training.settings import TrainingSettings
 from training.supervisor.process_trainer import ProcessTrainer
 

@@ -8,6 +8,7 @@ import statistics
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.discovery.placement import rank
 from overlay.discovery.population import Estimator
 from overlay.discovery.sampling import Pool, ball_radius, inside_ball, pick_slot
@@ -16,10 +17,11 @@ from overlay.ids import ID_SPACE, distance, key_id, node_id_of, random_id, rando
 from overlay.kademlia import messages
 from overlay.kademlia.broadcast_queue import NEWS_PER_DATAGRAM, NewsQueue
 from overlay.kademlia.lookup import Lookup
-from overlay.kademlia.round_trips import NegativeCache, RoundTrips
+from overlay.kademlia.round_trips import RoundTrips
 from overlay.kademlia.routing_table import ContactTable
+from overlay.membership.negative_cache import NegativeCache
 from overlay.peers import Activity, Beat, Contact, PeerTable
-from overlay.transport import MAX_DATAGRAM_BYTES, Address
+from overlay.transport import MAX_DATAGRAM_BYTES
 from tests.harness.environment import MemoryDisk, SeededEntropy
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from overlay.environment import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
 
 
 def test_disk_round_trip(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from p2pnode import cli, tables
 from p2pnode.client import STATUS_FILE, find, status_file
-from p2pnode.config.load import Config, load
+from p2pnode.config.load import load
+from p2pnode.config.settings import Config
 from p2pnode.errors import MEANINGS, ExitCode, UserError
 
 np = pytest.importorskip("numpy")

@@ -21,7 +21,7 @@ from benchmarks.outer_rule import Study, completions, default_rule, differences
 from benchmarks.probed import probe, window
 from benchmarks.steps import between, median_interval
 from training.settings import ExchangeSettings
-from training.shards.state import Rule
+from training.shards.outer_rule import Rule
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from p2pnode.config.load import Config, load
+from p2pnode.config.load import load
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
 
 ROOT = Path(__file__).parents[3]

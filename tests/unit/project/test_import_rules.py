@@ -45,7 +45,7 @@ IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading
 
 #: The real doors, which is where clocks and entropy come in, and the far side of the trainer's.
 BEHIND_DOORS = (
-    "overlay/environment.py",
+    "overlay/system.py",
     "overlay/sockets/transport.py",
     "training/supervisor/process_trainer.py",
     "training/supervisor/process.py",

@@ -8,7 +8,9 @@ import pytest
 
 from training.budget import budget
 from training.settings import ExchangeSettings
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 VALUES = 25_000_000
 DEFAULT = ExchangeSettings()

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from overlay.environment import Disk, FolderDisk
+from overlay.environment import Disk
+from overlay.system import FolderDisk
 from tests.harness.environment import MemoryDisk
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.encoding.codecs import Vector
-from training.exchange.messages import Term
+from training.exchange.terms import Term
 from training.layout import Entry, Layout
 
 LAYOUT = Layout(

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from training.goal import Goal
 from training.layout import Entry, Layout
 from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shards.state import Rule
-from training.step_loop import Goal
+from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
 WEIGHT = Entry("0.weight", (4, 3), "float32", "parameter", 0, 12)

@@ -14,10 +14,12 @@ from collections.abc import AsyncIterator
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Reply, TransportError
-from training.exchange.context import Core, checked
+from training.exchange.context import Core
 from training.exchange.directory import QUESTION_TIMEOUT_S
-from training.exchange.messages import Backing, Term, Verdict, Where, encode
-from training.exchange.store.shard_store import Backed
+from training.exchange.messages import Backing, Verdict, encode
+from training.exchange.rpc import checked
+from training.exchange.store.records import Backed
+from training.exchange.terms import Term, Where
 
 #: Within a step or a few, where steps are long: the question is small, and one is asked for all shards of an owner.
 SILENT_S = 5.0

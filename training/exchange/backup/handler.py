@@ -11,9 +11,11 @@ from typing import Protocol
 from overlay.peers import Contact
 from overlay.transport import Buffer, Reply
 from training.encoding.frames import FrameReader
-from training.exchange.context import Core, checked
-from training.exchange.messages import Closing, HandOver, Learn, Release, State, Verdict, Where, encode
+from training.exchange.context import Core
+from training.exchange.messages import Closing, HandOver, Learn, Release, State, Verdict, encode
+from training.exchange.rpc import checked
 from training.exchange.store import state_stream
+from training.exchange.terms import Where
 
 
 class _Take(Protocol):

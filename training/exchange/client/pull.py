@@ -20,7 +20,8 @@ from overlay.transport import TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
 from training.exchange.client.push import RETRY_FIRST_S, RETRY_MOST_S
-from training.exchange.context import VALUES_A_TURN, Core, Turn
+from training.exchange.context import Core
+from training.exchange.cooperative import VALUES_A_TURN, Turn
 from training.exchange.directory import Finding
 from training.exchange.messages import Pull, PullAnswer, Wanted
 

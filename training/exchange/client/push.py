@@ -21,11 +21,12 @@ from overlay.transport import Buffer, TransportError
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
-from training.exchange.context import VALUES_A_TURN, Core, Turn
+from training.exchange.context import Core
+from training.exchange.cooperative import VALUES_A_TURN, Turn
 from training.exchange.directory import Finding
 from training.exchange.messages import Push, PushAnswer, PushResult
+from training.exchange.owner.delta_item import Item
 from training.exchange.owner.deltas import Serving
-from training.exchange.owner.validation import Item
 
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 0.5

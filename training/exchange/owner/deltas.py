@@ -15,9 +15,9 @@ from overlay.transport import Buffer, Reply, TransportError
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, framed_bytes, read_array, sized
-from training.exchange.context import Core, Turn, checked
+from training.exchange.context import Core
+from training.exchange.cooperative import Turn
 from training.exchange.messages import (
-    Fence,
     Forward,
     ForwardAnswer,
     Forwarded,
@@ -25,12 +25,14 @@ from training.exchange.messages import (
     Push,
     PushAnswer,
     PushResult,
-    Term,
     encode,
 )
-from training.exchange.owner.validation import Item, Judging
-from training.exchange.store.shard_store import Owned, Waiting
-from training.shards.state import DeltaId
+from training.exchange.owner.delta_item import Item
+from training.exchange.owner.validation import Judging
+from training.exchange.rpc import checked
+from training.exchange.store.records import Owned, Waiting
+from training.exchange.terms import Fence, Term
+from training.shards.applied import DeltaId
 
 #: How often a delta is forwarded again because the pair changed under it, before its origin is told to retry.
 FORWARD_ROUNDS = 3

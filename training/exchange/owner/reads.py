@@ -5,14 +5,13 @@ Changes nothing but what a pull itself makes visible (`bsp`: its deltas; a trimm
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Reply
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, framed_bytes, frames, sized
-from training.exchange.context import Core, checked
+from training.exchange.context import Core
 from training.exchange.messages import (
     Fetch,
     Past,
@@ -24,14 +23,17 @@ from training.exchange.messages import (
     StateHead,
     Survey,
     SurveyAnswer,
-    Term,
     WhereAnswer,
     WhereIs,
     encode,
 )
 from training.exchange.owner.encoding_cache import Encoded
+from training.exchange.rpc import checked
 from training.exchange.store import state_stream
-from training.exchange.store.state_files import past_of
+from training.exchange.store.history import past_of
+from training.exchange.store.replica_copies import replica_copy
+from training.exchange.store.state_head import describe
+from training.exchange.terms import Term
 from training.shards.state import ShardState
 
 
@@ -137,31 +139,6 @@ class Answering:
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
         if (found := self._store.copy_of(shard)) is not None:
-            return state_stream.describe(shard, *found), found[1].copy()
+            return describe(shard, *found), found[1].copy()
         found = replica_copy(self._core, shard)
-        return None if found is None else (state_stream.describe(shard, *found), found[1].copy())
-
-
-def replica_copy(core: Core, shard: int) -> tuple[Term, ShardState] | None:
-    """What this node could go on from where nobody owns or backs the shard: its state from disk, or its replica, with
-    its term. Either begins a new era: whoever comes later with the whole history takes the shard back."""
-    mark = core.mark(shard)
-    stored = core.store.stored_above(shard, mark)
-    if stored is not None:
-        # A state from disk knows its deltas: none need be refused for its age, and so the era is only told apart.
-        era = stored.state.era_step + 1
-        return stored.term, dataclasses.replace(
-            stored.state, era_step=era, era_term=(stored.term.number, stored.term.node)
-        )
-    return None if mark is None else (mark[0], replica_state(core, shard))
-
-
-def replica_state(core: Core, shard: int) -> ShardState:
-    """A state made of the replica: value and version only. Nobody knows which deltas newer than its step it lacks, so
-    those that began before it are refused."""
-    start, stop = core.store.bounds[shard]
-    state = core.store.fresh_state(shard, core.replica[start:stop])
-    state.version = core.marks[shard][1]
-    # At least 1: an era is told by it.
-    state.era_step, state.era_term = max(1, core.step), core.marks[shard][0]
-    return state
+        return None if found is None else (describe(shard, *found), found[1].copy())

@@ -8,14 +8,13 @@ rule `clip`) or is worth a warning. (DESIGN section 5, promise 8)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from training.encoding.codecs import CodecName, Vector
 from training.exchange.context import Core
 from training.exchange.messages import Push, PushResult
+from training.exchange.owner.delta_item import Item
 from training.shards import robust
+from training.shards.applied import DeltaId
 from training.shards.robust import FirstNorms
-from training.shards.state import DeltaId
 
 #: An owner's weight and an origin's may differ by the lag of their population estimates, not by more.
 WEIGHT_FACTOR = 2.0
@@ -27,22 +26,6 @@ MOST_HELD_OF_ONE = 16
 UNUSUAL_S = 60.0
 #: Nodes of which it is remembered when that was said.
 MOST_SAID = 1024
-
-
-@dataclass(slots=True)
-class Item:
-    """One shard of a delta, decoded and as it came."""
-
-    shard: int
-    delta: Vector
-    encoded: bytes | bytearray | memoryview
-    codec: CodecName
-    #: Out of a split: in time when it was first added, weighed already, and without momentum.
-    repair: bool = False
-    #: Its length, what it is clipped by, and whether its length is worth a word; found by `Judging.judge`.
-    norm: float = 0.0
-    scale: float = 1.0
-    unusual: bool = False
 
 
 class Judging:

@@ -9,33 +9,29 @@ that node out for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
-from typing import NamedTuple
 
 from overlay.peers import Contact
 from overlay.transport import Reply, TransportError
 from training.encoding.frames import FrameReader
-from training.exchange.context import Core, checked
+from training.exchange.context import Core
 from training.exchange.directory import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
-    ROLE_RANK,
-    ZERO_TERM,
     Appeal,
-    Fence,
     Fetch,
     Standing,
     State,
     Survey,
     SurveyAnswer,
-    Term,
     Verdict,
-    Where,
     WhereAnswer,
     WhereIs,
     encode,
 )
-from training.exchange.owner.reads import replica_copy
+from training.exchange.recovery.copy_rank import worth
+from training.exchange.rpc import checked
 from training.exchange.store import state_stream
+from training.exchange.store.replica_copies import replica_copy
+from training.exchange.terms import Fence, Term, Where
 from training.shards.state import ShardState
 
 #: Candidates surveyed before a take-over: all of them, the backup may be any.
@@ -53,35 +49,6 @@ RESUME_LOOK_S = 0.25
 RESUME_ROUNDS = 3
 
 Found = list[tuple[Contact, Standing]]
-
-
-class Worth(NamedTuple):
-    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version; of equal
-    ones a state from disk, for it knows its deltas, before a bare value.
-
-    Of terms with one number neither comes after the other, for whoever goes on raises it: they are two sides of a
-    split. There the state with its history is worth more than a replica, whosever node id is higher.
-    """
-
-    number: int
-    has_history: bool
-    node: bytes
-    role: int
-    promise: Term
-    version: int
-    is_stored: bool
-
-
-def worth(standing: Standing, spoken: Container[Term] = ()) -> Worth:
-    """A learner is the backup, though it has not heard so, if its owner is known to have `spoken` under its promise."""
-    role, term, promise = ROLE_RANK[standing.role], standing.term, ZERO_TERM
-    if standing.role == "learner":
-        if standing.fence in spoken:
-            role, term = ROLE_RANK["backup"], standing.fence
-        else:
-            promise = standing.fence
-    has_history = role >= ROLE_RANK["learner"]
-    return Worth(term.number, has_history, term.node, role, promise, standing.version, standing.is_stored)
 
 
 class Taking:

@@ -15,23 +15,17 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.frames import BadFrame
 from training.exchange.backup.confirmation import Confirming
-from training.exchange.context import Core, Turn
+from training.exchange.context import Core
+from training.exchange.cooperative import Turn
 from training.exchange.directory import QUESTION_TIMEOUT_S, Finding
-from training.exchange.messages import (
-    HandOver,
-    Learn,
-    Release,
-    State,
-    StateHead,
-    Term,
-    Verdict,
-    Where,
-)
+from training.exchange.messages import HandOver, Learn, Release, State, StateHead, Verdict
 from training.exchange.owner.deltas import Serving
 from training.exchange.recovery.failover import Taking
 from training.exchange.recovery.reconciliation import Mending
 from training.exchange.store import state_stream
-from training.exchange.store.shard_store import Owned
+from training.exchange.store.records import Owned
+from training.exchange.store.state_head import describe
+from training.exchange.terms import Term, Where
 from training.shards.state import ShardState
 
 #: A job: called when it starts, so that one cancelled before leaves nothing behind.
@@ -238,7 +232,7 @@ class Keeping:
                 if owned is None or term is None or owned.promised != term.number:
                     continue  # the term has risen since: the lesson counts no more
                 if owned.learner is None and not owned.moving:
-                    snapshots.append((state_stream.describe(shard, term, owned.state), owned.state.copy()))
+                    snapshots.append((describe(shard, term, owned.state), owned.state.copy()))
                     owned.learner = to
                     owned.has_told(to.node_id, owned.closed)
                     await turn.after(self._store.size(shard))

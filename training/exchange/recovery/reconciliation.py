@@ -21,7 +21,7 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Reply, TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
-from training.exchange.context import Core, checked
+from training.exchange.context import Core
 from training.exchange.directory import QUESTION_TIMEOUT_S, Finding
 from training.exchange.messages import (
     Found,
@@ -33,16 +33,16 @@ from training.exchange.messages import (
     Offer,
     Push,
     Seek,
-    Term,
-    Where,
     WhereAnswer,
     WhereIs,
     encode,
 )
+from training.exchange.owner.delta_item import Item
 from training.exchange.owner.deltas import Serving
-from training.exchange.owner.validation import Item
+from training.exchange.rpc import checked
 from training.exchange.store.repair_log import Difference, Entry, Remnant, Span, compare, everything
-from training.shards.state import Applied, DeltaId
+from training.exchange.terms import Term, Where
+from training.shards.applied import Applied, DeltaId
 
 #: Owners tell one more candidate of their claims this often; at once those who come back from the dead.
 DIGEST_S = 2.0

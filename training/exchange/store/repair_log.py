@@ -12,8 +12,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from training.encoding.codecs import CodecName
-from training.exchange.messages import Term
-from training.shards.state import Applied, DeltaId, ShardState
+from training.exchange.terms import Term
+from training.shards.applied import Applied, DeltaId
+from training.shards.state import ShardState
 
 #: (node, incarnation, first step, last step): how losses are reported.
 Span = tuple[bytes, int, int, int]

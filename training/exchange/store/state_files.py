@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from training.encoding.codecs import Vector
-from training.exchange.messages import StateHead, Term
-from training.exchange.store.repair_log import Span
-from training.exchange.store.state_stream import describe
+from training.exchange.messages import StateHead
+from training.exchange.store.records import Stored
+from training.exchange.store.state_head import describe
+from training.exchange.terms import Term
+from training.shards.applied import Applied, DeltaId
 from training.shards.robust import Norms
-from training.shards.state import Applied, DeltaId, ShardState
+from training.shards.state import ShardState
 
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 4
 #: States of about this many bytes share a file: what one write copies, and what one torn file loses.
 FILE_BYTES = 64 * 1024 * 1024
-#: Spans of lost deltas named in one event; the others are counted.
-NAMED = 32
 
 
 class BadStates(Exception):
@@ -38,19 +37,6 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     genesis: bytes
     clean: bool
     states: list[StateHead]
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A state as this node last wrote it. `clean`: nothing was acknowledged after it, for the node left in order."""
-
-    term: Term
-    state: ShardState
-    clean: bool
-
-    @property
-    def rank(self) -> tuple[Term, int]:
-        return self.term, self.state.known_count
 
 
 def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -126,28 +112,3 @@ def decode(raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parame
     if taken != values.size:
         raise BadStates("it is of another layout")
     return found
-
-
-def torn(known: Sequence[Applied]) -> list[Span]:
-    """The last deltas of each origin that some shards have and others lack, once per shard that lacks them: what a
-    killed swarm has lost as far as its disks can tell. Of a delta that is on no disk nobody knows."""
-    latest: dict[tuple[bytes, int], int] = {}
-    for one in known:
-        for node, incarnation, ranges in one.rows():
-            latest[node, incarnation] = max(latest.get((node, incarnation), 0), ranges[-1][1])
-    return [
-        (node, incarnation, ranges[-1][1] + 1, latest[node, incarnation])
-        for one in known
-        for node, incarnation, ranges in one.rows()
-        if ranges[-1][1] < latest[node, incarnation]
-    ]
-
-
-def past_of(node: bytes, known: Iterable[Applied]) -> tuple[int, int]:
-    """The highest incarnation and the highest step of a node's deltas; (0, 0) where there are none."""
-    incarnation = step = 0
-    for one in known:
-        for origin, number, ranges in one.rows():
-            if origin == node and ranges:
-                incarnation, step = max(incarnation, number), max(step, ranges[-1][1])
-    return incarnation, step

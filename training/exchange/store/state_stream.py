@@ -7,30 +7,13 @@ from typing import TYPE_CHECKING
 
 from overlay.transport import Buffer
 from training.encoding.frames import FrameReader, Part, frames, read_array
-from training.exchange.messages import StateHead, Term
+from training.exchange.messages import StateHead
+from training.shards.applied import Applied, DeltaId
 from training.shards.robust import Norms
-from training.shards.state import Applied, DeltaId, ShardState
+from training.shards.state import ShardState
 
 if TYPE_CHECKING:
     from training.exchange.store.shard_store import ShardStore
-
-
-def describe(shard: int, term: Term, state: ShardState) -> StateHead:
-    """The small part of a state; `term` is the one that holds once the receiver has it."""
-    return StateHead(
-        shard=shard,
-        term_number=term.number,
-        term_node=term.node,
-        version=state.version,
-        sum_weight=state.sum_weight,
-        era_step=state.era_step,
-        era_term=state.era_term,
-        folded_step=state.folded_step,
-        has_momentum=state.momentum is not None,
-        applied=state.applied.rows(),
-        held=[(*item.identity, item.weight, item.momentum) for item in state.held()],
-        norms=state.norms.rows(),
-    )
 
 
 def body(snapshots: list[tuple[StateHead, ShardState]]) -> Iterator[Buffer]:

@@ -17,7 +17,9 @@ from typing import Literal
 import numpy as np
 
 from training.settings import ExchangeSettings
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 from training.simulation.engines.reference import Engine
 from training.simulation.learning.problems import Problem, Vector
 from training.simulation.model.outcome import Outcome

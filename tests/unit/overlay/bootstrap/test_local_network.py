@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.bootstrap.local_network import MOST_ADDRESSES, MOST_SIGHTINGS, Announcement, Neighbourhood, Sighting, read
 from overlay.ids import ID_BYTES
-from overlay.transport import Address
 
 OWN = Announcement("run", b"\x50" * ID_BYTES, 8468, joined=False)
 OTHER = Announcement("run", b"\x60" * ID_BYTES, 8468, joined=True)

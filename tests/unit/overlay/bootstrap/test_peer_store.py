@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.bootstrap.peer_store import FULL_WRITE_S, MEMORY_S, MOST_PEERS, PEERS_FILE, WRITE_S, Remembered
 from overlay.peers import Activity, Contact, Peer
-from overlay.transport import Address
 from tests.harness.environment import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
 

@@ -8,11 +8,11 @@ import pytest
 from kademlia.node import Node
 
 from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
+from overlay.addresses import Address
 from overlay.discovery.sampling import SLOTS, Pool, is_kept
 from overlay.ids import distance, random_id
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact
-from overlay.transport import Address
 
 
 def ids(count: int) -> list[bytes]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from overlay.addresses import Address, NodeAddress
 from overlay.identity import identity_from_seed
 from overlay.sealing.handshake import ACCEPTANCE, OFFER, SEALED
 from overlay.sealing.sealer import (
@@ -21,7 +22,7 @@ from overlay.sealing.sealer import (
 )
 from overlay.sealing.session import SEAL_BYTES, WINDOW
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.transport import MAX_DATAGRAM_BYTES, Address, NodeAddress
+from overlay.transport import MAX_DATAGRAM_BYTES
 
 KEY, NEXT_KEY, OTHER_KEY = (SwarmKey(bytes([n]) * 32) for n in (1, 2, 3))
 RING = KeyRing((KEY,))

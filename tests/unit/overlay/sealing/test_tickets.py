@@ -19,10 +19,11 @@ from cryptography.x509.oid import NameOID
 from overlay.identity import identity_from_seed
 from overlay.sealing.certificate_maker import authority, deliver, node_certificate
 from overlay.sealing.certificate_request import Order
+from overlay.sealing.client_hello import MOST_HELLO_BYTES, server_name
+from overlay.sealing.refusal import Refused
 from overlay.sealing.sealer import CLOCK_BOUND_S
-from overlay.sealing.session import Refused
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import MOST_HELLO_BYTES, Admission, Judgement, server_name
+from overlay.sealing.tickets import Admission, Judgement
 from overlay.sealing.tls import Credentials, NoNode, id_of_certificate
 
 KEY, NEXT_KEY = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)

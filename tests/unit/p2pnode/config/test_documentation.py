@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2pnode.config.documentation import config_page, node_toml, toml
-from p2pnode.config.load import KEYS, Config, Override, load
+from p2pnode.config.load import Override, load
+from p2pnode.config.settings import KEYS, Config
 from p2pnode.config.values import description_of
 
 ROOT = Path(__file__).parents[4]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.config.load import Config, Override, load
+from p2pnode.config.load import Override, load
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 
 

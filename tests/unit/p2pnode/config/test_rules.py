@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from p2pnode.config.load import Config, Override, load
-from p2pnode.config.rules import advise, check, is_loopback, split_address
+from overlay.addresses import is_loopback, split_address
+from p2pnode.config.load import Override, load
+from p2pnode.config.rules import advise, check
+from p2pnode.config.settings import Config
 from p2pnode.errors import UserError
+from training.goal import Goal
 from training.settings import TrainingSettings
-from training.step_loop import Goal
 
 
 def overrides(*settings: str) -> list[Override]:

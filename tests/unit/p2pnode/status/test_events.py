@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.transport import Address
-from p2pnode.config.load import LogSettings
+from overlay.addresses import Address
+from p2pnode.config.settings import LogSettings
 from p2pnode.logs import configure
 from p2pnode.status.events import EventLog, EventRing, plain
 

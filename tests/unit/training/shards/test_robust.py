@@ -8,6 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
 from training.shards.robust import (
     CLIP_MULTIPLE,
     MOST_MEMBERS,
@@ -22,7 +24,7 @@ from training.shards.robust import (
     trimmed,
     trimmed_sum,
 )
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.state import ShardState
 
 SEED = 7
 TRIMMED = Rule(outer_lr=1.0, outer_momentum=0.0, robust="trimmed-mean")

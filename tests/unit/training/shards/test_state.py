@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from training.encoding.codecs import Vector
-from training.shards.state import Applied, DeltaId, Rule, ShardState
+from training.shards.applied import Applied, DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 PLAIN = Rule(outer_lr=0.7, outer_momentum=0.0)
 NESTEROV = Rule(outer_lr=0.7, outer_momentum=0.9)

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlay.addresses import Address
 from overlay.peers import Contact
-from overlay.transport import Address, Buffer
+from overlay.transport import Buffer
 from tests.harness.environment import VirtualClock
 from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
 from training.exchange.client.pull import SLOW_S, Pulling
-from training.exchange.messages import ZERO_TERM, Pull, PullAnswer, PullResult, Term, decode, encode
+from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
+from training.exchange.terms import ZERO_TERM, Term
 
 SHARDS, SIZE = 6, 4
 OWNER = Contact(b"o" * 20, Address("10.0.0.1", 1))
@@ -147,7 +149,7 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has a turn after every two values; a shard that changes while it is copied has its older version."""
-    for module in ("context", "client.pull"):
+    for module in ("cooperative", "client.pull"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 2)
     pulling, core, _ = pulling_over(Line(through=0))
     me = Contact(core.overlay.node_id, Address("10.0.0.2", 1))

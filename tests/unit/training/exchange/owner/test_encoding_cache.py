@@ -11,7 +11,9 @@ import pytest
 from training.encoding import codecs
 from training.exchange.owner import encoding_cache as module
 from training.exchange.owner.encoding_cache import Encoded
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 SIZE = 1000
 plainly = codecs.encode

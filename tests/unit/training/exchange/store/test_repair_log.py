@@ -20,11 +20,14 @@ from tests.harness.stores import (
     zeros,
 )
 from training.encoding import codecs
-from training.exchange.messages import ZERO_TERM, Standing
-from training.exchange.recovery.failover import worth
+from training.exchange.messages import Standing
+from training.exchange.recovery.copy_rank import worth
+from training.exchange.store.records import Waiting
 from training.exchange.store.repair_log import Remnant, RepairLog, compare
-from training.exchange.store.shard_store import ShardStore, Waiting
-from training.shards.state import Applied, DeltaId, Rule
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import ZERO_TERM
+from training.shards.applied import Applied, DeltaId
+from training.shards.outer_rule import Rule
 
 
 def logged(name: str, *, limit_bytes: int = 1 << 20, seconds: float = 60.0) -> ShardStore:

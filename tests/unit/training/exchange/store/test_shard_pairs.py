@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from overlay.addresses import Address
 from overlay.peers import Contact
-from overlay.transport import Address
 from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.messages import ZERO_TERM, Standing
+from training.exchange.messages import Standing
+from training.exchange.terms import ZERO_TERM
 
 # -- forwards ---------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from overlay.addresses import Address
 from overlay.peers import Contact
-from overlay.transport import Address
 from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.messages import ROLE_RANK, ZERO_TERM, Standing, Term, Where, decode, encode
-from training.shards.state import DeltaId
+from training.exchange.messages import Standing, decode, encode
+from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term, Where
+from training.shards.applied import DeltaId
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
 

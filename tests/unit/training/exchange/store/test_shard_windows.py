@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tests.harness.stores import BOUNDS, IDS, PARAMETERS, contact, term
-from training.exchange.store.shard_store import ShardStore, Waiting
-from training.shards.state import DeltaId, Rule
+from training.exchange.store.records import Waiting
+from training.exchange.store.shard_store import ShardStore
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
 
 TRIMMED = Rule(outer_lr=1.0, outer_momentum=0.0, robust="trimmed-mean")
 NODES = [bytes([number]) * 20 for number in range(1, 9)]

@@ -9,9 +9,12 @@ from tests.harness.environment import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.checkpoint import CheckpointState
-from training.exchange.messages import Term
-from training.exchange.store.state_files import BadStates, batches, decode, encode, past_of, torn
-from training.shards.state import Applied, DeltaId, Rule, ShardState
+from training.exchange.store.history import past_of, torn
+from training.exchange.store.state_files import BadStates, batches, decode, encode
+from training.exchange.terms import Term
+from training.shards.applied import Applied, DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 GENESIS = b"g" * 16
 NODE, OTHER = b"n" * 20, b"o" * 20

@@ -15,7 +15,10 @@ from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.messages import State, StateHead, decode, encode
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
-from training.shards.state import DeltaId, Rule, ShardState
+from training.exchange.store.state_head import describe
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 
 async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
@@ -37,7 +40,7 @@ def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
 
 
 def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, ShardState]:
-    heads = [state_stream.describe(shard, term(7, "a"), state) for shard, state in states.items()]
+    heads = [describe(shard, term(7, "a"), state) for shard, state in states.items()]
     payload = encode(State(b"g", heads))
     body = list(state_stream.body([(head, states[head.shard]) for head in heads]))
 
@@ -81,7 +84,7 @@ def test_a_state_survives_the_wire_whole(rule: Rule) -> None:
 def test_a_state_of_a_shard_that_does_not_exist_is_refused() -> None:
     """The head is checked against the layout before anything is allocated."""
     store = store_of("a")
-    head = state_stream.describe(4, term(1, "a"), zeros(store))
+    head = describe(4, term(1, "a"), zeros(store))
 
     with pytest.raises(ValueError, match="shard 4 of 4"):
         asyncio.run(state_stream.read_state(FrameReader(stream([])), head, store))
@@ -92,7 +95,7 @@ def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
     rule = Rule(0.7, 0.9)
     store = store_of("a", rule)
     state = rich_state(store, 2, rule)
-    head = state_stream.describe(2, term(7, "a"), state)
+    head = describe(2, term(7, "a"), state)
     buffers = list(state_stream.body([(head, state)]))
 
     for kept in range(0, len(buffers), 2):
@@ -105,7 +108,7 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
     rule = Rule(0.7, 0.9)
     store = store_of("a", rule)
     state = rich_state(store, 0, rule)
-    head = state_stream.describe(0, term(7, "a"), state)
+    head = describe(0, term(7, "a"), state)
     buffers = list(state_stream.body([(head, state)]))
     buffers[2:4], buffers[4:6] = buffers[4:6], buffers[2:4]
 
@@ -121,7 +124,7 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
 def test_a_malformed_head_is_refused_when_it_is_decoded(change: dict[str, object]) -> None:
     """Impossible numbers and shapes end at the decoder, not in the store."""
     store = store_of("a")
-    head = msgspec.structs.replace(state_stream.describe(0, term(1, "a"), zeros(store)), **change)
+    head = msgspec.structs.replace(describe(0, term(1, "a"), zeros(store)), **change)
 
     with pytest.raises(msgspec.DecodeError):
         decode(encode(head), StateHead)

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.shards.state import DeltaId, Rule, ShardState
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 from training.simulation.figures.points import plan_of
 from training.simulation.learning.learning import Learner, LearningRule, learn
 from training.simulation.learning.problems import (

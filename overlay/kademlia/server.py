@@ -1,0 +1,66 @@
+"""The `kademlia` package's server, cut down to routing: this overlay stores no values."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+from typing import NoReturn
+
+from kademlia.network import Server
+
+from overlay.environment import Clock, Entropy, Log
+from overlay.kademlia.events import Listener
+from overlay.kademlia.identity_proofs import Proofs
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.transport import Transport
+
+
+class SwarmServer(Server):  # type: ignore[misc]
+    """The package's server without storage: its node and its protocol behind a `Transport`."""
+
+    protocol_class = SwarmProtocol
+
+    def __init__(
+        self,
+        *,
+        ksize: int,
+        alpha: int,
+        node_id: bytes,
+        proofs: Proofs,
+        listener: Listener,
+        clock: Clock,
+        entropy: Entropy,
+        ceiling_s: float,
+        log: Log,
+    ) -> None:
+        super().__init__(ksize, alpha, node_id)
+        self.storage: MappingProxyType[bytes, object] = MappingProxyType(
+            {}
+        )  # the package makes one that keeps everything for a week
+        self._make = partial(
+            self.protocol_class,
+            self.node,
+            ksize,
+            proofs=proofs,
+            listener=listener,
+            clock=clock,
+            entropy=entropy,
+            ceiling_s=ceiling_s,
+            log=log,
+        )
+        self.protocol: SwarmProtocol = self._create_protocol()
+
+    def _create_protocol(self) -> SwarmProtocol:
+        return self._make()
+
+    def attach(self, transport: Transport) -> None:
+        """Speak through an opened door (in the place of the package's `listen`)."""
+        self.protocol.connection_made(transport)
+
+    def stop(self) -> None:
+        self.protocol.close()
+
+    async def _not_kept(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("this overlay keeps no values, and its transport listens; see overlay.overlay")
+
+    listen = bootstrap = get = set = set_digest = _not_kept

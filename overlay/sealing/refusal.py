@@ -1,0 +1,7 @@
+"""Why a sealed datagram is not accepted."""
+
+from __future__ import annotations
+
+
+class Refused(Exception):
+    """A datagram that is not let in; the text is the reason, fit for a counter's name."""

@@ -1,0 +1,101 @@
+"""The real environment of a node: the machine's clocks, its randomness, a folder on its disk, and a pool of threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from overlay.environment import P, R
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+
+class SystemEntropy:
+    """The operating system's randomness; the generator is seeded from it once."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(os.urandom(32))
+
+    @property
+    def random(self) -> random.Random:
+        return self._random
+
+    def token(self, size_bytes: int) -> bytes:
+        return os.urandom(size_bytes)
+
+
+class FolderDisk:
+    """A folder on the machine's own disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes, *, private: bool = False) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        _sync_folder(path.parent)
+
+    def remove(self, name: str) -> None:
+        path = self.folder / name
+        path.unlink(missing_ok=True)
+        if path.parent != self.folder:
+            with contextlib.suppress(OSError):  # not empty yet
+                path.parent.rmdir()
+
+    def names(self, folder: str = "") -> list[str]:
+        root = self.folder / folder
+        return sorted(str(path.relative_to(self.folder)) for path in root.rglob("*") if path.is_file())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ThreadWorkers:
+    """A small pool of threads: long enough for disk and vector arithmetic, too small to crowd out the trainer."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="p2pnode-worker")
+
+    async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

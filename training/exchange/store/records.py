@@ -1,0 +1,148 @@
+"""What a node knows of one shard: as its owner, as its backup, or by hearsay. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from overlay.peers import Contact
+from training.encoding.codecs import CodecName, Vector
+from training.exchange.messages import Closing
+from training.exchange.terms import Term
+from training.shards.applied import DeltaId
+from training.shards.state import ShardState
+
+
+@dataclass(slots=True)
+class Owned:
+    """A shard whose owner this node is. `moving` while it is being handed over: no new delta is begun."""
+
+    state: ShardState
+    term: Term
+    since: float
+    backup: Contact | None = None
+    learner: Contact | None = None
+    moving: bool = False
+    #: The highest number promised to a learner for the day it becomes backup: no two snapshots share one.
+    promised: int = 0
+    #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
+    tenured: bool = False
+    #: Of a take-over: the term of the copy it began with, and how many deltas that copy had.
+    begun: tuple[Term, int] | None = None
+    #: Windows of the trimmed mean made visible here that a backup or learner may not have heard of, oldest first; how
+    #: many there were before those; and how many each of them has.
+    closings: list[Closing] = field(default_factory=list)
+    forgotten: int = 0
+    told: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def copy_term(self) -> Term:
+        """The term by which the state ranks among copies of the shard. A take-over adds nothing to the copy it began
+        with until the first delta: another's copy of a later pair is worth more, under however low a term."""
+        if self.begun is not None and self.begun[1] == self.state.known_count:
+            return self.begun[0]
+        return self.term
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether anybody else must be sent every delta."""
+        return self.backup is not None or self.learner is not None
+
+    def targets(self) -> list[Contact]:
+        """Who must be sent every delta: the backup, and the learner that is to become one."""
+        return [contact for contact in (self.backup, self.learner) if contact is not None]
+
+    @property
+    def closed(self) -> int:
+        """How many windows were made visible under this ownership."""
+        return self.forgotten + len(self.closings)
+
+    def untold(self, node_id: bytes) -> list[Closing]:
+        """The windows that a node may not have heard of."""
+        return self.closings[max(0, self.told.get(node_id, 0) - self.forgotten) :]
+
+    def has_told(self, node_id: bytes, count: int) -> None:
+        """It knows the first `count` windows; what all know is forgotten."""
+        self.told[node_id] = max(count, self.told.get(node_id, 0))
+        known = min((self.told.get(to.node_id, 0) for to in self.targets()), default=self.closed)
+        if known > self.forgotten:
+            del self.closings[: known - self.forgotten]
+            self.forgotten = known
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A delta to be added, perhaps before the state it belongs to has come.
+
+    `payload` is the delta as it came, in `codec`: the repair log keeps it, so nobody may write into it again. Without
+    one the log encodes the delta itself, in `codec`.
+    """
+
+    identity: DeltaId
+    weight: float
+    delta: Vector
+    synchronous: bool
+    payload: bytes | bytearray | memoryview | None = None
+    codec: CodecName = "float32"
+    momentum: bool = True
+    #: The delta's length, before clipping: if all deltas grow the median has to follow.
+    norm: float = 0.0
+    #: Whether a split may have another side that lacks it: not while there was never anybody else.
+    is_logged: bool = True
+
+
+@dataclass(slots=True)
+class Backed:
+    """A shard whose backup this node is, or is to become.
+
+    A learner has no `state` yet, or has one with a `promised` term: it becomes the backup in office when the owner
+    first speaks under that term. Until then it neither claims nor fences anything by it, because the owner may never
+    have heard that the state arrived, and may go on with another backup. `waiting` keeps the live deltas until then:
+    should a newer snapshot replace this one, they have to be added to that one as well.
+    """
+
+    owner: Contact
+    term: Term
+    state: ShardState | None = None
+    promised: Term | None = None
+    waiting: list[Waiting] = field(default_factory=list)
+    #: Windows closed meanwhile, to be closed in that state too.
+    closings: list[Closing] = field(default_factory=list)
+    #: The number promised for the present lesson: a call to learn that is not above it came late.
+    attempt: int = 0
+    #: The owner was started anew since, and owns nothing: whoever backs it takes over, although it answers.
+    bereft: bool = False
+
+    @property
+    def in_office(self) -> bool:
+        return self.state is not None and self.promised is None
+
+    def take_office(self, term: Term) -> None:
+        """The owner speaks under the term promised to this node: no other snapshot will come."""
+        self.term, self.promised = term, None
+        self.waiting.clear()
+        self.closings.clear()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(item.delta.nbytes for item in self.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Who owns a shard, as far as this node knows."""
+
+    term: Term
+    owner: Contact
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A state as this node last wrote it. `clean`: nothing was acknowledged after it, for the node left in order."""
+
+    term: Term
+    state: ShardState
+    clean: bool
+
+    @property
+    def rank(self) -> tuple[Term, int]:
+        return self.term, self.state.known_count

@@ -1,0 +1,78 @@
+"""Terms, fences and the identities of nodes and shards: the vocabulary under the store and the messages. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from overlay.addresses import Address
+from overlay.peers import Contact
+
+NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
+ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]
+#: Fits the signed 64 bits of a frame's header, with room to count on.
+Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Weight = Annotated[float, Meta(gt=0, le=1e6)]
+#: A term's raiser; empty where there is no term.
+TermNode = Annotated[bytes, Meta(max_length=20)]
+Genesis = Annotated[bytes, Meta(max_length=16)]
+#: A delta's Euclidean length.
+Length = Annotated[float, Meta(ge=0)]
+#: The longest literal address, and the longest reason for a refusal.
+Host = Annotated[str, Meta(max_length=45)]
+Reason = Annotated[str, Meta(max_length=200)]
+#: A list with at most one entry per shard.
+MOST_SHARDS = 4096
+
+
+class Term(NamedTuple):
+    """A fencing token: a higher number always wins; the raiser's id tells two take-overs at once apart."""
+
+    number: int
+    node: bytes
+
+
+ZERO_TERM = Term(0, b"")
+
+
+class Fence(msgspec.Struct, frozen=True, array_like=True):
+    """The highest term the sender has seen for a shard, where the owner it believes in has a lower one: that owner
+    has to rise above it, or the sender would turn it away for ever."""
+
+    shard: ShardIndex
+    term_number: Number
+    term_node: TermNode
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+
+class Where(msgspec.Struct, frozen=True, array_like=True):
+    """Who owns a shard, as far as the sender knows."""
+
+    shard: ShardIndex
+    term_number: Number
+    term_node: TermNode
+    owner: NodeId
+    host: Host
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+    def contact(self) -> Contact:
+        """The owner's contact; `ValueError` for an address that is none."""
+        return Contact(self.owner, Address.checked(self.host, self.port))
+
+    @classmethod
+    def of(cls, shard: int, term: Term, owner: Contact) -> Where:
+        return cls(shard, term.number, term.node, owner.node_id, owner.address.host, owner.address.port)
+
+
+Role = Literal["owner", "backup", "learner", "replica", "none"]
+#: How much a role's copy of a shard is worth under one and the same term.
+ROLE_RANK: dict[Role, int] = {"owner": 4, "backup": 3, "learner": 2, "replica": 1, "none": 0}

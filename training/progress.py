@@ -1,0 +1,36 @@
+"""How far this node's training is: steps, samples, losses, and the steps kept for `/steps`. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+STEPS_KEPT = 1000
+
+
+@dataclass(slots=True)
+class Progress:
+    """What `/status` and `/steps` show of training."""
+
+    step: int = 0
+    loss: float | None = None
+    #: As reported while training, and of the shared vector as last evaluated: the latter is what counts.
+    training_metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None
+    evaluated_samples: int = 0
+    optimizer_steps: int = 0
+    samples: int = 0
+    step_seconds: float = 0.0
+    merged_last_step: int = 0
+    paused: bool = False
+    stalled: bool = False
+    goal_streak: int = 0
+    trainer_failures: int = 0
+    steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name; an evaluated one hides one of the same name that was only seen in training."""
+        return {**self.training_metrics, **self.evaluated_metrics}

@@ -1,0 +1,103 @@
+"""The set of applied deltas of a shard, by identity. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from typing import NamedTuple
+
+
+class DeltaId(NamedTuple):
+    """The identity of a delta: applied once, however often it is sent."""
+
+    node: bytes
+    incarnation: int
+    step: int
+
+
+class Applied:
+    """Which identities are in: per (node, incarnation) a few disjoint ranges of steps.
+
+    Ranges, because after a split a node's step 6 may be here and its step 5 not. Beyond `MOST_RANGES` the lowest gap
+    is closed: a delta that old is refused as late long before.
+    """
+
+    MOST_RANGES = 32
+    #: Incarnations of one node; beyond, the lowest is forgotten: whoever started so often since pushes it no more.
+    MOST_INCARNATIONS = 64
+
+    def __init__(self, ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None) -> None:
+        self._ranges = ranges if ranges is not None else {}
+
+    def __contains__(self, identity: DeltaId) -> bool:
+        ranges = self._ranges.get((identity.node, identity.incarnation))
+        if not ranges:
+            return False
+        if identity.step > ranges[-1][1]:  # nearly always: the next step of its node
+            return False
+        place = bisect_right(ranges, (identity.step, identity.step)) - 1
+        if place >= 0 and ranges[place][0] <= identity.step <= ranges[place][1]:
+            return True
+        following = place + 1
+        return following < len(ranges) and ranges[following][0] <= identity.step <= ranges[following][1]
+
+    def add(self, identity: DeltaId) -> None:
+        """Note an identity; a second time changes nothing."""
+        ranges = self._ranges.get((identity.node, identity.incarnation))
+        if ranges is None:
+            ranges = self._ranges[identity.node, identity.incarnation] = []
+            starts = sorted(incarnation for node, incarnation in self._ranges if node == identity.node)
+            for incarnation in starts[: -self.MOST_INCARNATIONS]:
+                del self._ranges[identity.node, incarnation]
+        if ranges and identity.step == ranges[-1][1] + 1:  # nearly always
+            ranges[-1] = (ranges[-1][0], identity.step)
+            return
+        if identity in self:
+            return
+        insort(ranges, (identity.step, identity.step))
+        merged: list[tuple[int, int]] = []
+        for low, high in ranges:
+            if merged and low <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+            else:
+                merged.append((low, high))
+        while len(merged) > self.MOST_RANGES:
+            merged[:2] = [(merged[0][0], merged[1][1])]
+        ranges[:] = merged
+
+    def forget(self, node: bytes, incarnation: int) -> None:
+        """Drop an incarnation that is long dead."""
+        self._ranges.pop((node, incarnation), None)
+
+    def copy(self) -> Applied:
+        return Applied({key: list(ranges) for key, ranges in self._ranges.items()})
+
+    def without(self, other: Applied) -> Applied:
+        """The identities that are here and not there."""
+        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        for key, ranges in self._ranges.items():
+            rest = list(ranges)
+            for low, high in other._ranges.get(key, ()):
+                cut = [((a, min(b, low - 1)), (max(a, high + 1), b)) for a, b in rest]
+                rest = [piece for pieces in cut for piece in dict.fromkeys(pieces) if piece[0] <= piece[1]]
+            if rest:
+                left[key] = rest
+        return Applied(left)
+
+    def merge(self, other: Applied) -> None:
+        """Note all identities that are there."""
+        for key, theirs in other._ranges.items():
+            merged: list[tuple[int, int]] = []
+            for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
+                if merged and low <= merged[-1][1] + 1:
+                    merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+                else:
+                    merged.append((low, high))
+            self._ranges[key] = merged
+
+    def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
+        """As plain data, for the wire."""
+        return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
+
+    @classmethod
+    def of_rows(cls, rows: list[tuple[bytes, int, list[tuple[int, int]]]]) -> Applied:
+        return cls({(node, incarnation): [(a, b) for a, b in ranges] for node, incarnation, ranges in rows})
