@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.probed import Wakes, probe
 from p2pnode import daemon
 from p2pnode.config.load import load
-from training.layout import Entry, Layout
+from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello, Vector
 from training.trainer_link.shared_memory import SharedVectors
@@ -60,7 +60,7 @@ class GatedTrainer:
         if self._wakes_file:
             self._probe = asyncio.create_task(probe(self._wakes), name="loop-probe")
         self.state = "running"
-        layout = Layout((Entry("weight", (self._total,), "float32", "parameter", 0, self._total),))
+        layout = Layout((LayoutEntry("weight", (self._total,), "float32", "parameter", 0, self._total),))
         return TrainerHello(layout, "gated", "1", "", "stub", evaluates=False, pid=0)
 
     def _fill(self) -> None:

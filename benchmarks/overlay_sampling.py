@@ -23,7 +23,7 @@ from kademlia.node import Node as KademliaNode
 
 from benchmarks.record import Outcome, Series
 from overlay.addresses import Address
-from overlay.discovery.peer_sampling import Discovery
+from overlay.discovery.peer_sampling import PeerSampler
 from overlay.discovery.sampling import POOL_BALLS, ball_radius, inside_ball
 from overlay.ids import random_id
 from overlay.kademlia.routing_table import ContactTable
@@ -107,7 +107,7 @@ class _Truth:
         return self._peers.get(node_id)
 
 
-async def renew(discovery: Discovery, balls: int = POOL_BALLS) -> None:
+async def renew(discovery: PeerSampler, balls: int = POOL_BALLS) -> None:
     """Sample until nothing of the old pool is left in it."""
     discovery.pool.clear()
     while discovery.pool.balls < balls:
@@ -123,7 +123,7 @@ def draw_with_truth(seed: int, nodes: int, draws: int) -> Uniformity:
 
     async def story() -> None:
         for own_id in node_ids:
-            discovery = Discovery(own_id, 20, truth, truth, SystemClock(), rng, training=lambda: True)
+            discovery = PeerSampler(own_id, 20, truth, truth, SystemClock(), rng, training=lambda: True)
             for _ in range(4):  # an estimate to begin with
                 await discovery.sample_once()
             for _ in range(max(1, round(draws / nodes / BETA))):

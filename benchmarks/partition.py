@@ -22,7 +22,7 @@ from overlay.system import FolderDisk
 from tests.process.harness.lan_world import Lan, LanNode, NotPermitted, lan
 from tests.process.harness.swarm_world import LOOK_S, START_S, kill_all
 from training import checkpoint
-from training.exchange.store.records import Stored
+from training.exchange.store.records import StoredState
 from training.layout import shard_bounds
 
 SIDES = (0, 0, 0, 1, 1, 1)
@@ -176,7 +176,7 @@ def count(nodes: list[LanNode], result: Result) -> None:
     """Compare the model on the disks with the steps that the nodes have counted."""
     total = len(nodes) * 64
     bounds = shard_bounds(total, SHARDS)
-    highest: dict[int, Stored] = {}
+    highest: dict[int, StoredState] = {}
     for node in nodes:
         disk = FolderDisk(node.state_dir)
         found = checkpoint.newest(disk, _Quiet())

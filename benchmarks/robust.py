@@ -23,7 +23,7 @@ from benchmarks.record import Outcome, Series
 from overlay.addresses import Address
 from overlay.peers import Contact
 from training.encoding.codecs import Vector
-from training.exchange.store.records import Waiting
+from training.exchange.store.records import BufferedDelta
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Term
 from training.layout import shard_bounds
@@ -101,7 +101,7 @@ class Owner:
             part, norm, scale = found
             self.judged += member != LIAR
             self.clipped += member != LIAR and scale < 1.0
-            item = Waiting(DeltaId(node, 1, step), scale / MEMBERS, part, synchronous=False, norm=norm)
+            item = BufferedDelta(DeltaId(node, 1, step), scale / MEMBERS, part, synchronous=False, norm=norm)
             self.store.add(shard, item)
             if self.kind == "trimmed-mean":
                 self.store.close_complete(shard, MEMBERS)

@@ -23,15 +23,15 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from overlay.addresses import Address, NodeAddress
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing.certificate_request import make_certificates
-from overlay.sealing.handshake import ACCEPTANCE, ACCEPTANCE_BYTES, OFFER, OFFER_BYTES, SEALED
+from overlay.sealing.handshake import ACCEPTANCE, INIT_BYTES, OFFER, RESPONSE_BYTES, SEALED
 from overlay.sealing.sealer import Sealer
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import Admission
+from overlay.sealing.tickets import TicketVerifier
 from overlay.sealing.tls import Credentials
 from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.transport import SocketTransport
 from overlay.system import SystemClock
-from overlay.transport import Incoming, Reply, SizedBody
+from overlay.transport import Request, Response, SizedBody
 
 REPETITIONS = 7
 BODY_BYTES = 64 << 20
@@ -105,8 +105,8 @@ def _junk_us() -> float:
     junk = [
         bytes([kind]) + os.urandom(size - 1)
         for kind, size in (
-            (OFFER, OFFER_BYTES),
-            (ACCEPTANCE, ACCEPTANCE_BYTES),
+            (OFFER, INIT_BYTES),
+            (ACCEPTANCE, RESPONSE_BYTES),
             (SEALED, 160),
             (SEALED, 1400),
             (0, 160),
@@ -146,7 +146,7 @@ def _door(identity: Identity, *, sealed: bool) -> SocketTransport:
     clock = SystemClock()
     seal = None
     if sealed:
-        admission = Admission(_KEYS, _RUN, identity.node_id, os.urandom, started_wall=clock.wall())
+        admission = TicketVerifier(_KEYS, _RUN, identity.node_id, os.urandom, started_wall=clock.wall())
         seal = StreamSeal(admission, Credentials.of(make_certificates(identity, _KEYS, _RUN, clock.wall())))
     return SocketTransport("127.0.0.1", 0, log=_Silent(), clock=clock, seal=seal)
 
@@ -157,11 +157,11 @@ def _slices() -> Iterator[memoryview]:
         yield buffer
 
 
-async def _handle(incoming: Incoming) -> Reply:
+async def _handle(incoming: Request) -> Response:
     if incoming.name == "pull":
-        return Reply(b"", SizedBody(_slices(), BODY_BYTES))
+        return Response(b"", SizedBody(_slices(), BODY_BYTES))
     received = sum([len(chunk) async for chunk in incoming.body])
-    return Reply(str(received).encode())
+    return Response(str(received).encode())
 
 
 async def _serve() -> None:

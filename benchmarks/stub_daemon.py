@@ -16,7 +16,7 @@ import numpy as np
 
 from p2pnode import daemon
 from p2pnode.config.load import load
-from training.layout import Entry, Layout
+from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
 from training.simulation.model.random_streams import DURATIONS, Stream
 from training.simulation.model.step_times import StepTimes
@@ -39,7 +39,7 @@ class SleepingTrainer:
 
     async def start(self, restore: str = "") -> TrainerHello:  # noqa: ARG002
         self.state = "running"
-        layout = Layout((Entry("weight", (SIZE,), "float32", "parameter", 0, SIZE),))
+        layout = Layout((LayoutEntry("weight", (SIZE,), "float32", "parameter", 0, SIZE),))
         return TrainerHello(layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
 
     async def train(self, order: StepOrder) -> StepReport:

@@ -38,7 +38,7 @@ class Entropy(Protocol):
 class Disk(Protocol):
     """A node's state directory, addressed by relative names such as `identity.key` or `checkpoint/step-40.json`.
 
-    Synchronous: call it through `Workers.run` when the data is large or must be synced.
+    Synchronous: call it through `Executor.run` when the data is large or must be synced.
     """
 
     def read(self, name: str) -> bytes | None:
@@ -58,7 +58,7 @@ class Disk(Protocol):
         ...
 
 
-class Workers(Protocol):
+class Executor(Protocol):
     """Runs a synchronous function off the loop. The function must let go of the GIL for long work to be harmless."""
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...

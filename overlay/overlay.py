@@ -18,31 +18,31 @@ import msgspec
 
 from overlay.addresses import Address, literal
 from overlay.bootstrap import hello
-from overlay.bootstrap.dialer import Dialler, NotThisSwarm
+from overlay.bootstrap.dialer import Dialer, NotThisSwarm
 from overlay.bootstrap.joining import Joining
-from overlay.bootstrap.local_network import LAN_JOIN_S, Announcement, Lan, Neighbourhood
-from overlay.bootstrap.peer_store import Remembered
+from overlay.bootstrap.local_network import LAN_JOIN_S, Announcement, Lan, LocalNetwork
+from overlay.bootstrap.peer_store import PeerStore
 from overlay.bootstrap.resolver import advertised_address
-from overlay.discovery.lookup_service import Lookups
-from overlay.discovery.peer_sampling import Discovery
+from overlay.discovery.lookup_service import LookupService
+from overlay.discovery.peer_sampling import PeerSampler
 from overlay.discovery.population import Population
 from overlay.environment import Clock, Disk, Entropy, Log
 from overlay.identity import Identity
 from overlay.ids import short
 from overlay.kademlia import messages
-from overlay.kademlia.identity_proofs import Proofs
-from overlay.kademlia.messages import Unreached
+from overlay.kademlia.identity_proofs import IdentityProofs
+from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.server import SwarmServer
-from overlay.membership.failure_detector import Action, Detector
-from overlay.membership.members import Membership
+from overlay.membership.failure_detector import Action, FailureDetector
+from overlay.membership.members import MemberList
 from overlay.membership.prober import Prober
-from overlay.membership.queries import Questions
-from overlay.nat.port_mapping import Gateway, Mapping
+from overlay.membership.queries import PeerQueries
+from overlay.nat.port_mapping import Gateway, PortMapper
 from overlay.nat.reachability import Reachability
-from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
-from overlay.requests import Handler, Node, Streams
+from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
+from overlay.requests import Handler, Node, RequestService
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
-from overlay.transport import Answer, Body, Incoming, Reply, Transport
+from overlay.transport import Body, ReceivedResponse, Request, Response, Transport
 
 __all__ = ["NotThisSwarm", "Overlay", "OverlaySettings", "PeerChange"]
 
@@ -84,7 +84,7 @@ class Overlay:
         self.node_id = identity.node_id
         self.address = Address(node.host, node.port or 1)
         self.genesis: bytes | None = None
-        self.beat = Beat(identity.node_id, incarnation, boot, node.port or 1)
+        self.beat = Heartbeat(identity.node_id, incarnation, boot, node.port or 1)
         self._node = node
         self._swarm = swarm
         self._transport = transport
@@ -97,17 +97,17 @@ class Overlay:
         self._reached = False
         rng = entropy.random
         now = clock.monotonic()
-        detector = Detector(self.node_id, incarnation, liveness, rng, now)
+        detector = FailureDetector(self.node_id, incarnation, liveness, rng, now)
         self._detector = detector
         self._identity = identity
-        self._membership = Membership(
+        self._membership = MemberList(
             self.node_id, boot, detector, clock, log, kademlia.k, ids_per_address=swarm.ids_per_address
         )
         self._server = SwarmServer(
             ksize=kademlia.k,
             alpha=kademlia.alpha,
             node_id=self.node_id,
-            proofs=Proofs(identity),
+            proofs=IdentityProofs(identity),
             listener=self._membership,
             clock=clock,
             entropy=entropy,
@@ -115,10 +115,10 @@ class Overlay:
             log=log,
         )
         self._protocol = self._server.protocol
-        self._questions = Questions(self._protocol, self._membership.peers)
+        self._questions = PeerQueries(self._protocol, self._membership.peers)
         self._prober = Prober(self._protocol, self._membership, detector, liveness, clock, rng)
         self._membership.connect(self._protocol, self._prober.perform)
-        self._lookups = Lookups(
+        self._lookups = LookupService(
             self._protocol,
             self._membership,
             clock,
@@ -127,10 +127,10 @@ class Overlay:
             alpha=kademlia.alpha,
             ids_per_address=swarm.ids_per_address,
         )
-        self._discovery = Discovery(
+        self._discovery = PeerSampler(
             self.node_id, kademlia.k, self._membership, self._lookups, clock, rng, training=self._is_training
         )
-        self._streams = Streams(
+        self._streams = RequestService(
             self.node_id,
             transport,
             clock,
@@ -142,7 +142,7 @@ class Overlay:
             takes_streams=self._membership.takes_streams,
         )
         self._streams.register_bare(hello.HELLO, self._answer_hello)
-        caller = hello.Caller(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
+        caller = hello.HelloContext(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
         self._reachability = Reachability(
             caller,
             transport,
@@ -154,20 +154,20 @@ class Overlay:
             peers=lambda: list(self.peers),
             changed=self._eligibility_changed,
         )
-        self._protocol.serve(Unreached, self._unreached)
+        self._protocol.serve(StreamsFailing, self._unreached)
         self._discovery.candidates.own = lambda: (self._own_contact(), self._may_own())
         self._discovery.candidates.reachable = self._streams.is_reachable
         self._membership.on_change(self._on_change)
         self._lan = lan
         self._entered = asyncio.Event()
-        self._neighbourhood = Neighbourhood(Announcement(swarm.run, identity.node_id, node.port or 1, joined=False))
+        self._neighbourhood = LocalNetwork(Announcement(swarm.run, identity.node_id, node.port or 1, joined=False))
         self._bound = self.address
-        self._mapping: Mapping | None = None
+        self._mapping: PortMapper | None = None
         if gateway is not None:
-            self._mapping = Mapping(gateway, lambda: self._bound, rng, log, announce=self._mapped)
+            self._mapping = PortMapper(gateway, lambda: self._bound, rng, log, announce=self._mapped)
         self._joining = Joining(
-            Dialler(transport, rng, log, caller, twin=self._membership.proven_twin),
-            Remembered(disk, clock, log),
+            Dialer(transport, rng, log, caller, twin=self._membership.proven_twin),
+            PeerStore(disk, clock, log),
             self._membership,
             self._lookups,
             rng,
@@ -406,7 +406,7 @@ class Overlay:
         """Called synchronously with every change in the standing of a peer."""
         self._membership.on_change(callback)
 
-    async def ping(self, contact: Contact) -> Beat | None:
+    async def ping(self, contact: Contact) -> Heartbeat | None:
         """Ask one node for its beat; None when it stays silent."""
         return await self._questions.ping(contact)
 
@@ -442,16 +442,16 @@ class Overlay:
     # -- streams -------------------------------------------------------------------------------------------------
 
     def register(self, name: str, handler: Handler) -> None:
-        """Serve requests of this name: `handler(contact, payload, body)`; its `Reply.head` is the payload back."""
+        """Serve requests of this name: `handler(contact, payload, body)`; its `Response.head` is the payload back."""
         self._streams.register(name, handler)
 
     def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
-    ) -> AbstractAsyncContextManager[Answer]:
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Ask a node over a stream. Raises `TransportError`; a failure to connect makes liveness look at once."""
         return self._streams.request(to, name, payload, body, timeout_s=timeout_s)
 
-    async def _answer_hello(self, incoming: Incoming) -> Reply:
+    async def _answer_hello(self, incoming: Request) -> Response:
         return hello.answer_hello(
             incoming,
             run=self._swarm.run,
@@ -471,9 +471,9 @@ class Overlay:
 
     def _complain(self, contact: Contact) -> None:
         if contact.node_id in self.peers:
-            self._protocol.tell(contact, [], Unreached())
+            self._protocol.tell(contact, [], StreamsFailing())
 
-    def _unreached(self, _body: Unreached, beat: Beat, source: Address, _message_id: bytes) -> None:
+    def _unreached(self, _body: StreamsFailing, beat: Heartbeat, source: Address, _message_id: bytes) -> None:
         peer = self.peers.get(beat.node_id)
         if peer is not None and peer.address.host == (beat.host or source.host):  # a stranger's word costs us nothing
             self._reachability.complaint(beat.node_id)

@@ -1,8 +1,8 @@
 """What a node knows of its peers: addresses, life signs, and steps that ride on every message.
 
-A `Beat` is the small record that every message carries, both ways; `PeerTable` folds beats into knowledge. Steps only
-rise within an incarnation, so old news can never undo new. Pure: `now` (monotonic seconds) is passed in.
-Who counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barriers".
+A `Heartbeat` is the small record that every message carries, both ways; `PeerTable` folds beats into knowledge. Steps
+only rise within an incarnation, so old news can never undo new. Pure: `now` (monotonic seconds) is passed in. Who
+counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barriers".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Activity(IntEnum):
     LEAVING = 6
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The life sign of a node, carried by every datagram, request and answer it sends.
 
     `incarnation` counts the starts on one state directory; `boot` is a random number per start, which tells clones of
@@ -187,7 +187,7 @@ class PeerTable:
 
     def observe(
         self,
-        beat: Beat,
+        beat: Heartbeat,
         source_host: str,
         now: float,
         rtt: float | None = None,
@@ -235,7 +235,7 @@ class PeerTable:
         self._at[place] = peer.node_id
 
 
-def _new_peer(beat: Beat, address: Address, now: float) -> Peer:
+def _new_peer(beat: Heartbeat, address: Address, now: float) -> Peer:
     return Peer(
         contact=Contact(beat.node_id, address),
         incarnation=beat.incarnation,
@@ -251,7 +251,7 @@ def _new_peer(beat: Beat, address: Address, now: float) -> Peer:
     )
 
 
-def _fold_restart(peer: Peer, beat: Beat, now: float) -> None:
+def _fold_restart(peer: Peer, beat: Heartbeat, now: float) -> None:
     peer.incarnation, peer.boot = beat.incarnation, beat.boot
     peer.activity = _ACTIVITIES[beat.activity]
     peer.step, peer.step_seconds, peer.samples = beat.step, beat.step_seconds, beat.samples
@@ -259,7 +259,7 @@ def _fold_restart(peer: Peer, beat: Beat, now: float) -> None:
     peer.last_heard = peer.last_progress = now
 
 
-def _fold_same_start(peer: Peer, beat: Beat, now: float) -> ChangeKind | None:
+def _fold_same_start(peer: Peer, beat: Heartbeat, now: float) -> ChangeKind | None:
     peer.last_heard = now
     if beat.step < peer.step or peer.activity is Activity.LEAVING:
         return None  # overtaken on the way; and nobody comes back from leaving without a new incarnation

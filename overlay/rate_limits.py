@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class RateLimit:
     """What one party may do: `rate_per_s` for ever, `burst` at once after a rest. A rate of 0 is no limit."""
 
     rate_per_s: float
@@ -31,7 +31,7 @@ class TokenBucket:
 
     __slots__ = ("_at", "_tokens", "allowance")
 
-    def __init__(self, allowance: Allowance, now: float) -> None:
+    def __init__(self, allowance: RateLimit, now: float) -> None:
         self.allowance = allowance
         self._tokens = allowance.burst
         self._at = now
@@ -63,7 +63,7 @@ class TokenBucket:
         self._at = max(self._at, now)
 
 
-class Quotas(Generic[Key]):
+class RateLimiter(Generic[Key]):
     """Buckets by party, at most `most` of them.
 
     When the table is full, those that have recovered go; where none has, the longest untouched. A newcomer whose
@@ -71,7 +71,7 @@ class Quotas(Generic[Key]):
     not multiply the allowance beyond `most`.
     """
 
-    def __init__(self, allowance: Allowance, *, most: int = 1024) -> None:
+    def __init__(self, allowance: RateLimit, *, most: int = 1024) -> None:
         self.allowance = allowance
         self._most = most
         self._buckets: dict[Key, TokenBucket] = {}
@@ -106,7 +106,7 @@ class Quotas(Generic[Key]):
         return wait_s
 
 
-class Open(Generic[Key]):
+class ConcurrencyLimit(Generic[Key]):
     """How many things each party has open, at most `each` apiece. `enter` and `leave` come in pairs."""
 
     def __init__(self, each: int) -> None:

@@ -21,22 +21,31 @@ from overlay.addresses import Address, NodeAddress, group_of, id_behind, literal
 from overlay.environment import Clock
 from overlay.ids import ID_BYTES, short
 from overlay.kademlia.messages import TAG_BYTES
-from overlay.peers import Beat, Contact
-from overlay.rate_limits import Allowance, Open, Quotas
-from overlay.transport import Answer, Body, Buffer, Incoming, Rejection, Reply, Transport, TransportError
+from overlay.peers import Contact, Heartbeat
+from overlay.rate_limits import ConcurrencyLimit, RateLimit, RateLimiter
+from overlay.transport import (
+    Body,
+    Buffer,
+    ReceivedResponse,
+    Request,
+    RequestRejected,
+    Response,
+    Transport,
+    TransportError,
+)
 
-Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
+Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
 #: A handler of a request that carries no envelope (`hello`).
-BareHandler = Callable[[Incoming], Awaitable[Reply]]
+BareHandler = Callable[[Request], Awaitable[Response]]
 
 #: This many failed streams within the time make a peer unreachable for as long.
 STREAM_FAILURES = 2
 STREAM_FAILURE_S = 30.0
 #: Requests of one peer. A step takes two and those of a thousand nodes' pushes are forwarded one by one: a second of
 #: that is no flood.
-REQUESTS = Allowance(2000.0, 4000.0)
+REQUESTS = RateLimit(2000.0, 4000.0)
 #: Of strangers, who have no envelope: `hello` costs a signature.
-BARE_REQUESTS = Allowance(50.0, 200.0)
+BARE_REQUESTS = RateLimit(50.0, 200.0)
 #: Requests of one peer whose handler has not ended, bodies included.
 OPEN_OF_ONE = 256
 #: Who asks too fast is told so this much later: it is slowed down, and has one more open meanwhile.
@@ -47,7 +56,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """Head of every request and answer but `hello`. `to` is the expected id; empty in answers."""
 
     tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
-    beat: Beat
+    beat: Heartbeat
     to: Annotated[bytes, Meta(max_length=ID_BYTES)]
     payload: bytes
 
@@ -59,11 +68,11 @@ _DECODER = msgspec.msgpack.Decoder(Envelope)
 class Node(msgspec.Struct):
     """What the streams need of their node, at this moment."""
 
-    beat: Beat
+    beat: Heartbeat
     tag: bytes | None
 
 
-class Streams:
+class RequestService:
     """The stream side of a node: handlers by name, and requests to others."""
 
     def __init__(
@@ -73,8 +82,8 @@ class Streams:
         clock: Clock,
         *,
         node: Callable[[], Node],
-        met: Callable[[Beat, Address], None],
-        spoke: Callable[[Beat, Address], None],
+        met: Callable[[Heartbeat, Address], None],
+        spoke: Callable[[Heartbeat, Address], None],
         failed: Callable[[bytes, str], None],
         unreached: Callable[[Contact], None],
         takes_streams: Callable[[bytes], bool] = lambda _node_id: True,
@@ -93,9 +102,9 @@ class Streams:
         self._handlers: dict[str, Handler] = {}
         self._bare: dict[str, BareHandler] = {}
         self._failures: dict[bytes, tuple[int, float]] = {}
-        self._asked: Quotas[bytes | str] = Quotas(REQUESTS)
-        self._asked_bare: Quotas[str] = Quotas(BARE_REQUESTS)
-        self._open: Open[bytes | str] = Open(OPEN_OF_ONE)
+        self._asked: RateLimiter[bytes | str] = RateLimiter(REQUESTS)
+        self._asked_bare: RateLimiter[str] = RateLimiter(BARE_REQUESTS)
+        self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(OPEN_OF_ONE)
 
     def register(self, name: str, handler: Handler) -> None:
         """Serve requests of this name; a second registration replaces the first."""
@@ -116,8 +125,8 @@ class Streams:
         """It has come back: what failed while it was away says nothing about its streams now."""
         self._failures.pop(node_id, None)
 
-    async def serve(self, incoming: Incoming) -> Reply:
-        """Answer one request. Raises `Rejection` with the reason."""
+    async def serve(self, incoming: Request) -> Response:
+        """Answer one request. Raises `RequestRejected` with the reason."""
         self.counters["requests_in"] += 1
         bare = self._bare.get(incoming.name)
         if bare is not None:
@@ -154,12 +163,12 @@ class Streams:
         )
         node = self._node()
         assert node.tag is not None
-        return Reply(_ENCODER.encode(Envelope(node.tag, node.beat, b"", reply.head)), reply.body)
+        return Response(_ENCODER.encode(Envelope(node.tag, node.beat, b"", reply.head)), reply.body)
 
-    async def _within_quota(self, party: bytes | str, handle: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def _within_quota(self, party: bytes | str, handle: Callable[[], Awaitable[Response]]) -> Response:
         if not self._open.enter(party):
             self.counters["refused_open"] += 1
-            raise Rejection(f"more than {OPEN_OF_ONE} requests of yours are open here; let them end first")
+            raise RequestRejected(f"more than {OPEN_OF_ONE} requests of yours are open here; let them end first")
         try:
             await self._pace(self._asked.take(party, self._clock.monotonic()))
             return await handle()
@@ -172,22 +181,22 @@ class Streams:
             return
         self.counters["refused_rate"] += 1
         await asyncio.sleep(PENANCE_S)
-        raise Rejection("you ask more often in a second than a member may; ask again later")
+        raise RequestRejected("you ask more often in a second than a member may; ask again later")
 
-    def _refused(self, reason: str, text: str) -> Rejection:
+    def _refused(self, reason: str, text: str) -> RequestRejected:
         self.counters[f"requests_refused_{reason}"] += 1
-        return Rejection(text)
+        return RequestRejected(text)
 
     def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
-    ) -> AbstractAsyncContextManager[Answer]:
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Ask a node; see `Transport.request`. An answer from another node is a `TransportError` (rejected)."""
         return self._request(to, name, payload, body, timeout_s)
 
     @asynccontextmanager
     async def _request(
         self, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[ReceivedResponse]:
         node = self._node()
         if node.tag is None:
             raise TransportError("closed", to.address, "we have not joined a swarm yet")
@@ -207,7 +216,7 @@ class Streams:
                     raise TransportError("rejected", to.address, detail)
                 self._failures.pop(to.node_id, None)
                 self._met(envelope.beat, to.address)
-                yield Answer(envelope.payload, answer.body)
+                yield ReceivedResponse(envelope.payload, answer.body)
         except TransportError as error:
             if error.address == to.address:
                 self._note_failure(to, error)

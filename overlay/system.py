@@ -87,7 +87,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-class ThreadWorkers:
+class ThreadExecutor:
     """A small pool of threads: long enough for disk and vector arithmetic, too small to crowd out the trainer."""
 
     def __init__(self, threads: int = 2) -> None:

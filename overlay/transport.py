@@ -66,12 +66,12 @@ class DirectBody(Protocol):
         ...
 
 
-class Rejection(Exception):
+class RequestRejected(Exception):
     """Raised by a request handler: its text reaches the caller as `TransportError(kind="rejected")`."""
 
 
 @dataclass(slots=True)
-class Incoming:
+class Request:
     """A request as its handler sees it. `source.port` is the stream's port, not the peer's listening port."""
 
     name: str
@@ -81,7 +81,7 @@ class Incoming:
 
 
 @dataclass(slots=True)
-class Reply:
+class Response:
     """What a handler gives back: a head and, optionally, a body that is produced while it is sent."""
 
     head: bytes
@@ -89,7 +89,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Answer:
+class ReceivedResponse:
     """What a caller gets back: the head at once, the body as it arrives. `node_id`: who answers, where the door has
     proof of it; empty otherwise."""
 
@@ -99,7 +99,7 @@ class Answer:
 
 
 DatagramHandler = Callable[[bytes, Address], None]
-RequestHandler = Callable[[Incoming], Awaitable[Reply]]
+RequestHandler = Callable[[Request], Awaitable[Response]]
 Body = AsyncIterator[Buffer] | Iterable[Buffer]
 
 
@@ -122,7 +122,7 @@ class Transport(Protocol):
 
     def request(
         self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
-    ) -> AbstractAsyncContextManager[Answer]:
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Send a request and read its answer inside the `async with`. `timeout_s` bounds *silence*: connecting, and
         every wait for the next byte. Raises `TransportError`. Leaving the block early closes the stream."""
         ...

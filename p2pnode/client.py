@@ -31,7 +31,7 @@ CHANGE_HEADER = "X-P2PNode"
 UNAUTHORIZED = 401
 
 
-class Found(NamedTuple):
+class RunningNode(NamedTuple):
     """What a state directory says of the node running on it."""
 
     address: str
@@ -57,12 +57,12 @@ def status_file(address: str, pid: int, node_id: str, token_file: str = "") -> b
     return json.dumps(entry).encode() + b"\n"
 
 
-def find(state_folder: Path) -> Found | None:
+def find(state_folder: Path) -> RunningNode | None:
     """The node said to run on a state directory, or None. A half-written or foreign file counts as none."""
     try:
         entry = json.loads((state_folder / STATUS_FILE).read_bytes())
         token_file = str(entry.get("token_file", ""))
-        return Found(str(entry["address"]), int(entry["pid"]), str(entry["id"]), token_file)
+        return RunningNode(str(entry["address"]), int(entry["pid"]), str(entry["id"]), token_file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -85,7 +85,7 @@ class NodeClient:
         self._timeout_s = timeout_s
 
     @classmethod
-    def of(cls, found: Found, *, timeout_s: float = TIMEOUT_S) -> NodeClient:
+    def of(cls, found: RunningNode, *, timeout_s: float = TIMEOUT_S) -> NodeClient:
         """A client of the node found on a state directory."""
         return cls(found.address, token_file=found.token_file, timeout_s=timeout_s)
 

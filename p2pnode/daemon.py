@@ -25,21 +25,21 @@ from overlay.nat import upnp
 from overlay.nat.port_mapping import Gateway
 from overlay.sealing.swarm_key import KeyRing
 from overlay.sockets.transport import SocketTransport
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from overlay.transport import PortInUse, Transport
 from p2pnode import logs
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.keys import api_token
-from p2pnode.keys.closed_swarm import SealedDoors, seal
+from p2pnode.keys.closed_swarm import ClosedSwarm, seal
 from p2pnode.keys.key_files import find_keys, own_input
-from p2pnode.lifecycle.environment import Doors
+from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
-from p2pnode.malloc import give_back, keep_memory
+from p2pnode.malloc import trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import Report
+from p2pnode.status.report import StatusReport
 from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link.interface import Trainer
 from training.trainer_link.shared_memory import available_memory_bytes
@@ -57,7 +57,7 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
 
     Raises `UserError` for everything the user can mend.
     """
-    keep_memory()
+    tune_malloc()
     folder = config.state_folder
     if config.node.nat == "auto" and not upnp.is_installed():
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
@@ -77,7 +77,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     clock = SystemClock()
     events = EventRing()
     log = EventLog(events, logs.configure(config.log), clock)
-    workers = ThreadWorkers()
+    workers = ThreadExecutor()
 
     def make_trainer(node_id: bytes, on_state: Callable[[str], None]) -> Trainer:
         return ProcessTrainer(
@@ -93,7 +93,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         )
 
     entropy, disk = SystemEntropy(), FolderDisk(folder)
-    sealed: SealedDoors | None = None
+    sealed: ClosedSwarm | None = None
     transport: Transport
     if keys is None:
         transport = SocketTransport(config.node.host, config.node.port, log=log, clock=clock)
@@ -109,7 +109,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         )
         transport = sealed.transport
         log.info("swarm_closed", keys=keys.fingerprints)
-    doors = Doors(
+    doors = NodeEnvironment(
         transport=transport,
         clock=clock,
         entropy=entropy,
@@ -130,7 +130,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
     token_path = api_token.token_path(folder, config.status.token_file)
     token = api_token.load_or_make(token_path, doors.entropy.token(api_token.TOKEN_BYTES))
-    report = Report(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
+    report = StatusReport(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
     # It joins and starts its trainer, which takes seconds to load, while this process loads its own HTTP server.
     running = asyncio.create_task(node.run(), name="node")
     server: StatusServer | None = None
@@ -141,7 +141,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         server = StatusServer(report, config.status, token, clock)
         address = await server.start()
         _write_status_file(doors.disk, folder, address, node, token_path)
-        give_back()
+        trim_heap()
         log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
         await running
     except PortInUse as error:

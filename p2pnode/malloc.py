@@ -22,7 +22,7 @@ OWN_PAGES_BYTES = 32 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return what importing and starting have freed: once, before the node's own memory lies above it. What is left
     stays, and is not looked through again: later collections hold the loop for less."""
     gc.collect()
@@ -31,7 +31,7 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def keep_memory() -> bool:
+def tune_malloc() -> bool:
     """Whether the C library is glibc and took it; whoever sets its environment variables knows better."""
     named = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if named or not sys.platform.startswith("linux"):

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from overlay.environment import Disk, Log
 from training.encoding.codecs import Vector
-from training.exchange.store.records import Stored
+from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
 from training.exchange.terms import Term
 from training.layout import Layout
@@ -81,9 +81,9 @@ def keep_states(disk: Disk, folder: str, count: int) -> None:
 
 def read_states(
     disk: Disk, state: CheckpointState, bounds: list[tuple[int, int]], parameter_total: int, log: Log
-) -> dict[int, Stored]:
+) -> dict[int, StoredState]:
     """The shard states of a checkpoint; damaged files are reported and passed over."""
-    found: dict[int, Stored] = {}
+    found: dict[int, StoredState] = {}
     for name in _state_files(disk, folder_of(state.step)):
         try:
             raw = disk.read(name) or b""

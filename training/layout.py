@@ -15,7 +15,7 @@ import msgspec
 Kind = Literal["parameter", "buffer"]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class LayoutEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the vector: `offset` and `size` count float32 values."""
 
     name: str
@@ -29,7 +29,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Layout(msgspec.Struct, frozen=True):
     """The vector's tensors in order; parameters before buffers, without gaps."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LayoutEntry, ...]
 
     @property
     def total(self) -> int:

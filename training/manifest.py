@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from training.layout import Entry, Layout
+from training.layout import Layout, LayoutEntry
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
@@ -110,5 +110,5 @@ def _layout_mismatch(mine: Layout, theirs: Layout) -> Mismatch:
     )
 
 
-def _describe(entry: Entry) -> str:
+def _describe(entry: LayoutEntry) -> str:
     return f"{entry.kind} {entry.name} {list(entry.shape)} {entry.dtype}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, Rejection, Reply, TransportError
+from overlay.transport import Buffer, RequestRejected, Response, TransportError
 from training.manifest import Manifest, compare, explain
 
 if TYPE_CHECKING:
@@ -21,24 +21,24 @@ class ManifestRefused(Exception):
     """This node and the swarm disagree; the text names the fields with both sides' values."""
 
 
-def serve(overlay: Overlay, manifest: Manifest) -> None:
+def register(overlay: Overlay, manifest: Manifest) -> None:
     """Answer joiners with our manifest, or with what does not fit."""
 
-    async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
         try:
             theirs = msgspec.msgpack.decode(payload, type=Manifest)
         except msgspec.DecodeError as error:
-            raise Rejection(f"malformed manifest: {error}") from error
+            raise RequestRejected(f"malformed manifest: {error}") from error
         # Told in the joiner's words: "mine" is the joiner's side, it is the joiner who reads it.
         mismatches = compare(theirs, manifest)
         if mismatches:
-            raise Rejection(explain(mismatches, peer=overlay.node_id.hex()[:8]))
-        return Reply(msgspec.msgpack.encode(manifest))
+            raise RequestRejected(explain(mismatches, peer=overlay.node_id.hex()[:8]))
+        return Response(msgspec.msgpack.encode(manifest))
 
     overlay.register("manifest", handler)
 
 
-async def agree(overlay: Overlay, peer: Contact, proposal: Manifest) -> None:
+async def compare_with(overlay: Overlay, peer: Contact, proposal: Manifest) -> None:
     """Compare our proposal with a peer's manifest. Raises `ManifestRefused`, or `TransportError` when it has none
     (yet) or cannot be reached: another peer may do."""
     try:

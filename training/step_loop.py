@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.environment import Clock, Log
 from overlay.peers import Activity
-from training.barriers.waiter import Gate
+from training.barriers.waiter import BarrierWaiter
 from training.exchange.exchange import Exchange
 from training.goal import End, Goal
 from training.progress import Progress
@@ -44,7 +44,7 @@ class StepLoop:
         overlay: Overlay,
         exchange: Exchange,
         trainer: Trainer,
-        gate: Gate,
+        gate: BarrierWaiter,
         training: TrainingSettings,
         settings: ExchangeSettings,
         clock: Clock,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from overlay.addresses import Address
-from overlay.bootstrap.hello import Caller, Greeted, TwinMet, Unsuitable, say_hello
+from overlay.bootstrap.hello import DuplicateIdentityFound, HelloContext, HelloRejected, HelloResult, say_hello
 from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
 from overlay.environment import Log
 from overlay.transport import Transport
@@ -46,10 +46,10 @@ class _Target:
     remembered: bool
 
 
-_Outcome = tuple[_Target, Greeted | Unsuitable]
+_Outcome = tuple[_Target, HelloResult | HelloRejected]
 
 
-class Dialler:
+class Dialer:
     """Dials until somebody of our swarm answers. `attempts` holds the last failure by address.
 
     `bound` is where our own datagrams leave from, once that is known: who cannot hear them is not dialled.
@@ -60,7 +60,7 @@ class Dialler:
         transport: Transport,
         rng: random.Random,
         log: Log,
-        caller: Caller,
+        caller: HelloContext,
         *,
         twin: Callable[[int, int, Address], None],
         resolver: Resolver | None = None,
@@ -77,7 +77,7 @@ class Dialler:
 
     async def dial(
         self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
-    ) -> Greeted:
+    ) -> HelloResult:
         """The first node of our swarm that answers; for ever. `remembered` is asked anew for each round. Raises
         `NotThisSwarm`."""
         pause_s = FIRST_PAUSE_S
@@ -91,19 +91,19 @@ class Dialler:
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(1.6 * pause_s, LAST_PAUSE_S)
 
-    async def knock(self, label: str | Address, genesis: bytes | None) -> Greeted | None:
+    async def knock(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
         """Dial every address of one bootstrap or peer once, without a word; the first of our swarm that answers."""
         for address in await self._addresses(label):
             try:
                 if not _out_of_reach(self.bound, address):
                     return await self._hello(address, genesis)
-            except Unsuitable:
+            except HelloRejected:
                 continue
         return None
 
     async def _round(
         self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None
-    ) -> tuple[Greeted | None, bool]:
+    ) -> tuple[HelloResult | None, bool]:
         """One try of everybody; whether all bootstraps have answered for good that they are not ours."""
         outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue()
         later_s = REMEMBERED_FIRST_S if remembered else 0.0
@@ -123,7 +123,7 @@ class Dialler:
                     left -= 1
                     continue
                 target, answer = outcome
-                if isinstance(answer, Greeted):
+                if isinstance(answer, HelloResult):
                     return answer, False
                 self._note(str(target.address), answer.reason)
                 if answer.final and not target.remembered:
@@ -152,17 +152,17 @@ class Dialler:
         try:
             reason = _out_of_reach(self.bound, target.address)
             if reason:
-                raise Unsuitable(reason, final=False)
+                raise HelloRejected(reason, final=False)
             outcomes.put_nowait((target, await self._hello(target.address, genesis)))
-        except Unsuitable as error:
+        except HelloRejected as error:
             outcomes.put_nowait((target, error))
 
-    async def _hello(self, address: Address, genesis: bytes | None) -> Greeted:
+    async def _hello(self, address: Address, genesis: bytes | None) -> HelloResult:
         try:
             return await say_hello(
                 self._transport, address, caller=self._caller, genesis=genesis, timeout_s=HELLO_TIMEOUT_S
             )
-        except TwinMet as error:
+        except DuplicateIdentityFound as error:
             self._twin(error.incarnation, error.boot, error.address)
             raise
 

@@ -4,7 +4,7 @@ It tells both sides who the other is (protocol version, run, genesis, id), what 
 contacts, so that every way of dialling the wrong place has its own clear sentence. Also the other half of the
 eligibility check: opening a `hello` to an address proves that its node can be reached there. The answer is signed over
 the asker's nonce: who answers holds the key of the id it gives. Our own id, signed under another start than ours, is
-another process with our key (`TwinMet`).
+another process with our key (`DuplicateIdentityFound`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from overlay.addresses import Address
 from overlay.identity import Identity
 from overlay.ids import node_id_of, short
 from overlay.kademlia.messages import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
-from overlay.peers import Beat, Contact, Id
-from overlay.transport import Incoming, Rejection, Reply, Transport, TransportError
+from overlay.peers import Contact, Heartbeat, Id
+from overlay.transport import Request, RequestRejected, Response, Transport, TransportError
 
 HELLO = "hello"
 CONTEXT = b"p2pnode hello\0"
@@ -56,7 +56,7 @@ class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class Greeted:
+class HelloResult:
     """A node of our swarm that answered, and whom it knows."""
 
     contact: Contact
@@ -65,7 +65,7 @@ class Greeted:
     contacts: Sequence[Contact]
 
 
-class Unsuitable(Exception):
+class HelloRejected(Exception):
     """It answered or not, and cannot be joined through. `final`: it will not change by waiting."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
@@ -74,7 +74,7 @@ class Unsuitable(Exception):
         self.final = final
 
 
-class TwinMet(Unsuitable):
+class DuplicateIdentityFound(HelloRejected):
     """Another process answered, and proved it, with our own identity."""
 
     def __init__(self, address: Address, incarnation: int, boot: int) -> None:
@@ -90,7 +90,7 @@ _REQUEST = msgspec.msgpack.Decoder(HelloRequest)
 
 
 @dataclass(frozen=True)
-class Caller:
+class HelloContext:
     """Who says hello: our identity, our start and our run; `nonce` draws a fresh one (`NONCE_BYTES`)."""
 
     identity: Identity
@@ -100,19 +100,19 @@ class Caller:
 
 
 def answer_hello(
-    incoming: Incoming,
+    incoming: Request,
     *,
     run: str,
     genesis: bytes | None,
     identity: Identity,
-    beat: Beat,
+    beat: Heartbeat,
     closest: Callable[[bytes], list[bytes]],
-) -> Reply:
-    """Who we are, for anybody; whom we know (`closest`, packed), for nodes of our run. Raises `Rejection`."""
+) -> Response:
+    """Who we are, for anybody; whom we know (`closest`, packed), for nodes of our run. Raises `RequestRejected`."""
     try:
         request = _REQUEST.decode(incoming.head)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise Rejection("this is no hello; is it another version of p2pnode?") from None
+        raise RequestRejected("this is no hello; is it another version of p2pnode?") from None
     answer = HelloAnswer(
         PROTOCOL_VERSION,
         run,
@@ -125,56 +125,58 @@ def answer_hello(
         identity.public_key,
     )
     signature = identity.sign(_statement(request.nonce, request.node_id, answer))
-    return Reply(_ENCODER.encode(msgspec.structs.replace(answer, signature=signature)))
+    return Response(_ENCODER.encode(msgspec.structs.replace(answer, signature=signature)))
 
 
 def _statement(nonce: bytes, asker: bytes, unsigned: HelloAnswer) -> bytes:
     return CONTEXT + len(nonce).to_bytes(1, "big") + nonce + asker + _ENCODER.encode(unsigned)
 
 
-def judge_answer(head: bytes, address: Address, nonce: bytes, *, caller: Caller, genesis: bytes | None) -> Greeted:
-    """What an answer means for a node of `run` (and of `genesis`, where it knows). Raises `Unsuitable`."""
+def check_answer(
+    head: bytes, address: Address, nonce: bytes, *, caller: HelloContext, genesis: bytes | None
+) -> HelloResult:
+    """What an answer means for a node of `run` (and of `genesis`, where it knows). Raises `HelloRejected`."""
     try:
         answer = _ANSWER.decode(head)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise Unsuitable("answers, but not as a p2pnode", final=True) from None
+        raise HelloRejected("answers, but not as a p2pnode", final=True) from None
     if answer.version != PROTOCOL_VERSION:
-        raise Unsuitable(f"speaks protocol {answer.version}, this node speaks {PROTOCOL_VERSION}", final=True)
+        raise HelloRejected(f"speaks protocol {answer.version}, this node speaks {PROTOCOL_VERSION}", final=True)
     own_id, run = caller.identity.node_id, caller.run
     if answer.node_id == own_id and answer.boot == caller.boot:
-        raise Unsuitable("is this node itself", final=True)
+        raise HelloRejected("is this node itself", final=True)
     unsigned = msgspec.structs.replace(answer, signature=b"")
     if node_id_of(answer.public_key) != answer.node_id or not caller.identity.verifies(
         answer.public_key, _statement(nonce, own_id, unsigned), answer.signature
     ):
-        raise Unsuitable(f"says it is {short(answer.node_id)} and cannot prove it", final=True)
+        raise HelloRejected(f"says it is {short(answer.node_id)} and cannot prove it", final=True)
     if answer.node_id == own_id:
-        raise TwinMet(address, answer.incarnation, answer.boot)
+        raise DuplicateIdentityFound(address, answer.incarnation, answer.boot)
     if answer.run != run:
-        raise Unsuitable(f"belongs to run {answer.run!r}, this node to {run!r}", final=True)
+        raise HelloRejected(f"belongs to run {answer.run!r}, this node to {run!r}", final=True)
     if len(answer.genesis) != GENESIS_BYTES:
-        raise Unsuitable(f"is {short(answer.node_id)}, which has not joined a swarm yet itself", final=False)
+        raise HelloRejected(f"is {short(answer.node_id)}, which has not joined a swarm yet itself", final=False)
     if genesis is not None and answer.genesis != genesis:
-        raise Unsuitable(
+        raise HelloRejected(
             f"belongs to another swarm named {run!r} (genesis {answer.genesis.hex()[:8]}, ours {genesis.hex()[:8]})",
             final=True,
         )
     contacts, _ = unpack_nodes(answer.nodes, own_id)
-    return Greeted(Contact(answer.node_id, address), answer.genesis, answer.observed_host, contacts)
+    return HelloResult(Contact(answer.node_id, address), answer.genesis, answer.observed_host, contacts)
 
 
 async def say_hello(
-    transport: Transport, address: Address, *, caller: Caller, genesis: bytes | None, timeout_s: float
-) -> Greeted:
-    """Dial one address. Raises `Unsuitable` with the reason, whatever happens on the way."""
+    transport: Transport, address: Address, *, caller: HelloContext, genesis: bytes | None, timeout_s: float
+) -> HelloResult:
+    """Dial one address. Raises `HelloRejected` with the reason, whatever happens on the way."""
     nonce = caller.nonce()
     head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, caller.run, caller.identity.node_id, nonce))
     try:
         async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:
             received, proven = answer.head, answer.node_id
     except TransportError as error:
-        raise Unsuitable(error.detail, final=error.kind == "foreign") from error
-    greeted = judge_answer(received, address, nonce, caller=caller, genesis=genesis)
+        raise HelloRejected(error.detail, final=error.kind == "foreign") from error
+    greeted = check_answer(received, address, nonce, caller=caller, genesis=genesis)
     if proven and proven != greeted.contact.node_id:
-        raise Unsuitable(f"is {short(proven)} and speaks as {short(greeted.contact.node_id)}", final=False)
+        raise HelloRejected(f"is {short(proven)} and speaks as {short(greeted.contact.node_id)}", final=False)
     return greeted

@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable, Container, Sequence
 
 from overlay.addresses import Address
-from overlay.bootstrap.dialer import Dialler, NotThisSwarm
-from overlay.bootstrap.hello import Greeted
-from overlay.bootstrap.peer_store import Remembered
-from overlay.discovery.lookup_service import Lookups
+from overlay.bootstrap.dialer import Dialer, NotThisSwarm
+from overlay.bootstrap.hello import HelloResult
+from overlay.bootstrap.peer_store import PeerStore
+from overlay.discovery.lookup_service import LookupService
 from overlay.environment import Log
-from overlay.membership.members import Membership
+from overlay.membership.members import MemberList
 from overlay.peers import Contact
 
 #: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
@@ -30,10 +30,10 @@ class Joining:
 
     def __init__(
         self,
-        dialler: Dialler,
-        remembered: Remembered,
-        membership: Membership,
-        lookups: Lookups,
+        dialler: Dialer,
+        remembered: PeerStore,
+        membership: MemberList,
+        lookups: LookupService,
         rng: random.Random,
         log: Log,
         *,
@@ -92,7 +92,7 @@ class Joining:
         through = str(greeted.contact.address)
         self._log.info("swarm_joined", through=through, peers=len(self._membership.peers))
 
-    async def _arrive(self, greeted: Greeted) -> None:
+    async def _arrive(self, greeted: HelloResult) -> None:
         """Meet the node that answered, then all around us."""
         self._observed(greeted.observed_host)
         self._membership.ask_back(greeted.contact)

@@ -5,7 +5,7 @@ is a rumour: an address to dial, beside the bootstraps and the remembered peers,
 that start together the one with the lowest id founds, and the others wait for it. Multicast DNS itself is the door's
 business (`overlay.bootstrap.mdns`).
 
-Pure but for `Neighbourhood.look`, which waits.
+Pure but for `LocalNetwork.look`, which waits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Announcement(NamedTuple):
         }
 
 
-class Sighting(NamedTuple):
+class DiscoveredNode(NamedTuple):
     """A node that was announced."""
 
     node_id: bytes
@@ -75,7 +75,7 @@ class Lan(Protocol):
         ...
 
 
-def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: Announcement) -> Sighting | None:
+def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: Announcement) -> DiscoveredNode | None:
     """What an announcement means for us; None for junk, other runs, other versions, and ourselves."""
     if properties.get("v") != str(PROTOCOL_VERSION) or properties.get("run") != own.run:
         return None
@@ -97,16 +97,16 @@ def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: An
             addresses.append(address)
     if not addresses:
         return None
-    return Sighting(node_id, properties.get("in") == "1", tuple(addresses[:MOST_ADDRESSES]))
+    return DiscoveredNode(node_id, properties.get("in") == "1", tuple(addresses[:MOST_ADDRESSES]))
 
 
-class Neighbourhood:
+class LocalNetwork:
     """Who was announced, by the name of the announcement."""
 
     def __init__(self, own: Announcement) -> None:
         self.own = own
         self.ignored = 0
-        self._sightings: dict[str, Sighting] = {}
+        self._sightings: dict[str, DiscoveredNode] = {}
 
     def heard(self, name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
         """An announcement, new or changed; junk is counted."""

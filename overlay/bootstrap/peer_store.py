@@ -22,21 +22,21 @@ MEMORY_S = 14 * 24 * 3600.0
 WRITE_S, FULL_WRITE_S = 2.0, 30.0
 
 
-class Met(NamedTuple):
+class StoredPeer(NamedTuple):
     """Who was met at an address, empty where an older version wrote it, and when last, in wall seconds."""
 
     node_id: bytes
     at: float
 
 
-class Remembered:
+class PeerStore:
     """Addresses of peers met lately, most recently met first; one of each peer, the last."""
 
     def __init__(self, disk: Disk, clock: Clock, log: Log) -> None:
         self._disk = disk
         self._clock = clock
         self._log = log
-        self._met: dict[Address, Met] = {}
+        self._met: dict[Address, StoredPeer] = {}
         self._written: list[Address] = []
         self._failed = False
 
@@ -48,7 +48,7 @@ class Remembered:
                 return
             for entry in json.loads(data)["peers"][:MOST_PEERS]:
                 host, port = split_address(str(entry["address"]))
-                met = Met(bytes.fromhex(entry.get("id", "")), float(entry["met"]))
+                met = StoredPeer(bytes.fromhex(entry.get("id", "")), float(entry["met"]))
                 self._met[Address.checked(host, port)] = met
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._log.warning("remembered_peers_unreadable", file=PEERS_FILE, error=str(error))
@@ -64,7 +64,7 @@ class Remembered:
     def note(self, peers: Iterable[Peer]) -> None:
         """These are alive now; where they were before they are not."""
         now = self._clock.wall()
-        alive = {peer.address: Met(peer.node_id, now) for peer in peers}
+        alive = {peer.address: StoredPeer(peer.node_id, now) for peer in peers}
         ids = {met.node_id for met in alive.values()}
         kept = {address: met for address, met in self._met.items() if address in alive or met.node_id not in ids}
         recent = sorted({**kept, **alive}.items(), key=lambda item: -item[1].at)

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from overlay.discovery.lookup_service import Lookups
+from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.placement import rank
 from overlay.environment import Clock
-from overlay.membership.members import Membership
+from overlay.membership.members import MemberList
 from overlay.peers import Activity, Contact
 
 #: A lookup is kept this long: deaths and known newcomers are seen without it.
@@ -31,7 +31,7 @@ class _Kept:
 class Candidates:
     """Candidates by key, with the cache of lookups behind them."""
 
-    def __init__(self, own_id: bytes, k: int, membership: Membership, lookups: Lookups, clock: Clock) -> None:
+    def __init__(self, own_id: bytes, k: int, membership: MemberList, lookups: LookupService, clock: Clock) -> None:
         self.own: Callable[[], tuple[Contact, bool]]  # own contact, and whether we may own
         self.reachable: Callable[[bytes], bool]
         self.all_known: Callable[[], bool]

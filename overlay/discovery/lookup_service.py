@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from overlay.environment import Clock
-from overlay.kademlia.address_limit import Quota
+from overlay.kademlia.address_limit import AddressLimit
 from overlay.kademlia.lookup import Lookup
 from overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.members import Membership
+from overlay.membership.members import MemberList
 from overlay.peers import Contact
 
 #: A lookup gives what it has after this long (two silent nodes one after another cost two ceilings).
@@ -35,13 +35,13 @@ class Finished(NamedTuple):
     seconds: float
 
 
-class Lookups:
+class LookupService:
     """The lookups of one node."""
 
     def __init__(
         self,
         protocol: SwarmProtocol,
-        membership: Membership,
+        membership: MemberList,
         clock: Clock,
         *,
         own: Callable[[], Contact],
@@ -63,13 +63,13 @@ class Lookups:
         """The k nodes closest to `target` that answered, closest first, ourselves where we belong."""
         known = [entry.contact for entry in self._protocol.router.closest(target, 2 * self._k)]
         own = self._own()
-        quota = Quota(self.ids_per_address)
+        quota = AddressLimit(self.ids_per_address)
 
         def usable(contacts: Iterable[Contact]) -> list[Contact]:
             return quota.admitted(self._usable(contacts))
 
         lookup = Lookup(target, own, self._k, self._alpha, usable([*known, *seeds]))
-        run = _Run(lookup, self._protocol, usable, ipv6=self.ipv6)
+        run = _LookupRun(lookup, self._protocol, usable, ipv6=self.ipv6)
         self._protocol.counters["lookups"] += 1
         started = self._clock.monotonic()
         try:
@@ -121,7 +121,7 @@ class Lookups:
         return [contact for contact in contacts if not negative.is_silent(contact, now)]
 
 
-class _Run:
+class _LookupRun:
     """One lookup under way."""
 
     def __init__(

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable
 
 from overlay.discovery.candidates import Candidates
-from overlay.discovery.lookup_service import Lookups
+from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.population import Estimator, Population, counted
 from overlay.discovery.sampling import (
     BALL_NODES,
     POOL_AGE_S,
     POOL_BALLS,
     SLOTS,
-    Pool,
+    SamplePool,
     ball_radius,
     draw_distinct,
     inside_ball,
@@ -30,7 +30,7 @@ from overlay.discovery.sampling import (
 )
 from overlay.environment import Clock
 from overlay.ids import ID_BITS, distance, random_id, random_id_with_prefix, relative_distance
-from overlay.membership.members import BACK, FULL_VIEW, Membership
+from overlay.membership.members import BACK, FULL_VIEW, MemberList
 from overlay.peers import Activity, Peer, PeerChange
 
 #: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
@@ -58,21 +58,21 @@ COMPARE_FIRST = 5
 ESTIMATE_CACHE_S = 1.0
 
 
-class Discovery:
+class PeerSampler:
     """Population, pool and crawl of one node."""
 
     def __init__(
         self,
         own_id: bytes,
         k: int,
-        membership: Membership,
-        lookups: Lookups,
+        membership: MemberList,
+        lookups: LookupService,
         clock: Clock,
         rng: random.Random,
         *,
         training: Callable[[], bool],
     ) -> None:
-        self.pool = Pool()
+        self.pool = SamplePool()
         self._balls_wanted = POOL_BALLS
         self._balls_first = FIRST_BALLS
         self._spent: deque[tuple[float, int]] = deque()  # (when, peers kept) of each sampling lookup

@@ -55,7 +55,7 @@ def is_kept(ball_size: int, slots: int, rng: random.Random) -> bool:
     return rng.randrange(slots) < ball_size
 
 
-class Pool:
+class SamplePool:
     """Kept balls of the last two minutes. Draws go by balls, not by entries: that is what makes them uniform."""
 
     def __init__(self, age_s: float = POOL_AGE_S) -> None:

@@ -13,7 +13,7 @@ from overlay.addresses import group_of
 from overlay.peers import Contact
 
 
-class Quota:
+class AddressLimit:
     """Admits the first few ids of each group, for one purpose (one lookup)."""
 
     def __init__(self, most: int) -> None:

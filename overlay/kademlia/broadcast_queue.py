@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import math
 
-from overlay.kademlia.messages import News
+from overlay.kademlia.messages import Gossip
 
 RETRANSMIT = 4
 #: News per datagram; four cost about 120 bytes.
-NEWS_PER_DATAGRAM = 4
+GOSSIP_PER_DATAGRAM = 4
 #: Beyond this the oldest is dropped: in a mass failure probes find out by themselves.
 QUEUE_LIMIT = 512
 
 
-class NewsQueue:
+class BroadcastQueue:
     """What this node still has to tell."""
 
     def __init__(self) -> None:
-        self._left: dict[bytes, tuple[int, News]] = {}
+        self._left: dict[bytes, tuple[int, Gossip]] = {}
 
     def __len__(self) -> int:
         return len(self._left)
 
-    def put(self, news: News, members: int) -> None:
+    def put(self, news: Gossip, members: int) -> None:
         """Tell this; it replaces what was queued about the same node."""
         times = RETRANSMIT * max(1, math.ceil(math.log10(members + 1)))
         self._left.pop(news.node_id, None)
@@ -34,12 +34,12 @@ class NewsQueue:
         if len(self._left) > QUEUE_LIMIT:
             del self._left[next(iter(self._left))]
 
-    def take(self) -> list[News]:
+    def take(self) -> list[Gossip]:
         """What the next datagram carries; each piece goes to the end of the queue, or out of it."""
         if not self._left:
             return []
-        taken: list[News] = []
-        for node_id in list(self._left)[:NEWS_PER_DATAGRAM]:
+        taken: list[Gossip] = []
+        for node_id in list(self._left)[:GOSSIP_PER_DATAGRAM]:
             times, news = self._left.pop(node_id)
             taken.append(news)
             if times > 1:

@@ -22,7 +22,7 @@ PROOFS_PER_S = 1000.0
 PROOFS_AT_ONCE = 2000.0
 
 
-class Proofs:
+class IdentityProofs:
     """Makes our proofs and checks those of others."""
 
     def __init__(self, identity: Identity) -> None:

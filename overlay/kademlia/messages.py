@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from overlay.addresses import Address, literal
 from overlay.ids import ID_BYTES
-from overlay.peers import Beat, Contact, Counter, Id
+from overlay.peers import Contact, Counter, Heartbeat, Id
 from overlay.transport import MAX_DATAGRAM_BYTES
 
 PROTOCOL_VERSION = 3
@@ -39,9 +39,9 @@ PACKED_V6_BYTES = ID_BYTES + 16 + 2
 #: Most contacts read from one answer (reference/kademlia.md section 4 f).
 MAX_CONTACTS = 64
 #: Most news in one datagram: with the largest beat and contacts it still fits.
-MAX_NEWS = 8
-#: Packed contacts in one answer: what is left of a datagram after the header, the largest beat, `MAX_NEWS`, a proof.
-MAX_CONTACT_BYTES = MAX_DATAGRAM_BYTES - HEADER_BYTES - 150 - MAX_NEWS * 42 - PROOF_BYTES - 2
+MAX_GOSSIP = 8
+#: Packed contacts in one answer: what is left of a datagram after the header, the largest beat, `MAX_GOSSIP`, a proof.
+MAX_CONTACT_BYTES = MAX_DATAGRAM_BYTES - HEADER_BYTES - 150 - MAX_GOSSIP * 42 - PROOF_BYTES - 2
 
 _KINDS = (b"\x00", b"\x01")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -49,7 +49,7 @@ _NO_NEWS = b"\x90"
 _ARRAY_OF_FOUR, _ARRAY_OF_FIVE = b"\x94", b"\x95"
 
 
-class NewsKind(IntEnum):
+class MemberState(IntEnum):
     """What is said about a node; at equal incarnation and refutation the larger one wins (SWIM)."""
 
     ALIVE = 0
@@ -58,7 +58,7 @@ class NewsKind(IntEnum):
     LEFT = 3
 
 
-class News(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class Gossip(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One piece of gossip. `refutation` counts how often this incarnation had to say that it lives."""
 
     kind: Annotated[int, Meta(ge=0, le=3)]
@@ -81,21 +81,21 @@ class FindNode(_Body, frozen=True, tag="find_node"):
     target: Id
 
 
-class Probe(_Body, frozen=True, tag="probe"):
-    """Ping this node for me (SWIM's indirect probe). Answered by `Probed` when its answer or the time-out is in."""
+class PingRequest(_Body, frozen=True, tag="probe"):
+    """Ping this node for me (SWIM's indirect probe). Answered by `PingResult` when its answer or the time-out is in."""
 
     contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
 
 
-class Tell(_Body, frozen=True, tag="news"):
+class GossipOnly(_Body, frozen=True, tag="news"):
     """Nothing but the news every datagram carries. Not answered."""
 
 
-class Unreached(_Body, frozen=True, tag="unreached"):
+class StreamsFailing(_Body, frozen=True, tag="unreached"):
     """You answer datagrams, but my streams to you fail: check whether you can be reached. Not answered."""
 
 
-class Twin(_Body, frozen=True, tag="twin"):
+class DuplicateIdentity(_Body, frozen=True, tag="twin"):
     """Another process speaks with your identity, at this address, under this boot number: ask it. Not answered."""
 
     boot: Annotated[int, Meta(ge=0)]
@@ -113,35 +113,35 @@ class Nodes(_Body, frozen=True, tag="nodes"):
     v6: Annotated[bytes, Meta(max_length=MAX_CONTACTS * PACKED_V6_BYTES)]
 
 
-class Probed(_Body, frozen=True, tag="probed"):
+class PingResult(_Body, frozen=True, tag="probed"):
     """Whether the node answered me."""
 
     answered: bool
 
 
-Call = Ping | FindNode | Probe | Tell | Unreached | Twin
-Result = Pong | Nodes | Probed
+Call = Ping | FindNode | PingRequest | GossipOnly | StreamsFailing | DuplicateIdentity
+Result = Pong | Nodes | PingResult
 Tag = Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
-NewsList = Annotated[list[News], Meta(max_length=MAX_NEWS)]
+GossipList = Annotated[list[Gossip], Meta(max_length=MAX_GOSSIP)]
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class RequestDatagram(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     tag: Tag
-    beat: Beat
+    beat: Heartbeat
     body: Call
-    news: NewsList
+    news: GossipList
     prove: bool = False
 
 
-class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class ResponseDatagram(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     tag: Tag
-    beat: Beat
+    beat: Heartbeat
     body: Result
-    news: NewsList
+    news: GossipList
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""
 
 
-_DECODERS = (msgspec.msgpack.Decoder(Request), msgspec.msgpack.Decoder(Response))
+_DECODERS = (msgspec.msgpack.Decoder(RequestDatagram), msgspec.msgpack.Decoder(ResponseDatagram))
 
 
 class Malformed(Exception):
@@ -153,7 +153,7 @@ def swarm_tag(run: str, genesis: bytes) -> bytes:
     return hashlib.sha256(b"p2pnode swarm\0" + run.encode() + b"\0" + genesis).digest()[:TAG_BYTES]
 
 
-def encode_head(tag: bytes, beat: Beat) -> bytes:
+def encode_head(tag: bytes, beat: Heartbeat) -> bytes:
     """The part of every datagram that changes only with the own beat; encoded once, used for many."""
     return _ENCODER.encode(tag) + _ENCODER.encode(beat)
 
@@ -163,10 +163,10 @@ def encode(
     message_id: bytes,
     head: bytes,
     body: Call | Result,
-    news: Sequence[News] = (),
+    news: Sequence[Gossip] = (),
     extra: bool | bytes = b"",
 ) -> bytes:
-    """A datagram of at most `MAX_DATAGRAM_BYTES`, given at most `MAX_NEWS` news and `MAX_CONTACT_BYTES` of contacts.
+    """A datagram of at most `MAX_DATAGRAM_BYTES`, given at most `MAX_GOSSIP` news and `MAX_CONTACT_BYTES` of contacts.
 
     `extra`: True in a request whose answer should prove who answers, and that proof.
     """
@@ -176,7 +176,7 @@ def encode(
     return _KINDS[kind] + message_id + _ARRAY_OF_FOUR + head + _ENCODER.encode(body) + tail
 
 
-def decode(datagram: bytes) -> tuple[bytes, Request | Response]:
+def decode(datagram: bytes) -> tuple[bytes, RequestDatagram | ResponseDatagram]:
     """Message id and message. Raises `Malformed`, and nothing else, for any bytes."""
     size = len(datagram)
     if size <= HEADER_BYTES:
@@ -187,7 +187,7 @@ def decode(datagram: bytes) -> tuple[bytes, Request | Response]:
     if kind > RESPONSE:
         raise Malformed("kind")
     try:
-        message: Request | Response = _DECODERS[kind].decode(datagram[HEADER_BYTES:])
+        message: RequestDatagram | ResponseDatagram = _DECODERS[kind].decode(datagram[HEADER_BYTES:])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise Malformed("content") from None
     if message.beat.host and literal(message.beat.host) is None:

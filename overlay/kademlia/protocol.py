@@ -6,7 +6,7 @@ counts (14); five fixed seconds by measured waits with one retry (17); entries t
 that are popped (3). Everything read passes `overlay.kademlia.messages.decode` (1, 2). An answer from where we know
 nobody must prove its id, or it is none (8, 9).
 
-The protocol moves messages and judges nobody: what an answer, a request or a silence means is its `Listener`'s.
+The protocol moves messages and judges nobody: what an answer, a request or a silence means is its `ProtocolEvents`'s.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from kademlia.protocol import KademliaProtocol
 from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.environment import Clock, Entropy, Log
 from overlay.kademlia import messages
-from overlay.kademlia.broadcast_queue import NewsQueue
-from overlay.kademlia.events import Listener
-from overlay.kademlia.identity_proofs import Proofs
+from overlay.kademlia.broadcast_queue import BroadcastQueue
+from overlay.kademlia.events import ProtocolEvents
+from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import (
     REQUEST,
     RESPONSE,
     Call,
+    DuplicateIdentity,
+    Gossip,
+    GossipOnly,
     Malformed,
-    News,
     Pong,
-    Request,
-    Response,
+    RequestDatagram,
+    ResponseDatagram,
     Result,
-    Tell,
-    Twin,
-    Unreached,
+    StreamsFailing,
 )
-from overlay.kademlia.round_trips import RoundTrips
+from overlay.kademlia.round_trips import RttEstimator
 from overlay.kademlia.routing_table import ContactTable
-from overlay.peers import Beat, Contact
+from overlay.peers import Contact, Heartbeat
 from overlay.transport import Transport
 
 #: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
@@ -54,10 +54,10 @@ LATE_CALLS = 256
 
 OnResult = Callable[[Result | None], None]
 #: Handles one kind of call: body, caller's beat, its source address, message id. None: answered later, or never.
-Procedure = Callable[[Any, Beat, Address, bytes], Result | None]
+Procedure = Callable[[Any, Heartbeat, Address, bytes], Result | None]
 C = TypeVar("C")
 
-_TELL = Tell()
+_TELL = GossipOnly()
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +88,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         source_node: Node,
         ksize: int,
         *,
-        proofs: Proofs,
-        listener: Listener,
+        proofs: IdentityProofs,
+        listener: ProtocolEvents,
         clock: Clock,
         entropy: Entropy,
         ceiling_s: float,
@@ -97,8 +97,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     ) -> None:
         super().__init__(source_node, None, ksize)
         self.router: ContactTable = ContactTable(ksize, source_node)
-        self.round_trips = RoundTrips(ceiling_s)
-        self.queue = NewsQueue()
+        self.round_trips = RttEstimator(ceiling_s)
+        self.queue = BroadcastQueue()
         self.counters: Counter[str] = Counter()
         self.fragile = False  # tests: an exception in a handler is raised, not counted
         self._outstanding: dict[bytes, _Pending] = {}
@@ -111,7 +111,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._entropy = entropy
         self._log = log
         self._tag: bytes | None = None
-        self._beat: Beat | None = None
+        self._beat: Heartbeat | None = None
         self._head = b""
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -125,11 +125,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.transport: Transport | None = transport
         self._loop = asyncio.get_running_loop()
 
-    def serve(self, call: type[C], procedure: Callable[[C, Beat, Address, bytes], Result | None]) -> None:
+    def serve(self, call: type[C], procedure: Callable[[C, Heartbeat, Address, bytes], Result | None]) -> None:
         """Enter a procedure into the table."""
         self._procedures[call] = procedure
 
-    def speak_as(self, beat: Beat, tag: bytes | None) -> None:
+    def speak_as(self, beat: Heartbeat, tag: bytes | None) -> None:
         """The own beat and swarm from now on; encoded here once for all datagrams until the next change."""
         self._beat, self._tag = beat, tag
         self._head = messages.encode_head(tag, beat) if tag is not None else b""
@@ -195,12 +195,14 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             _home(pending.contact), messages.encode(REQUEST, message_id, self._head, pending.body, news, pending.prove)
         )
 
-    def tell(self, contact: Contact, news: Sequence[News], body: Tell | Unreached | Twin = _TELL) -> None:
+    def tell(
+        self, contact: Contact, news: Sequence[Gossip], body: GossipOnly | StreamsFailing | DuplicateIdentity = _TELL
+    ) -> None:
         """Send news now; nothing comes back."""
         if self.transport is None or self._tag is None:
             return
         message_id = self._entropy.token(messages.MESSAGE_ID_BYTES)
-        self._send(_home(contact), messages.encode(REQUEST, message_id, self._head, body, news[: messages.MAX_NEWS]))
+        self._send(_home(contact), messages.encode(REQUEST, message_id, self._head, body, news[: messages.MAX_GOSSIP]))
 
     def respond(self, message_id: bytes, to: Address, result: Result, *, prove_to: bytes = b"") -> None:
         """Answer a call, at once or later; with our proof, if the asker `prove_to` wants one."""
@@ -272,19 +274,19 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         if message.beat.node_id == self.own_id:
             self._guarded(self._accept_own_id, message_id, message, addr)
-        elif isinstance(message, Response):
+        elif isinstance(message, ResponseDatagram):
             self._guarded(self._accept_response, message_id, message, addr)
         else:
             self._guarded(self._accept_request, message_id, message, addr)
 
-    def _accept_own_id(self, message_id: bytes, message: Request | Response, source: Address) -> None:
+    def _accept_own_id(self, message_id: bytes, message: RequestDatagram | ResponseDatagram, source: Address) -> None:
         """Our own datagram come back (several interfaces, a NAT that hairpins), a liar, or a twin: another process with
         our key. Only the twin can prove its id; we prove ours to it, so that both know."""
         if self._beat is None or message.beat.boot == self._beat.boot:
             self.counters["dropped_own_echo"] += 1
             return
         self.counters["dropped_own_id"] += 1
-        if isinstance(message, Request):
+        if isinstance(message, RequestDatagram):
             if message.prove:
                 self.respond(message_id, source, Pong(), prove_to=self.own_id)
             self._listener.own_id_used(message.beat, source)
@@ -296,7 +298,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._listener.own_id_used(message.beat, source, proven=True)
         pending.on_result(message.body)
 
-    def _is_proven(self, message_id: bytes, response: Response) -> bool:
+    def _is_proven(self, message_id: bytes, response: ResponseDatagram) -> bool:
         assert self._tag is not None
         head = messages.encode_head(self._tag, response.beat)
         return self._proofs.holds(response.proof, response.beat.node_id, self.own_id, message_id, head)
@@ -307,7 +309,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if pending.timer is not None:
             pending.timer.cancel()
 
-    def _accept_response(self, message_id: bytes, response: Response, source: Address) -> None:
+    def _accept_response(self, message_id: bytes, response: ResponseDatagram, source: Address) -> None:
         pending = self._outstanding.get(message_id)
         if pending is None:
             self._accept_late(message_id, response, source)
@@ -331,7 +333,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._hear(response.news, beat.node_id)
         pending.on_result(response.body)
 
-    def _accept_late(self, message_id: bytes, response: Response, source: Address) -> None:
+    def _accept_late(self, message_id: bytes, response: ResponseDatagram, source: Address) -> None:
         """Given up too soon: the node lives, and our waits are shorter than its round trip. Without this they would
         stay so, because only answers in time are measured."""
         pending, sent = self._late.pop(message_id, (None, 0.0))
@@ -346,7 +348,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.round_trips.observe(rtt_s)
         self._listener.answered(response.beat, source, rtt_s, pending.contact, proven=pending.prove)
 
-    def _accept_request(self, message_id: bytes, request: Request, source: Address) -> None:
+    def _accept_request(self, message_id: bytes, request: RequestDatagram, source: Address) -> None:
         beat = request.beat
         self._listener.spoke(beat, source)
         self._hear(request.news, beat.node_id)
@@ -358,7 +360,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if result is not None:
             self.respond(message_id, source, result, prove_to=beat.node_id if request.prove else b"")
 
-    def _hear(self, news: list[News], sender: bytes) -> None:
+    def _hear(self, news: list[Gossip], sender: bytes) -> None:
         for piece in news:
             self._listener.news(piece, sender)
 

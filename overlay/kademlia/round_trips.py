@@ -18,7 +18,7 @@ UNMEASURED_S = 0.25
 DEVIATIONS = 4.0
 
 
-class RoundTrips:
+class RttEstimator:
     """Running mean and deviation over all peers; the waits for one peer prefer its own figures."""
 
     def __init__(self, ceiling_s: float) -> None:

@@ -26,7 +26,7 @@ from overlay.peers import Contact
 SPLIT_DEPTH = 2
 
 
-class Entry(Node):  # type: ignore[misc]
+class RoutingEntry(Node):  # type: ignore[misc]
     """A contact in a bucket, with its packed form. `listed` is False while it is suspected: others are not told."""
 
     def __init__(self, contact: Contact) -> None:
@@ -62,8 +62,8 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
     buckets: list[Bucket]
 
     def __init__(self, ksize: int, node: Node) -> None:
-        self._entries: dict[bytes, Entry] = {}
-        self._listed: dict[int, Entry] = {}
+        self._entries: dict[bytes, RoutingEntry] = {}
+        self._listed: dict[int, RoutingEntry] = {}
         self._sorted: list[int] = []  # the keys of `_listed`
         super().__init__(None, ksize, node)
 
@@ -110,14 +110,14 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         if contact.node_id == self.node.id:
             return False
         known = self._entries.get(contact.node_id)
-        entry = known if known is not None and known.contact == contact else Entry(contact)
+        entry = known if known is not None and known.contact == contact else RoutingEntry(contact)
         entry.listed = True
         return self._place(entry)
 
     def add_contact(self, node: Any) -> None:
         self.add(Contact(node.id, Address(node.ip, node.port)))
 
-    def _place(self, entry: Entry) -> bool:
+    def _place(self, entry: RoutingEntry) -> bool:
         while True:
             index = self._bucket_index(entry.long_id)
             bucket = self.buckets[index]
@@ -131,7 +131,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
                 for moved in half.nodes.values():
                     self._index(moved)
 
-    def _index(self, entry: Entry) -> None:
+    def _index(self, entry: RoutingEntry) -> None:
         self._entries[entry.id] = entry
         if not entry.listed:
             self._unlist(entry.long_id)
@@ -165,7 +165,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
             entry.listed = listed
             self._index(entry)
 
-    def closest(self, target: bytes, count: int, *, skip: bytes | None = None) -> list[Entry]:
+    def closest(self, target: bytes, count: int, *, skip: bytes | None = None) -> list[RoutingEntry]:
         """The exact `count` closest listed entries, closest first, the target itself included.
 
         Whoever shares a longer prefix with the target is closer, and in the sorted ids the sharers of a prefix stand
@@ -190,7 +190,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         skipped = -1 if skip is None else int.from_bytes(skip, "big") ^ number
         return [listed[gap ^ number] for gap in nearest if gap != skipped][:count]
 
-    def find_neighbors(self, node: Any, k: int | None = None, exclude: Any = None) -> list[Entry]:
+    def find_neighbors(self, node: Any, k: int | None = None, exclude: Any = None) -> list[RoutingEntry]:
         return self.closest(node.id, k or self.ksize, skip=exclude.id if exclude is not None else None)
 
     def ranges(self, wanted: Callable[[Bucket], bool]) -> list[tuple[int, int]]:

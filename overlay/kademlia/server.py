@@ -9,8 +9,8 @@ from typing import NoReturn
 from kademlia.network import Server
 
 from overlay.environment import Clock, Entropy, Log
-from overlay.kademlia.events import Listener
-from overlay.kademlia.identity_proofs import Proofs
+from overlay.kademlia.events import ProtocolEvents
+from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.transport import Transport
 
@@ -26,8 +26,8 @@ class SwarmServer(Server):  # type: ignore[misc]
         ksize: int,
         alpha: int,
         node_id: bytes,
-        proofs: Proofs,
-        listener: Listener,
+        proofs: IdentityProofs,
+        listener: ProtocolEvents,
         clock: Clock,
         entropy: Entropy,
         ceiling_s: float,

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from overlay.kademlia.messages import News, NewsKind
+from overlay.kademlia.messages import Gossip, MemberState
 from overlay.settings import LivenessSettings
 
 #: Heard from within this share of the probe interval: no probe is due.
@@ -35,7 +35,7 @@ DEAD_LIMIT = 1024
 SUSPECTS_PER_ROUND = 16
 #: Questions of ours that a suspect leaves unanswered, one after another, before it is dead. One is lost with its retry
 #: about once in a hundred at 5 % loss: a hundred nodes that believed a false death after one would keep it alive.
-PROOF = 3
+UNANSWERED_PROBES_TO_CONFIRM = 3
 #: A suspicion that ends before that goes on in such steps, until it lasted twice as long.
 EVIDENCE_STEP_S = 0.25
 #: A tick later than this means that our own loop lags.
@@ -45,14 +45,14 @@ HEALTH_LIMIT = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class SendPing:
     """Ask the member itself."""
 
     node_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeThrough:
+class SendPingRequest:
     """Ask others to ask it."""
 
     node_id: bytes
@@ -60,23 +60,23 @@ class ProbeThrough:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendNow:
     """Send this piece of news to one node now."""
 
     to: bytes
-    news: News
+    news: Gossip
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Broadcast:
     """Let this ride on datagrams; `at_once` also sends it to known contacts now."""
 
-    news: News
+    news: Gossip
     at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class StateChanged:
     """The standing of a member changed."""
 
     node_id: bytes
@@ -84,14 +84,14 @@ class Judged:
     reason: str
 
 
-Action = Probe | ProbeThrough | Tell | Spread | Judged
+Action = SendPing | SendPingRequest | SendNow | Broadcast | StateChanged
 
 
 @dataclass(slots=True)
 class _Member:
     """What we hold about one node. `heard` is when it last spoke to us itself; `since` when its standing changed."""
 
-    standing: NewsKind
+    standing: MemberState
     incarnation: int
     refutation: int
     heard: float
@@ -106,10 +106,10 @@ class _Member:
     rumour: tuple[int, int, int] = (-1, -1, -1)
 
     def rank(self) -> tuple[int, int, int]:
-        return (self.incarnation, self.refutation, min(self.standing, NewsKind.DEAD))
+        return (self.incarnation, self.refutation, min(self.standing, MemberState.DEAD))
 
 
-class Detector:
+class FailureDetector:
     """The members of one node's view, the dead it remembers, and its own health."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Detector:
 
     def dead(self) -> list[bytes]:
         """The remembered dead, longest dead first; those who left are not among them."""
-        return [node_id for node_id, member in self._gone.items() if member.standing is NewsKind.DEAD]
+        return [node_id for node_id, member in self._gone.items() if member.standing is MemberState.DEAD]
 
     def next_deadline(self) -> float:
         """When `tick` is due."""
@@ -175,14 +175,14 @@ class Detector:
         if node_id in self._members:
             return self.heard(node_id, incarnation, now)
         gone = self._gone.pop(node_id, None)
-        member = _Member(NewsKind.ALIVE, incarnation, 0, now, now)
+        member = _Member(MemberState.ALIVE, incarnation, 0, now, now)
         actions: list[Action] = []
         if gone is not None and gone.incarnation == incarnation:
             member.refutation = gone.refutation
-            if gone.standing is NewsKind.DEAD:
+            if gone.standing is MemberState.DEAD:
                 # Old news of its death is still on its way; only a refutation of its own outranks that.
-                accusation = News(NewsKind.DEAD, node_id, incarnation, gone.refutation)
-                actions.append(Tell(node_id, accusation))
+                accusation = Gossip(MemberState.DEAD, node_id, incarnation, gone.refutation)
+                actions.append(SendNow(node_id, accusation))
         self._members[node_id] = member
         # SWIM: a newcomer enters at a random place, so that the time to its first probe is bounded and varied.
         self._order.insert(self._rng.randint(self._turn, len(self._order)), node_id)
@@ -199,7 +199,7 @@ class Detector:
         if member.rumour[:2] > (member.incarnation, member.refutation) and member.rumour[0] == incarnation:
             # It was said to have refuted, and here it is: what it refuted is old news.
             member.refutation = member.rumour[1]
-        if member.standing is NewsKind.SUSPECT:
+        if member.standing is MemberState.SUSPECT:
             return self._clear(node_id, member, now, "it spoke to us")
         return []
 
@@ -209,21 +209,21 @@ class Detector:
         if member is None:
             return []
         member.missed += 1
-        if member.standing is NewsKind.SUSPECT:
+        if member.standing is MemberState.SUSPECT:
             return self._ask_condemned(node_id, member, now) if member.condemned else []
         helpers = [other for other in others if other != node_id and not self.is_suspect(other)]
         count = min(self.settings.indirect_probes, len(helpers))
         if count == 0:
             return self.unreachable(node_id, now, "it does not answer")
-        return [ProbeThrough(node_id, tuple(self._rng.sample(helpers, count)))]
+        return [SendPingRequest(node_id, tuple(self._rng.sample(helpers, count)))]
 
     def unreachable(self, node_id: bytes, now: float, reason: str) -> list[Action]:
         """Nobody reached it: suspect it, and say so to it and to others."""
         member = self._members.get(node_id)
-        if member is None or member.standing is NewsKind.SUSPECT:
+        if member is None or member.standing is MemberState.SUSPECT:
             return []
-        news = News(NewsKind.SUSPECT, node_id, member.incarnation, member.refutation)
-        return [*self._suspect(node_id, member, now, reason), Tell(node_id, news), Spread(news)]
+        news = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
+        return [*self._suspect(node_id, member, now, reason), SendNow(node_id, news), Broadcast(news)]
 
     def hint(self, node_id: bytes, now: float) -> list[Action]:
         """Somebody has reason to doubt it: probe now."""
@@ -231,15 +231,15 @@ class Detector:
         if member is None or now - member.probed < HINT_PAUSE_S:
             return []
         member.probed = now
-        return [Probe(node_id)]
+        return [SendPing(node_id)]
 
     def declare_dead(self, node_id: bytes, now: float, reason: str) -> list[Action]:
         """Certain knowledge: another node lives at its address."""
         member = self._members.get(node_id)
         if member is None:
             return []
-        news = News(NewsKind.DEAD, node_id, member.incarnation, member.refutation)
-        return [*self._bury(node_id, member, now, NewsKind.DEAD, reason), Spread(news)]
+        news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
+        return [*self._bury(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
 
     def forget(self, node_id: bytes) -> None:
         """Drop a member without judging it: it is of no use to us any more."""
@@ -254,13 +254,13 @@ class Detector:
         member = self._members.get(node_id)
         if member is None:
             return []
-        news = News(NewsKind.LEFT, node_id, member.incarnation, member.refutation)
-        return [*self._bury(node_id, member, now, NewsKind.LEFT, "it left"), Spread(news)]
+        news = Gossip(MemberState.LEFT, node_id, member.incarnation, member.refutation)
+        return [*self._bury(node_id, member, now, MemberState.LEFT, "it left"), Broadcast(news)]
 
-    def farewell(self) -> News:
+    def farewell(self) -> Gossip:
         """What this node tells when it leaves."""
         self.leaving = True
-        return News(NewsKind.LEFT, self.own_id, self.incarnation, self.refutation)
+        return Gossip(MemberState.LEFT, self.own_id, self.incarnation, self.refutation)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -274,9 +274,9 @@ class Detector:
                 member.deadline = now + EVIDENCE_STEP_S  # the rounds go on asking it
             elif now >= member.deadline:
                 reason = f"suspected for {now - member.since:.1f} s and silent"
-                news = News(NewsKind.DEAD, node_id, member.incarnation, member.refutation)
-                actions += self._bury(node_id, member, now, NewsKind.DEAD, reason)
-                actions += [Tell(node_id, news), Spread(news, at_once=True)]
+                news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
+                actions += self._bury(node_id, member, now, MemberState.DEAD, reason)
+                actions += [SendNow(node_id, news), Broadcast(news, at_once=True)]
         if now >= self._next_round:
             self._next_round = now + self.settings.probe_interval_s
             actions += self._round(now)
@@ -285,7 +285,7 @@ class Detector:
 
     def _is_proven_silent(self, member: _Member, now: float) -> bool:
         """We asked it since it is suspected, and it did not answer; or there are too many suspects to ask them all."""
-        return member.missed >= PROOF or now >= member.since + 2 * self.settings.suspicion_s
+        return member.missed >= UNANSWERED_PROBES_TO_CONFIRM or now >= member.since + 2 * self.settings.suspicion_s
 
     def _feel(self, lag_s: float) -> None:
         """Lifeguard: a lag is our own fault, so nobody's deadline may pass during it."""
@@ -307,11 +307,11 @@ class Detector:
         for node_id in due:
             self._members[node_id].probed = now
         # memberlist: a suspect is told with every probe, because its refutation is what the others wait for.
-        return [*(Probe(node_id) for node_id in due), *(Tell(each, self._accusation(each)) for each in suspects)]
+        return [*(SendPing(node_id) for node_id in due), *(SendNow(each, self._accusation(each)) for each in suspects)]
 
-    def _accusation(self, node_id: bytes) -> News:
+    def _accusation(self, node_id: bytes) -> Gossip:
         member = self._members[node_id]
-        return News(NewsKind.SUSPECT, node_id, member.incarnation, member.refutation)
+        return Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
 
     def _suspects_in_turn(self, stale: float) -> list[bytes]:
         """Those not asked just now, longest unasked first: an answer ends the suspicion whatever became of the news."""
@@ -339,82 +339,82 @@ class Detector:
 
     def _purge(self, now: float) -> None:
         for node_id, member in list(self._gone.items()):
-            memory = DEAD_MEMORY_S if member.standing is NewsKind.DEAD else LEFT_MEMORY_S
+            memory = DEAD_MEMORY_S if member.standing is MemberState.DEAD else LEFT_MEMORY_S
             if now - member.since > memory or len(self._gone) > DEAD_LIMIT:
                 del self._gone[node_id]
 
     # -- what others say -----------------------------------------------------------------------------------------
 
-    def learn(self, news: News, sender: bytes, now: float) -> list[Action]:
+    def learn(self, news: Gossip, sender: bytes, now: float) -> list[Action]:
         """One piece of news from `sender`."""
         if news.node_id == self.own_id:
             return self._defend(news, sender)
-        kind = NewsKind(news.kind)
+        kind = MemberState(news.kind)
         member = self._members.get(news.node_id)
         if member is None:
             return self._learn_of_the_gone(news, kind)
-        if (news.incarnation, news.refutation, min(kind, NewsKind.DEAD)) <= member.rank():
+        if (news.incarnation, news.refutation, min(kind, MemberState.DEAD)) <= member.rank():
             return []
         match kind:
-            case NewsKind.ALIVE | NewsKind.LEFT if sender != news.node_id:
+            case MemberState.ALIVE | MemberState.LEFT if sender != news.node_id:
                 return self._pass_on(news, kind, member, now)
-            case NewsKind.ALIVE:
+            case MemberState.ALIVE:
                 return self._believe_alive(news, member, now)
-            case NewsKind.LEFT:
+            case MemberState.LEFT:
                 actions = self._bury(news.node_id, member, now, kind, "it left")
-                return [*actions, Spread(news)]
-            case NewsKind.SUSPECT | NewsKind.DEAD:
+                return [*actions, Broadcast(news)]
+            case MemberState.SUSPECT | MemberState.DEAD:
                 return self._believe_ill(news, kind, member, now)
 
-    def _defend(self, news: News, sender: bytes) -> list[Action]:
+    def _defend(self, news: Gossip, sender: bytes) -> list[Action]:
         """SWIM: refute with a higher count. News about an older start of ours refute themselves by the beat."""
-        ill = news.kind in (NewsKind.SUSPECT, NewsKind.DEAD, NewsKind.LEFT)
+        ill = news.kind in (MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
         if not ill or self.leaving or news.incarnation != self.incarnation or news.refutation < self.refutation:
             return []
         self.refutation = news.refutation + 1
         self.health = min(HEALTH_LIMIT, self.health + 1)
-        alive = News(NewsKind.ALIVE, self.own_id, self.incarnation, self.refutation)
+        alive = Gossip(MemberState.ALIVE, self.own_id, self.incarnation, self.refutation)
         # At once: the one who accuses us may not know where we live now, and its deadline runs.
-        return [Tell(sender, alive), Spread(alive, at_once=True)]
+        return [SendNow(sender, alive), Broadcast(alive, at_once=True)]
 
-    def _learn_of_the_gone(self, news: News, kind: NewsKind) -> list[Action]:
+    def _learn_of_the_gone(self, news: Gossip, kind: MemberState) -> list[Action]:
         """The dead do not rise on hearsay: they are asked, and answer or not."""
         gone = self._gone.get(news.node_id)
-        if gone is None or kind is not NewsKind.ALIVE:
+        if gone is None or kind is not MemberState.ALIVE:
             return []
         if (news.incarnation, news.refutation) <= (gone.incarnation, gone.refutation):
             return []
         gone.incarnation, gone.refutation = news.incarnation, news.refutation
-        return [Probe(news.node_id), Spread(news)]
+        return [SendPing(news.node_id), Broadcast(news)]
 
-    def _pass_on(self, news: News, kind: NewsKind, member: _Member, now: float) -> list[Action]:
+    def _pass_on(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[Action]:
         """Leaves and refutations are believed from their node alone; from others they are a reason to ask it."""
         if (news.incarnation, news.refutation, kind) <= member.rumour:
             return []
         member.rumour = (news.incarnation, news.refutation, kind)
-        ask = kind is NewsKind.LEFT or member.standing is NewsKind.SUSPECT
-        return [*(self.hint(news.node_id, now) if ask else []), Spread(news)]
+        ask = kind is MemberState.LEFT or member.standing is MemberState.SUSPECT
+        return [*(self.hint(news.node_id, now) if ask else []), Broadcast(news)]
 
-    def _believe_alive(self, news: News, member: _Member, now: float) -> list[Action]:
+    def _believe_alive(self, news: Gossip, member: _Member, now: float) -> list[Action]:
         member.incarnation, member.refutation = news.incarnation, news.refutation
-        actions: list[Action] = [Spread(news)]
-        if member.standing is NewsKind.SUSPECT:
+        actions: list[Action] = [Broadcast(news)]
+        if member.standing is MemberState.SUSPECT:
             actions += self._clear(news.node_id, member, now, "it refuted")
         return actions
 
-    def _believe_ill(self, news: News, kind: NewsKind, member: _Member, now: float) -> list[Action]:
+    def _believe_ill(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[Action]:
         if now - member.heard < self.settings.probe_interval_s:
-            return [Tell(news.node_id, news)]  # we know better; it should know too, and refute
-        if member.rumour[2] == NewsKind.ALIVE and member.rumour[:2] > (news.incarnation, news.refutation):
+            return [SendNow(news.node_id, news)]  # we know better; it should know too, and refute
+        if member.rumour[2] == MemberState.ALIVE and member.rumour[:2] > (news.incarnation, news.refutation):
             return self.hint(news.node_id, now)  # it is said to have refuted this: we look ourselves
         member.incarnation, member.refutation = news.incarnation, news.refutation
-        if kind is NewsKind.DEAD:
+        if kind is MemberState.DEAD:
             return self._condemn(news, member, now)
         suspected = self._suspect(news.node_id, member, now, "others suspect it")
-        probe: list[Action] = [Probe(news.node_id)] if news.node_id in self._watched else []
-        return [*suspected, *probe, Spread(news)]
+        probe: list[Action] = [SendPing(news.node_id)] if news.node_id in self._watched else []
+        return [*suspected, *probe, Broadcast(news)]
 
-    def _condemn(self, news: News, member: _Member, now: float) -> list[Action]:
+    def _condemn(self, news: Gossip, member: _Member, now: float) -> list[Action]:
         """A death on hearsay is not believed before we asked ourselves, and not passed on: a lost refutation must not
         kill a living node in the eyes of all (at 10 % loss two wrong findings of 60 nodes made ten)."""
         if member.condemned:
@@ -424,40 +424,40 @@ class Detector:
         return [*actions, *self._ask_condemned(news.node_id, member, now)]
 
     def _ask_condemned(self, node_id: bytes, member: _Member, now: float) -> list[Action]:
-        if member.missed < PROOF:
+        if member.missed < UNANSWERED_PROBES_TO_CONFIRM:
             member.probed = now
-            return [Probe(node_id)]
-        news = News(NewsKind.DEAD, node_id, member.incarnation, member.refutation)
+            return [SendPing(node_id)]
+        news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
         reason = "others say it is dead, and it does not answer us"
-        return [*self._bury(node_id, member, now, NewsKind.DEAD, reason), Spread(news)]
+        return [*self._bury(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
 
     # -- transitions ---------------------------------------------------------------------------------------------
 
     def _suspect(self, node_id: bytes, member: _Member, now: float, reason: str) -> list[Action]:
-        if member.standing is NewsKind.SUSPECT:
+        if member.standing is MemberState.SUSPECT:
             return []
-        member.standing = NewsKind.SUSPECT
+        member.standing = MemberState.SUSPECT
         member.since = now
         member.missed = 0
         member.deadline = now + self.settings.suspicion_s
         self._suspects[node_id] = None
-        return [Judged(node_id, "suspect", reason)]
+        return [StateChanged(node_id, "suspect", reason)]
 
     def _clear(self, node_id: bytes, member: _Member, now: float, reason: str) -> list[Action]:
-        accusation = News(NewsKind.SUSPECT, node_id, member.incarnation, member.refutation)
-        member.standing = NewsKind.ALIVE
+        accusation = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
+        member.standing = MemberState.ALIVE
         member.condemned = False
         member.since = now
         self._suspects.pop(node_id, None)
-        actions: list[Action] = [Judged(node_id, "refuted", reason)]
+        actions: list[Action] = [StateChanged(node_id, "refuted", reason)]
         if reason == "it spoke to us":
-            actions.append(Tell(node_id, accusation))  # others still suspect it: let it refute
+            actions.append(SendNow(node_id, accusation))  # others still suspect it: let it refute
         return actions
 
-    def _bury(self, node_id: bytes, member: _Member, now: float, standing: NewsKind, reason: str) -> list[Action]:
+    def _bury(self, node_id: bytes, member: _Member, now: float, standing: MemberState, reason: str) -> list[Action]:
         del self._members[node_id]
         self._suspects.pop(node_id, None)
         member.standing, member.since = standing, now
         self._gone[node_id] = member
-        kind: Literal["dead", "left"] = "left" if standing is NewsKind.LEFT else "dead"
-        return [Judged(node_id, kind, reason)]
+        kind: Literal["dead", "left"] = "left" if standing is MemberState.LEFT else "dead"
+        return [StateChanged(node_id, kind, reason)]

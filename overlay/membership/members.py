@@ -17,11 +17,11 @@ from collections.abc import Callable, Container, Sequence
 from overlay.addresses import Address, group_of, literal
 from overlay.environment import Clock, Log
 from overlay.ids import short
-from overlay.kademlia.messages import News, Ping, Result, Twin, pack_contact, unpack_contact
+from overlay.kademlia.messages import DuplicateIdentity, Gossip, Ping, Result, pack_contact, unpack_contact
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.failure_detector import Action, Detector, Judged
+from overlay.membership.failure_detector import Action, FailureDetector, StateChanged
 from overlay.membership.negative_cache import NegativeCache
-from overlay.peers import Activity, Beat, Contact, Peer, PeerChange, PeerTable
+from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
 
 #: One who speaks to us is asked back at most once in this time.
 ASK_BACK_PAUSE_S = 1.0
@@ -41,14 +41,14 @@ FULL_VIEW = 256
 BACK = "back from the dead"
 
 
-class Membership:
+class MemberList:
     """The peers of one node."""
 
     def __init__(
         self,
         own_id: bytes,
         boot: int,
-        detector: Detector,
+        detector: FailureDetector,
         clock: Clock,
         log: Log,
         k: int,
@@ -81,7 +81,7 @@ class Membership:
         self._protocol = protocol
         self._table = protocol.router
         self._perform = perform
-        protocol.serve(Twin, self.told_of_twin)
+        protocol.serve(DuplicateIdentity, self.told_of_twin)
 
     def on_change(self, callback: Callable[[PeerChange], None]) -> None:
         self._callbacks.append(callback)
@@ -105,7 +105,7 @@ class Membership:
     # -- the protocol's facts ------------------------------------------------------------------------------------
 
     def answered(
-        self, beat: Beat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
+        self, beat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
     ) -> None:
         """An answer: from the address it claims, from the one we know, or from another."""
         now = self._clock.monotonic()
@@ -130,7 +130,7 @@ class Membership:
 
             self._protocol.call(Contact(beat.node_id, claimed), Ping(), settle, blame=False)
 
-    def impostor(self, beat: Beat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+    def impostor(self, beat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
         """The address belongs to another node now: the one we asked lives there no more."""
         known = self.peers.get(asked.node_id)
         now = self._clock.monotonic()
@@ -141,7 +141,7 @@ class Membership:
             )
         self.answered(beat, source, None, Contact(beat.node_id, asked.address), proven=proven)
 
-    def spoke(self, beat: Beat, source: Address) -> None:
+    def spoke(self, beat: Heartbeat, source: Address) -> None:
         """A request: fold it if it comes from where the node is known to live, otherwise ask back."""
         if beat.node_id == self._own_id:
             self.own_id_used(beat, source)
@@ -160,7 +160,7 @@ class Membership:
             if source != claimed:
                 self.ask_back(Contact(beat.node_id, source))
 
-    def requested(self, beat: Beat, source: Address) -> None:
+    def requested(self, beat: Heartbeat, source: Address) -> None:
         """A request over a stream, which has a port of its own: the host alone says whether it is the node we know."""
         known = self.peers.get(beat.node_id)
         if known is not None and known.address.host == source.host and _same_start(beat, known):
@@ -173,7 +173,7 @@ class Membership:
         peer = self.peers.get(node_id)
         return peer is None or peer.eligible or node_id not in self._translated
 
-    def _hear_again(self, beat: Beat, address: Address, rtt_s: float | None, now: float) -> None:
+    def _hear_again(self, beat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> None:
         """One we know, where we know it, since the same start."""
         if beat.activity == Activity.LEAVING:
             self._perform(self.detector.left(beat.node_id, now))
@@ -190,7 +190,7 @@ class Membership:
 
     # -- one identity, two processes -----------------------------------------------------------------------------
 
-    def own_id_used(self, beat: Beat, source: Address, *, proven: bool = False) -> None:
+    def own_id_used(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> None:
         """Another process claims to be us: ask it for the proof; with it, say so once, and whoever listens stops us."""
         if beat.boot == self._boot:
             return
@@ -212,13 +212,13 @@ class Membership:
     def _ask_twin(self, contact: Contact) -> None:
         self._ask_back(contact, blame=False)
 
-    def told_of_twin(self, body: Twin, _beat: Beat, _source: Address, _message_id: bytes) -> None:
+    def told_of_twin(self, body: DuplicateIdentity, _beat: Heartbeat, _source: Address, _message_id: bytes) -> None:
         """Two processes of one identity never list each other: a third, who meets both, tells them. Only a hint."""
         contact = unpack_contact(body.contact)
         if body.boot != self._boot and contact is not None and contact.node_id == self._own_id:
             self._ask_twin(contact)
 
-    def _tell_of_twin(self, beat: Beat, source: Address, known: Peer) -> None:
+    def _tell_of_twin(self, beat: Heartbeat, source: Address, known: Peer) -> None:
         """One id speaks as two starts at a time; each is told where the other is, and asks it."""
         now = self._clock.monotonic()
         if now < self._told_of_twin.get(beat.node_id, 0.0):
@@ -232,18 +232,18 @@ class Membership:
             self._log.warning("identity_used_twice", peer=short(beat.node_id), reason=reason)
             self._changed(PeerChange(beat.node_id, "clone", reason))
         second = Contact(beat.node_id, _claimed(beat, source))
-        self._protocol.tell(known.contact, [], Twin(beat.boot, pack_contact(second)))
-        self._protocol.tell(second, [], Twin(known.boot, pack_contact(known.contact)))
+        self._protocol.tell(known.contact, [], DuplicateIdentity(beat.boot, pack_contact(second)))
+        self._protocol.tell(second, [], DuplicateIdentity(known.boot, pack_contact(known.contact)))
         self._protocol.counters["twins_told"] += 1
 
-    def news(self, news: News, sender: bytes) -> None:
+    def news(self, news: Gossip, sender: bytes) -> None:
         actions = self.detector.learn(news, sender, self._clock.monotonic())
         if actions:
             self._perform(actions)
 
     # -- insertion and change ------------------------------------------------------------------------------------
 
-    def met(self, beat: Beat, address: Address) -> None:
+    def met(self, beat: Heartbeat, address: Address) -> None:
         """A request over a stream was answered by this node at this address, its id checked."""
         known = self.peers.get(beat.node_id)
         if known is not None and _same_start(beat, known):
@@ -277,7 +277,7 @@ class Membership:
     def _wants(self, node_id: bytes) -> bool:
         return len(self.peers) < FULL_VIEW or self._table.wants(node_id) or node_id in self.lost
 
-    def _verified(self, beat: Beat, address: Address, rtt_s: float | None, known: Peer | None) -> None:
+    def _verified(self, beat: Heartbeat, address: Address, rtt_s: float | None, known: Peer | None) -> None:
         if known is None:
             self._insert(beat, address, rtt_s)
         elif known.address == address and _is_twin(beat, known):
@@ -299,13 +299,13 @@ class Membership:
         else:
             self._tell_of_twin(beat, address, known)
 
-    def _insert(self, beat: Beat, address: Address, rtt_s: float | None) -> None:
+    def _insert(self, beat: Heartbeat, address: Address, rtt_s: float | None) -> None:
         if len(self.peers) >= MOST_PEERS:
             self._protocol.counters["peers_refused_full"] += 1
         else:
             self._settle_at(beat, address, rtt_s)
 
-    def _settle_at(self, beat: Beat, address: Address, rtt_s: float | None) -> None:
+    def _settle_at(self, beat: Heartbeat, address: Address, rtt_s: float | None) -> None:
         """It lives there now, if there is room at that address."""
         if self._is_crowded(beat.node_id, address):
             return
@@ -337,7 +337,7 @@ class Membership:
         if ghost is not None and ghost != node_id:
             self._perform(self.detector.declare_dead(ghost, now, f"{short(node_id)} answers at its address"))
 
-    def _fold(self, beat: Beat, address: Address, rtt_s: float | None, now: float) -> None:
+    def _fold(self, beat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> None:
         node_id = beat.node_id
         change = self.peers.observe(beat, address.host, now, rtt_s, address=address)
         if change is not None:
@@ -357,14 +357,14 @@ class Membership:
         if actions:
             self._perform(actions)
 
-    def _note_translation(self, beat: Beat, address: Address) -> None:
+    def _note_translation(self, beat: Heartbeat, address: Address) -> None:
         """The port that a node names belongs to its streams as well; one that a NAT chose does not."""
         if address.port == beat.port:
             self._translated.discard(beat.node_id)
         else:
             self._translated.add(beat.node_id)
 
-    def judged(self, action: Judged) -> None:
+    def judged(self, action: StateChanged) -> None:
         """The detector changed its mind about a member."""
         node_id = action.node_id
         match action.kind:
@@ -401,15 +401,15 @@ class Membership:
                 del self.lost[node_id]
 
 
-def _claimed(beat: Beat, source: Address) -> Address:
+def _claimed(beat: Heartbeat, source: Address) -> Address:
     host = literal(beat.host) if beat.host else None
     return Address(host or source.host, beat.port)
 
 
-def _same_start(beat: Beat, known: Peer) -> bool:
+def _same_start(beat: Heartbeat, known: Peer) -> bool:
     return beat.incarnation == known.incarnation and beat.boot == known.boot
 
 
-def _is_twin(beat: Beat, known: Peer) -> bool:
+def _is_twin(beat: Heartbeat, known: Peer) -> bool:
     """A start that cannot have been followed by the one we know: an older one that still speaks, or its equal."""
     return beat.incarnation < known.incarnation or (beat.incarnation == known.incarnation and beat.boot != known.boot)

@@ -14,22 +14,30 @@ from overlay.addresses import Address
 from overlay.environment import Clock
 from overlay.kademlia.messages import (
     FindNode,
-    News,
+    Gossip,
     Nodes,
     Ping,
+    PingResult,
     Pong,
-    Probed,
     Result,
     pack_contact,
     pack_nodes,
     unpack_contact,
 )
-from overlay.kademlia.messages import Probe as ProbeCall
-from overlay.kademlia.messages import Tell as TellCall
+from overlay.kademlia.messages import GossipOnly as TellCall
+from overlay.kademlia.messages import PingRequest as ProbeCall
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.failure_detector import Action, Detector, Judged, Probe, ProbeThrough, Spread, Tell
-from overlay.membership.members import Membership
-from overlay.peers import Beat, Contact
+from overlay.membership.failure_detector import (
+    Action,
+    Broadcast,
+    FailureDetector,
+    SendNow,
+    SendPing,
+    SendPingRequest,
+    StateChanged,
+)
+from overlay.membership.members import MemberList
+from overlay.peers import Contact, Heartbeat
 from overlay.settings import LivenessSettings
 
 #: A death, or a change of our own activity, is told to this many at once; the others hear it later.
@@ -53,8 +61,8 @@ class Prober:
     def __init__(
         self,
         protocol: SwarmProtocol,
-        membership: Membership,
-        detector: Detector,
+        membership: MemberList,
+        detector: FailureDetector,
         settings: LivenessSettings,
         clock: Clock,
         rng: random.Random,
@@ -116,21 +124,21 @@ class Prober:
         suspects = self._detector.suspects
         for action in actions:
             match action:
-                case Probe(node_id):
+                case SendPing(node_id):
                     contact = self._contact(node_id)
                     if contact is not None:
                         self._protocol.call(contact, Ping(), _ignore)
-                case ProbeThrough(node_id, via):
+                case SendPingRequest(node_id, via):
                     self._probe_through(node_id, via)
-                case Tell(to, news):
+                case SendNow(to, news):
                     contact = self._contact(to)
                     if contact is not None:
                         self._protocol.tell(contact, [news])
-                case Spread(news, at_once):
+                case Broadcast(news, at_once):
                     self._protocol.queue.put(news, len(self._membership.peers))
                     if at_once:
                         self.tell_some([news])
-                case Judged():
+                case StateChanged():
                     self._membership.judged(action)
         if self._detector.suspects > suspects:
             self._schedule()  # a suspicion may end before the next round
@@ -138,7 +146,7 @@ class Prober:
     def _contact(self, node_id: bytes) -> Contact | None:
         return self._membership.contact(node_id) or self._membership.lost.get(node_id)
 
-    def tell_some(self, news: Sequence[News]) -> None:
+    def tell_some(self, news: Sequence[Gossip]) -> None:
         """Send news, and with them our beat, to `TELL_AT_ONCE` peers now: in a small swarm, to all."""
         contacts = [peer.contact for peer in self._membership.peers]
         if len(contacts) > TELL_AT_ONCE:
@@ -159,7 +167,7 @@ class Prober:
         def on_result(result: Result | None) -> None:
             if node_id not in self._inquiries:
                 return
-            if isinstance(result, Probed) and result.answered:
+            if isinstance(result, PingResult) and result.answered:
                 del self._inquiries[node_id]  # alive: only our own way to it is bad
                 return
             self._inquiries[node_id] -= 1
@@ -180,17 +188,17 @@ class Prober:
 
     # -- procedures ----------------------------------------------------------------------------------------------
 
-    def _ping(self, _body: Ping, _beat: Beat, _source: Address, _message_id: bytes) -> Result:
+    def _ping(self, _body: Ping, _beat: Heartbeat, _source: Address, _message_id: bytes) -> Result:
         return _PONG
 
-    def _find_node(self, body: FindNode, beat: Beat, _source: Address, _message_id: bytes) -> Nodes:
+    def _find_node(self, body: FindNode, beat: Heartbeat, _source: Address, _message_id: bytes) -> Nodes:
         closest = self._protocol.router.closest(body.target, ANSWER_CONTACTS, skip=beat.node_id)
         return pack_nodes([entry.packed for entry in closest])
 
     def _probe_for_another(
         self,
         body: ProbeCall,
-        _beat: Beat,
+        _beat: Heartbeat,
         source: Address,
         message_id: bytes,
     ) -> Result | None:
@@ -214,14 +222,14 @@ class Prober:
                 self._for_others -= 1
             if not answered and (result is not None or waiting == 0):
                 answered = True
-                self._protocol.respond(message_id, source, Probed(result is not None))
+                self._protocol.respond(message_id, source, PingResult(result is not None))
 
         # Without blame: our own finding would start our own inquiry, and so on through the swarm.
         for each in asked:
             self._protocol.call(each, Ping(), on_result, blame=False)
         return None
 
-    def _told(self, _body: TellCall, _beat: Beat, _source: Address, _message_id: bytes) -> None:
+    def _told(self, _body: TellCall, _beat: Heartbeat, _source: Address, _message_id: bytes) -> None:
         """The news of the datagram were heard before it was dispatched."""
 
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from overlay.kademlia.messages import Call, Ping, Pong, Result
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.peers import Beat, Contact, Peer, PeerTable
+from overlay.peers import Contact, Heartbeat, Peer, PeerTable
 
 
-class Questions:
+class PeerQueries:
     """Asks, and waits for all answers or silences."""
 
     def __init__(self, protocol: SwarmProtocol, peers: PeerTable) -> None:
         self._protocol = protocol
         self._peers = peers
 
-    async def ping(self, contact: Contact) -> Beat | None:
+    async def ping(self, contact: Contact) -> Heartbeat | None:
         """The beat of one node; None when it stays silent, or is not who we asked."""
         answered = await self.ask(contact, Ping())
         peer = self._peers.get(contact.node_id)
@@ -53,8 +53,8 @@ class Questions:
         return await waiting
 
 
-def _beat_of(peer: Peer) -> Beat:
-    return Beat(
+def _beat_of(peer: Peer) -> Heartbeat:
+    return Heartbeat(
         peer.node_id,
         peer.incarnation,
         peer.boot,

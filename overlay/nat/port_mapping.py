@@ -49,7 +49,7 @@ class Gateway(Protocol):
         ...
 
 
-class Mapping:
+class PortMapper:
     """The mapping of one node. `reason` says why there is none (empty: there is one, or it was not tried yet)."""
 
     def __init__(

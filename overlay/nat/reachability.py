@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from overlay.bootstrap.hello import Caller, Unsuitable, say_hello
+from overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
 from overlay.environment import Clock, Log
 from overlay.ids import short
 from overlay.peers import Contact, Peer
-from overlay.requests import Streams
-from overlay.transport import Buffer, Reply, Transport, TransportError
+from overlay.requests import RequestService
+from overlay.transport import Buffer, Response, Transport, TransportError
 
 DIAL_BACK = "dialback"
 CONFIRMATIONS = 2
@@ -44,9 +44,9 @@ class Reachability:
 
     def __init__(
         self,
-        caller: Caller,
+        caller: HelloContext,
         transport: Transport,
-        streams: Streams,
+        streams: RequestService,
         clock: Clock,
         rng: random.Random,
         log: Log,
@@ -151,7 +151,7 @@ class Reachability:
             except (msgspec.MsgspecError, ValueError) as error:
                 raise TransportError("foreign", contact.address, "gave no dial-back answer") from error
 
-    async def _dial_back(self, peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Reply:
+    async def _dial_back(self, peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
         """Open a stream to whoever asks, at the address it claims, and see who answers."""
         try:
             greeted = await say_hello(
@@ -161,12 +161,12 @@ class Reachability:
                 genesis=None,
                 timeout_s=DIAL_TIMEOUT_S,
             )
-        except Unsuitable as error:
+        except HelloRejected as error:
             answer = DialBackAnswer(False, f"{peer.address} {error.reason}")
         else:
             same = greeted.contact.node_id == peer.node_id
             answer = DialBackAnswer(same, "" if same else f"{peer.address} is another node")
-        return Reply(msgspec.msgpack.encode(answer))
+        return Response(msgspec.msgpack.encode(answer))
 
     def _decide(self, eligible: bool, reason: str) -> None:
         self.reason = reason

@@ -5,8 +5,8 @@ every node. A node's certificate is for its identity's key, so its hash is the n
 make certificates, but only for keys it has. Checked by `ssl` (the chain) and by `overlay.sealing.tls` (the id).
 
 `python -m overlay.sealing.certificate_maker` makes them in a process of its own: what `cryptography.x509` needs of
-memory and time should not stay in a daemon. It reads an `Order` from its standard input and writes a `Delivery`, both
-MessagePack.
+memory and time should not stay in a daemon. It reads an `CertificateRequest` from its standard input and writes a
+`CertificateBundle`, both MessagePack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from overlay.ids import node_id_of
-from overlay.sealing.certificate_request import Delivery, Order
+from overlay.sealing.certificate_request import CertificateBundle, CertificateRequest
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 #: Clocks may differ, and a clock that is wrong by more has other troubles (`overlay.sealing.sealer`).
@@ -92,12 +92,12 @@ def _usage(*, signs: bool, certifies: bool) -> x509.KeyUsage:
     )
 
 
-def deliver(order: Order) -> Delivery:
+def deliver(order: CertificateRequest) -> CertificateBundle:
     """All a node needs for TLS: its own certificate under the key in use, the authorities of all valid ones."""
     ring = KeyRing(tuple(SwarmKey(secret) for secret in order.secrets))
     now = datetime.datetime.fromtimestamp(order.wall_s, datetime.UTC)
     private, certificate = node_certificate(order.identity_seed, ring.primary, order.run, now)
-    return Delivery(
+    return CertificateBundle(
         authorities=[authority(key, order.run)[1].public_bytes(Encoding.PEM).decode("ascii") for key in ring],
         chain=private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         + certificate.public_bytes(Encoding.PEM),
@@ -105,7 +105,7 @@ def deliver(order: Order) -> Delivery:
 
 
 def main() -> None:
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CertificateRequest)
     sys.stdout.buffer.write(msgspec.msgpack.encode(deliver(order)))
 
 

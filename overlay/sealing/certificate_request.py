@@ -15,7 +15,7 @@ from overlay.sealing.swarm_key import KeyRing
 MAKING_S = 30.0
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
+class CertificateRequest(msgspec.Struct, frozen=True, array_like=True):
     """Secrets: it passes through a pipe and nowhere else."""
 
     identity_seed: bytes
@@ -27,7 +27,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
         return f"Order(run={self.run!r})"
 
 
-class Delivery(msgspec.Struct, frozen=True, array_like=True):
+class CertificateBundle(msgspec.Struct, frozen=True, array_like=True):
     """PEM texts: the authorities' certificates, and the node's private key with its certificate."""
 
     authorities: list[str]
@@ -37,16 +37,16 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
         return "Delivery()"
 
 
-class NoCertificate(Exception):
+class CertificateError(Exception):
     """The certificates could not be made; the text says what the process said."""
 
 
-def make_certificates(identity: Identity, keys: KeyRing, run: str, wall_s: float) -> Delivery:
+def make_certificates(identity: Identity, keys: KeyRing, run: str, wall_s: float) -> CertificateBundle:
     """Have them made by a process of its own, for a node that starts at `wall_s` (seconds since 1970).
 
-    Takes a fraction of a second, so keep it off the loop. Raises `NoCertificate`.
+    Takes a fraction of a second, so keep it off the loop. Raises `CertificateError`.
     """
-    order = msgspec.msgpack.encode(Order(identity.seed, run, [key.secret for key in keys], wall_s))
+    order = msgspec.msgpack.encode(CertificateRequest(identity.seed, run, [key.secret for key in keys], wall_s))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "overlay.sealing.certificate_maker"],
@@ -56,8 +56,8 @@ def make_certificates(identity: Identity, keys: KeyRing, run: str, wall_s: float
             timeout=MAKING_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoCertificate(f"the certificates could not be made: {type(error).__name__}") from None
+        raise CertificateError(f"the certificates could not be made: {type(error).__name__}") from None
     if done.returncode:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise NoCertificate(f"the certificates could not be made: {last[0]}")
-    return msgspec.msgpack.decode(done.stdout, type=Delivery)
+        raise CertificateError(f"the certificates could not be made: {last[0]}")
+    return msgspec.msgpack.decode(done.stdout, type=CertificateBundle)

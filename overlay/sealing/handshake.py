@@ -40,8 +40,8 @@ _OFFER = struct.Struct(f">{PUBLIC_KEY_BYTES}s{ID_BYTES}s{BOOT_BYTES}sQ{INDEX_BYT
 #: the offer's index, public key, boot, index, ephemeral key; then the signature.
 _ACCEPTANCE = struct.Struct(f">{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s{BOOT_BYTES}s{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s")
 _ENVELOPE_BYTES = 1 + NONCE_BYTES + TAG_BYTES
-OFFER_BYTES = _ENVELOPE_BYTES + _OFFER.size + SIGNATURE_BYTES
-ACCEPTANCE_BYTES = _ENVELOPE_BYTES + _ACCEPTANCE.size + SIGNATURE_BYTES
+INIT_BYTES = _ENVELOPE_BYTES + _OFFER.size + SIGNATURE_BYTES
+RESPONSE_BYTES = _ENVELOPE_BYTES + _ACCEPTANCE.size + SIGNATURE_BYTES
 
 _OFFER_CONTEXT = b"p2pnode offer 1\0"
 _ACCEPTANCE_CONTEXT = b"p2pnode acceptance 1\0"
@@ -71,7 +71,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class HandshakeInit:
     """The first message: who speaks, to whom, since which boot, when, and where answers should be put."""
 
     public_key: bytes
@@ -87,7 +87,7 @@ class Offer:
         return node_id_of(self.public_key)
 
     @classmethod
-    def read(cls, content: bytes) -> Offer | None:
+    def read(cls, content: bytes) -> HandshakeInit | None:
         if len(content) != _OFFER.size + SIGNATURE_BYTES:
             return None
         public_key, recipient, boot, sent_us, index, ephemeral = _OFFER.unpack_from(content)
@@ -98,7 +98,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class HandshakeResponse:
     """The second message, an answer to one offer."""
 
     offered: bytes
@@ -113,39 +113,39 @@ class Acceptance:
         return node_id_of(self.public_key)
 
     @classmethod
-    def read(cls, content: bytes) -> Acceptance | None:
+    def read(cls, content: bytes) -> HandshakeResponse | None:
         if len(content) != _ACCEPTANCE.size + SIGNATURE_BYTES:
             return None
         offered, public_key, boot, index, ephemeral = _ACCEPTANCE.unpack_from(content)
         return cls(offered, public_key, boot, index, ephemeral, content)
 
-    def is_signed(self, epoch: Epoch, offer: Offer) -> bool:
+    def is_signed(self, epoch: Epoch, offer: HandshakeInit) -> bool:
         context = _ACCEPTANCE_CONTEXT + epoch.context + _digest(offer.content)
         return _holds(self.public_key, context, self.content)
 
 
-def make_offer(
+def make_init(
     identity: Identity, epoch: Epoch, recipient: bytes, boot: bytes, sent_us: int, index: bytes, ephemeral: bytes
-) -> Offer:
+) -> HandshakeInit:
     """An offer; `ephemeral` is the X25519 private key, 32 bytes used once."""
     public = _public(ephemeral)
     body = _OFFER.pack(identity.public_key, recipient, boot, sent_us, index, public)
     content = body + identity.sign(_OFFER_CONTEXT + epoch.context + body)
-    return Offer(identity.public_key, recipient, boot, sent_us, index, public, content)
+    return HandshakeInit(identity.public_key, recipient, boot, sent_us, index, public, content)
 
 
-def make_acceptance(
-    identity: Identity, epoch: Epoch, offer: Offer, boot: bytes, index: bytes, ephemeral: bytes
-) -> Acceptance:
+def make_response(
+    identity: Identity, epoch: Epoch, offer: HandshakeInit, boot: bytes, index: bytes, ephemeral: bytes
+) -> HandshakeResponse:
     """The answer to an offer whose signature holds."""
     public = _public(ephemeral)
     body = _ACCEPTANCE.pack(offer.index, identity.public_key, boot, index, public)
     content = body + identity.sign(_ACCEPTANCE_CONTEXT + epoch.context + _digest(offer.content) + body)
-    return Acceptance(offer.index, identity.public_key, boot, index, public, content)
+    return HandshakeResponse(offer.index, identity.public_key, boot, index, public, content)
 
 
-def pair_keys(
-    epoch: Epoch, offer: Offer, acceptance: Acceptance, ephemeral: bytes, other: bytes
+def session_keys(
+    epoch: Epoch, offer: HandshakeInit, acceptance: HandshakeResponse, ephemeral: bytes, other: bytes
 ) -> tuple[bytes, bytes] | None:
     """Keys from the offerer to the accepter and back, each 32 bytes; None for an ephemeral key of low order.
 

@@ -15,7 +15,7 @@ from overlay.identity import Identity
 from overlay.ids import short
 from overlay.sealing.sealer import CLOCK_BOUND_S, Sealer
 from overlay.sealing.swarm_key import KeyRing
-from overlay.transport import Answer, Body, DatagramHandler, RequestHandler, Transport
+from overlay.transport import Body, DatagramHandler, ReceivedResponse, RequestHandler, Transport
 
 
 class SealedTransport:
@@ -59,7 +59,7 @@ class SealedTransport:
 
     def request(
         self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
-    ) -> AbstractAsyncContextManager[Answer]:
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """See `Transport.request`."""
         return self._below.request(to, name, head, body, timeout_s=timeout_s)
 

@@ -21,23 +21,23 @@ from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.identity import Identity
 from overlay.sealing.handshake import (
     ACCEPTANCE,
-    ACCEPTANCE_BYTES,
     BOOT_BYTES,
     INDEX_BYTES,
+    INIT_BYTES,
     NONCE_BYTES,
     OFFER,
-    OFFER_BYTES,
     PUBLIC_KEY_BYTES,
+    RESPONSE_BYTES,
     SEALED,
-    Acceptance,
     Epoch,
-    Offer,
-    make_acceptance,
-    make_offer,
-    pair_keys,
+    HandshakeInit,
+    HandshakeResponse,
+    make_init,
+    make_response,
+    session_keys,
 )
 from overlay.sealing.refusal import Refused
-from overlay.sealing.session import MOST_DATAGRAMS, SEAL_BYTES, Pair, index_of
+from overlay.sealing.session import MOST_DATAGRAMS, SEAL_BYTES, Session, index_of
 from overlay.sealing.swarm_key import KeyRing
 from overlay.transport import MAX_DATAGRAM_BYTES
 
@@ -79,7 +79,7 @@ _Key = tuple[bytes, str, int]
 class _Offered:
     """An offer of ours that may still be accepted."""
 
-    offer: Offer
+    offer: HandshakeInit
     epoch: Epoch
     ephemeral: bytes
     made: float
@@ -89,7 +89,7 @@ class _Offered:
 class _Route:
     """One contact: a node at an address."""
 
-    pair: Pair | None = None
+    pair: Session | None = None
     offered: list[_Offered] = field(default_factory=list)
     last_offer: float = float("-inf")
     waiting: deque[tuple[float, bytes]] = field(default_factory=lambda: deque(maxlen=WAITING_AT_ONCE))
@@ -132,7 +132,7 @@ class Sealer:
         self._clock_differs = clock_differs
         self._epochs: list[Epoch] = []
         self._routes: OrderedDict[_Key, _Route] = OrderedDict()
-        self._pairs: dict[bytes, Pair] = {}
+        self._pairs: dict[bytes, Session] = {}
         self._unconfirmed: deque[tuple[float, bytes]] = deque()
         self._offers: dict[bytes, tuple[_Key, _Offered]] = {}
         #: Newest offer by (node, boot), the longest untouched first. Offers older than one that was forgotten are late.
@@ -213,7 +213,7 @@ class Sealer:
         self._last_offer_us = max(_microseconds(wall), self._last_offer_us + 1)
         epoch = self._epochs[0]
         ephemeral = self._token(PUBLIC_KEY_BYTES)
-        offer = make_offer(self._identity, epoch, key[0], self._boot, self._last_offer_us, self._new_index(), ephemeral)
+        offer = make_init(self._identity, epoch, key[0], self._boot, self._last_offer_us, self._new_index(), ephemeral)
         made = _Offered(offer, epoch, ephemeral, now)
         route.offered.append(made)
         self._offers[offer.index] = (key, made)
@@ -238,9 +238,9 @@ class Sealer:
             kind = sealed[0]
             if kind == SEALED:
                 return self._open_sealed(sealed, source, now)
-            if kind == OFFER and len(sealed) == OFFER_BYTES:
+            if kind == OFFER and len(sealed) == INIT_BYTES:
                 return self._open_offer(sealed, source, now, wall)
-            if kind == ACCEPTANCE and len(sealed) == ACCEPTANCE_BYTES:
+            if kind == ACCEPTANCE and len(sealed) == RESPONSE_BYTES:
                 return self._open_acceptance(sealed, now)
             raise Refused("stranger")
         except Refused as reason:
@@ -258,7 +258,7 @@ class Sealer:
             send = self._settle((pair.node_id, source.host, source.port), pair, now)
         return Opened(datagram, NodeAddress.of(source, pair.node_id), send)
 
-    def _settle(self, key: _Key, pair: Pair, now: float) -> Sequence[tuple[Address, bytes]]:
+    def _settle(self, key: _Key, pair: Session, now: float) -> Sequence[tuple[Address, bytes]]:
         """This pair is used from this address: what goes there goes under it, and what waits goes now."""
         route = self._routes.get(key)
         if route is not None and route.pair is pair and not route.waiting:
@@ -285,7 +285,7 @@ class Sealer:
 
     def _open_offer(self, sealed: bytes, source: Address, now: float, wall: float) -> Opened:
         epoch, content = self._disclose(sealed)
-        offer = Offer.read(content)
+        offer = HandshakeInit.read(content)
         if offer is None:
             raise Refused("stranger")
         if not hmac.compare_digest(offer.recipient, self._identity.node_id):
@@ -307,12 +307,12 @@ class Sealer:
             raise Refused("unsigned")
         self._note(node_id, offer)
         ephemeral = self._token(PUBLIC_KEY_BYTES)
-        acceptance = make_acceptance(self._identity, epoch, offer, self._boot, self._new_index(), ephemeral)
-        keys = pair_keys(epoch, offer, acceptance, ephemeral, offer.ephemeral)
+        acceptance = make_response(self._identity, epoch, offer, self._boot, self._new_index(), ephemeral)
+        keys = session_keys(epoch, offer, acceptance, ephemeral, offer.ephemeral)
         if keys is None:
             raise Refused("unsigned")
         to_us, from_us = keys
-        pair = Pair(node_id, epoch.fingerprint, acceptance.index, offer.index, to_us, from_us, now, offered=False)
+        pair = Session(node_id, epoch.fingerprint, acceptance.index, offer.index, to_us, from_us, now, offered=False)
         self._pairs[pair.index] = pair
         self._unconfirmed.append((now, pair.index))
         if len(self._unconfirmed) > MOST_UNCONFIRMED:
@@ -322,7 +322,7 @@ class Sealer:
 
     def _open_acceptance(self, sealed: bytes, now: float) -> Opened:
         epoch, content = self._disclose(sealed)
-        acceptance = Acceptance.read(content)
+        acceptance = HandshakeResponse.read(content)
         found = None if acceptance is None else self._offers.get(acceptance.offered)
         if acceptance is None or found is None or found[1].epoch is not epoch:
             raise Refused("unasked")
@@ -331,11 +331,11 @@ class Sealer:
             raise Refused("impostor")
         if not acceptance.is_signed(epoch, made.offer):
             raise Refused("unsigned")
-        keys = pair_keys(epoch, made.offer, acceptance, made.ephemeral, acceptance.ephemeral)
+        keys = session_keys(epoch, made.offer, acceptance, made.ephemeral, acceptance.ephemeral)
         if keys is None:
             raise Refused("unsigned")
         from_us, to_us = keys
-        pair = Pair(key[0], epoch.fingerprint, made.offer.index, acceptance.index, to_us, from_us, now, offered=True)
+        pair = Session(key[0], epoch.fingerprint, made.offer.index, acceptance.index, to_us, from_us, now, offered=True)
         self._pairs[pair.index] = pair
         route = self._routes[key]
         self._withdraw(route)
@@ -352,7 +352,7 @@ class Sealer:
                 return epoch, content
         raise Refused("stranger")
 
-    def _report_clock(self, offer: Offer, epoch: Epoch, ahead_s: float) -> None:
+    def _report_clock(self, offer: HandshakeInit, epoch: Epoch, ahead_s: float) -> None:
         """Once per node: its clock, ours, or an old recording."""
         if offer.node_id in self._clocks_reported or len(self._clocks_reported) >= MOST_CLOCK_REPORTS:
             return
@@ -367,7 +367,7 @@ class Sealer:
             raise Refused("busy")
         self._allowance -= 1.0
 
-    def _note(self, node_id: bytes, offer: Offer) -> None:
+    def _note(self, node_id: bytes, offer: HandshakeInit) -> None:
         """Remember it, so that it is answered once."""
         self._newest[node_id, offer.boot] = offer.sent_us
         self._newest.move_to_end((node_id, offer.boot))
@@ -407,7 +407,7 @@ class Sealer:
         route.offered.clear()
 
 
-def _life_s(pair: Pair) -> float:
+def _life_s(pair: Session) -> float:
     return RENEW_S if pair.offered else RENEW_ACCEPTED_S
 
 

@@ -27,7 +27,7 @@ QUESTION = b"\0"
 MOST_DATAGRAMS = 1 << 24
 
 
-class Pair:
+class Session:
     """One session with one start of one node. `index` is ours, put before what is sent to us."""
 
     __slots__ = (

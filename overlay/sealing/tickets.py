@@ -36,7 +36,7 @@ class Judgement(Enum):
     INCOMPLETE = "incomplete"
 
 
-class Admission:
+class TicketVerifier:
     """Makes and takes tickets under the keys of a ring."""
 
     def __init__(

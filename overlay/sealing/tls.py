@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from overlay.ids import node_id_of
-from overlay.sealing.certificate_request import Delivery
+from overlay.sealing.certificate_request import CertificateBundle
 
 #: SubjectPublicKeyInfo of an Ed25519 key (RFC 8410): all of it but the 32 bytes of the key.
 _ED25519_SPKI = bytes.fromhex("302a300506032b6570032100")
@@ -29,7 +29,7 @@ class Credentials:
     client: ssl.SSLContext = field(repr=False)
 
     @classmethod
-    def of(cls, delivery: Delivery, folder: Path | None = None) -> Credentials:
+    def of(cls, delivery: CertificateBundle, folder: Path | None = None) -> Credentials:
         """Contexts from PEM texts. `ssl` reads keys from files only: one of mode 0600 in `folder`, gone at once."""
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".tls-") as file:
             file.write(delivery.chain)
@@ -40,7 +40,7 @@ class Credentials:
         return cls(server, client)
 
 
-def _context(protocol: ssl._SSLMethod, delivery: Delivery, chain: str) -> ssl.SSLContext:
+def _context(protocol: ssl._SSLMethod, delivery: CertificateBundle, chain: str) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -51,13 +51,13 @@ def _context(protocol: ssl._SSLMethod, delivery: Delivery, chain: str) -> ssl.SS
     return context
 
 
-class NoNode(Exception):
+class NotANodeCertificate(Exception):
     """A certificate that is no node's."""
 
 
 @lru_cache(maxsize=4096)
 def id_of_certificate(der: bytes) -> bytes:
-    """The node id of a certificate whose chain `ssl` has checked. Raises `NoNode`.
+    """The node id of a certificate whose chain `ssl` has checked. Raises `NotANodeCertificate`.
 
     Reads the fields of TBSCertificate (RFC 5280 section 4.1) in their order, down to the key, and believes no length.
     """
@@ -71,21 +71,21 @@ def id_of_certificate(der: bytes) -> bytes:
     _, end = _field(body, at, _SEQUENCE)
     spki = body[at:end]
     if len(spki) != len(_ED25519_SPKI) + 32 or not spki.startswith(_ED25519_SPKI):
-        raise NoNode("its key is no Ed25519 key")
+        raise NotANodeCertificate("its key is no Ed25519 key")
     return node_id_of(spki[len(_ED25519_SPKI) :])
 
 
 def _field(data: bytes, at: int, kind: int) -> tuple[bytes, int]:
     """Content of the DER field at an offset, and the offset after it."""
     if len(data) < at + 2 or data[at] != kind:
-        raise NoNode("it is no certificate of ours")
+        raise NotANodeCertificate("it is no certificate of ours")
     length, start = data[at + 1], at + 2
     if length & 0x80:
         count = length & 0x7F
         if not 1 <= count <= 3:
-            raise NoNode("it is no certificate of ours")
+            raise NotANodeCertificate("it is no certificate of ours")
         length, start = int.from_bytes(data[start : start + count], "big"), start + count
     end = start + length
     if end > len(data):
-        raise NoNode("it is no certificate of ours")
+        raise NotANodeCertificate("it is no certificate of ours")
     return data[start:end], end

@@ -7,11 +7,21 @@ from collections.abc import Callable
 
 from overlay.addresses import Address
 from overlay.sockets import http1 as http
-from overlay.sockets.connection import Broken, Connection
-from overlay.sockets.connection_pool import Link, Pool
-from overlay.sockets.framing import BadFraming, BodyFailed, Inflow, Outflow, chunk, framed, known_size, pour, whole
-from overlay.sockets.http1 import AnswerHead, HttpBody, NotOurs
-from overlay.transport import Answer, Body, TransportError
+from overlay.sockets.connection import Connection, ConnectionClosed
+from overlay.sockets.connection_pool import ConnectionPool, PooledConnection
+from overlay.sockets.framing import (
+    BadFraming,
+    BodyFailed,
+    BodyReader,
+    BodyWriter,
+    chunk,
+    framed,
+    known_size,
+    small_message,
+    write_body,
+)
+from overlay.sockets.http1 import AnswerHead, HttpBody, NotOurHttp
+from overlay.transport import Body, ReceivedResponse, TransportError
 
 
 class _Upload:
@@ -21,7 +31,7 @@ class _Upload:
         size = known_size(body)
         self.size_bytes = None if size is None else len(framed(head)) + size
         self._head = head
-        self._body = Outflow(body)
+        self._body = BodyWriter(body)
         self._deadline = deadline
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
@@ -41,7 +51,7 @@ class _Upload:
         in_chunks = self.size_bytes is None
         beginning += chunk(framed(self._head)) if in_chunks else framed(self._head)
         try:
-            await pour(
+            await write_body(
                 connection,
                 beginning,
                 self._body,
@@ -53,7 +63,7 @@ class _Upload:
         except BodyFailed as failure:
             self.error = failure.error
             connection.abort()
-        except Broken:
+        except ConnectionClosed:
             pass  # who waits for the answer learns of it, after an answer that may have come before
         finally:
             await self._body.close()
@@ -86,7 +96,7 @@ class StreamRequest:
     def __init__(
         self,
         is_open: Callable[[], bool],
-        pool: Pool | None,
+        pool: ConnectionPool | None,
         asking: dict[StreamRequest, bool],
         to: Address,
         name: str,
@@ -105,14 +115,14 @@ class StreamRequest:
         self._body = body
         self._timeout_s = timeout_s
         self._sealed = sealed
-        self._link: Link | None = None
+        self._link: PooledConnection | None = None
         self._upload: _Upload | None = None
         self._answer: HttpBody | None = None
         self._is_last = False
 
-    async def __aenter__(self) -> Answer:
+    async def __aenter__(self) -> ReceivedResponse:
         if self._pool is None or not self._is_open():
-            await Outflow(self._body).close()
+            await BodyWriter(self._body).close()
             raise TransportError("closed", self._to, "was not asked: our own transport is closed")
         self._asking[self] = True
         try:
@@ -128,11 +138,11 @@ class StreamRequest:
     async def __aexit__(self, *_: object) -> None:
         await self._leave(failed=False)
 
-    async def _ask(self, pool: Pool) -> Answer:
+    async def _ask(self, pool: ConnectionPool) -> ReceivedResponse:
         self._link = pool.kept(self._to)
         try:
             head = await self._exchange(pool)
-        except Broken:
+        except ConnectionClosed:
             # The peer had closed an idle connection of ours (it restarted): nothing was answered, so ask once more.
             stale = self._link
             replayable = isinstance(self._body, list | tuple)
@@ -152,17 +162,17 @@ class StreamRequest:
             raise TransportError("rejected", self._to, await _reason(body))
         if head.status != http.OK:
             raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {head.status})")
-        inflow = Inflow(body, self._translate)
+        inflow = BodyReader(body, self._translate)
         try:
-            answer = Answer(await inflow.head(), inflow, self._link.found)
+            answer = ReceivedResponse(await inflow.head(), inflow, self._link.found)
         except BadFraming as error:
             raise TransportError("foreign", self._to, f"answered, but {error}") from error
         self._answer = body
         return answer
 
-    async def _exchange(self, pool: Pool) -> AnswerHead:
+    async def _exchange(self, pool: ConnectionPool) -> AnswerHead:
         """Ask on the link, a new one if there is none, and wait for the head of the answer."""
-        message = whole(self._head, self._body)
+        message = small_message(self._head, self._body)
         upload = None
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
@@ -198,7 +208,7 @@ class StreamRequest:
         if upload is not None:
             await upload.end()
         elif link is None:
-            await Outflow(self._body).close()
+            await BodyWriter(self._body).close()
 
     def _translate(self, error: Exception) -> Exception:
         """What the stream raised, as the caller gets it; the body's own failure is the caller's to see."""
@@ -210,7 +220,7 @@ class StreamRequest:
             return TransportError("closed", self._to, "did not answer before our own transport closed")
         if isinstance(error, TimeoutError):
             return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
-        if isinstance(error, NotOurs):
+        if isinstance(error, NotOurHttp):
             return _foreign(self._to)
         if isinstance(error, OSError):
             silent = self._answer is None and not self._sealed

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from overlay.rate_limits import Open
+from overlay.rate_limits import ConcurrencyLimit
 
 #: Requests handled at once; more wait their turn, their senders' patience bounds the queue.
 HANDLERS_AT_ONCE = 256
@@ -24,29 +24,29 @@ LARGE_HEADS_AT_ONCE = 8
 LARGE_HEADS_OF_ONE = 2
 
 
-class TooMany(Exception):
+class TooManyRequests(Exception):
     """A party has more under way than it may; the text says what."""
 
 
-class Turns:
+class HandlerLimiter:
     """Gives turns to parties; the empty party (the loopback of an open swarm) has no share of its own."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(HANDLERS_AT_ONCE)
         self._own: dict[bytes | str, asyncio.Semaphore] = {}
-        self._here: Open[bytes | str] = Open(HANDLERS_OF_ONE + WAITING_OF_ONE)
+        self._here: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(HANDLERS_OF_ONE + WAITING_OF_ONE)
         self._large = asyncio.Semaphore(LARGE_HEADS_AT_ONCE)
-        self._large_heads: Open[bytes | str] = Open(LARGE_HEADS_OF_ONE)
+        self._large_heads: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(LARGE_HEADS_OF_ONE)
 
     @asynccontextmanager
     async def of(self, party: bytes | str) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it. Raises `TooMany` when too many of this party wait already."""
+        """Wait for a turn, and hold it. Raises `TooManyRequests` when too many of this party wait already."""
         if not party:
             async with self._all:
                 yield
             return
         if not self._here.enter(party):
-            raise TooMany(f"more than {HANDLERS_OF_ONE + WAITING_OF_ONE} requests of yours are open here")
+            raise TooManyRequests(f"more than {HANDLERS_OF_ONE + WAITING_OF_ONE} requests of yours are open here")
         own = self._own.setdefault(party, asyncio.Semaphore(HANDLERS_OF_ONE))
         try:
             async with own, self._all:
@@ -58,9 +58,9 @@ class Turns:
 
     @asynccontextmanager
     async def large_head(self, party: bytes | str) -> AsyncIterator[None]:
-        """Wait for the turn to read a large head. Raises `TooMany`."""
+        """Wait for the turn to read a large head. Raises `TooManyRequests`."""
         if not self._large_heads.enter(party):
-            raise TooMany(f"more than {LARGE_HEADS_OF_ONE} large heads of yours are on their way")
+            raise TooManyRequests(f"more than {LARGE_HEADS_OF_ONE} large heads of yours are on their way")
         try:
             async with self._large:
                 yield

@@ -22,7 +22,7 @@ DIRECT_BYTES = 1 << 12
 _LANDING = memoryview(bytearray(ROOM_BYTES))
 
 
-class Broken(ConnectionError):
+class ConnectionClosed(ConnectionError):
     """The connection has ended before what was awaited had come or gone."""
 
 
@@ -134,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         return piece
 
     async def read(self, most: int, silence_s: float | None = None) -> bytes:
-        """What comes next, at least one byte; empty at the end. Raises `TimeoutError`, `Broken`."""
+        """What comes next, at least one byte; empty at the end. Raises `TimeoutError`, `ConnectionClosed`."""
         while not self._have:
             if self._at_end:
                 self._raise_error()
@@ -144,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def read_line(self, most: int, end: bytes, silence_s: float | None = None) -> bytes:
         """Up to and with `end`; empty where the other side ended before a byte. Raises `ValueError` for one that is
-        longer, `TimeoutError`, `Broken`."""
+        longer, `TimeoutError`, `ConnectionClosed`."""
         searched = 0
         while (found := self._have.find(end, max(0, searched - len(end) + 1), most)) < 0:
             searched = len(self._have)
@@ -159,7 +159,8 @@ class Connection(asyncio.BufferedProtocol):
         return self.take(found + len(end))
 
     async def fill(self, target: memoryview, silence_s: float | None = None) -> None:
-        """Fill it whole. `silence_s` bounds the time in which nothing comes. Raises `TimeoutError`, `Broken`."""
+        """Fill it whole. `silence_s` bounds the time in which nothing comes. Raises `TimeoutError`,
+        `ConnectionClosed`."""
         filled = min(len(self._have), len(target))
         if filled:
             target[:filled] = self._have[:filled]
@@ -213,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.writelines(pieces)
 
     async def drain(self, silence_s: float | None = None) -> None:
-        """Until all that was written is on its way. Raises `TimeoutError`, `Broken`."""
+        """Until all that was written is on its way. Raises `TimeoutError`, `ConnectionClosed`."""
         while self._is_full and not self.transport.is_closing():
             writer = self._writer = self._loop.create_future()
             try:
@@ -239,8 +240,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _broken(self) -> Broken:
-        broken = Broken(str(self._error) if self._error is not None else "the other side closed it")
+    def _broken(self) -> ConnectionClosed:
+        broken = ConnectionClosed(str(self._error) if self._error is not None else "the other side closed it")
         broken.__cause__ = self._error
         return broken
 

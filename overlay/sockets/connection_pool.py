@@ -16,8 +16,8 @@ from overlay.addresses import Address, id_behind
 from overlay.environment import Clock
 from overlay.ids import short
 from overlay.sealing.sealer import CLOCK_BOUND_S
-from overlay.sealing.tickets import Admission
-from overlay.sealing.tls import Credentials, NoNode, id_of_certificate
+from overlay.sealing.tickets import TicketVerifier
+from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
 from overlay.sockets.connection import Connection
 from overlay.transport import TransportError
 
@@ -37,18 +37,18 @@ SILENCE = (
 class StreamSeal:
     """What makes the streams of a closed swarm: who may begin, and the contexts of both sides."""
 
-    admission: Admission
+    admission: TicketVerifier
     credentials: Credentials
 
 
 def proven_id(connection: Connection) -> bytes:
-    """Who is at the other end, by its certificate; empty where there is none. Raises `NoNode`."""
+    """Who is at the other end, by its certificate; empty where there is none. Raises `NotANodeCertificate`."""
     tls = connection.transport.get_extra_info("ssl_object")
     certificate = tls.getpeercert(True) if tls is not None else None
     return id_of_certificate(certificate) if certificate else b""
 
 
-class Link:
+class PooledConnection:
     """A connection to a node, and who was found there. `is_new`: nothing has been asked on it yet."""
 
     __slots__ = ("connection", "context", "found", "is_new", "timer")
@@ -61,16 +61,16 @@ class Link:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Pool:
+class ConnectionPool:
     """As many connections to a node as there are requests to it at once: how many those are is decided above."""
 
     def __init__(self, seal: StreamSeal | None, clock: Clock) -> None:
         self._seal = seal
         self._clock = clock
-        self._idle: dict[Address, list[Link]] = {}
+        self._idle: dict[Address, list[PooledConnection]] = {}
         self._closed = False
 
-    def kept(self, to: Address) -> Link | None:
+    def kept(self, to: Address) -> PooledConnection | None:
         """One that stands and was used before. Raises `TransportError` where it leads to another node than asked."""
         while links := self._idle.get(Address(*to)):
             link = links.pop()
@@ -85,7 +85,7 @@ class Pool:
             return link
         return None
 
-    async def new(self, to: Address) -> Link:
+    async def new(self, to: Address) -> PooledConnection:
         """Connect. Raises `TransportError`; a time-out is the caller's."""
         context, ticket = self._context(), None
         if self._seal is not None:
@@ -101,14 +101,14 @@ class Pool:
         except OSError as error:
             raise _unconnected(to, error, sealed=self._seal is not None) from error
         try:
-            link = Link(connection, context, proven_id(connection))
-        except NoNode as error:
+            link = PooledConnection(connection, context, proven_id(connection))
+        except NotANodeCertificate as error:
             connection.abort()
             raise TransportError("foreign", to, f"has no node's certificate: {error}") from error
         self._check(link, to)
         return link
 
-    def keep(self, to: Address, link: Link) -> None:
+    def keep(self, to: Address, link: PooledConnection) -> None:
         """Everything asked and answered on it has passed: it may be used again."""
         if self._closed or link.connection.is_over:
             link.connection.abort()
@@ -117,7 +117,7 @@ class Pool:
         link.timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._let_go, Address(*to), link)
         self._idle.setdefault(Address(*to), []).append(link)
 
-    def _let_go(self, to: Address, link: Link) -> None:
+    def _let_go(self, to: Address, link: PooledConnection) -> None:
         links = self._idle.get(to, [])
         if link in links:
             links.remove(link)
@@ -138,7 +138,7 @@ class Pool:
     def _context(self) -> ssl.SSLContext | None:
         return None if self._seal is None else self._seal.credentials.client
 
-    def _check(self, link: Link, to: Address) -> None:
+    def _check(self, link: PooledConnection, to: Address) -> None:
         expected = id_behind(to)
         if self._seal is not None and expected and link.found != expected:
             link.connection.abort()

@@ -29,7 +29,7 @@ class BadFraming(Exception):
     """The peer's bytes are not a head and a body."""
 
 
-class Inflow:
+class BodyReader:
     """An incoming message: `head()` first, then an asynchronous iterator of the body's buffers, or `read_into`.
 
     `translate` turns whatever the stream raises into the error for the one who reads.
@@ -66,7 +66,7 @@ class Inflow:
             data += piece
         return bytes(data)
 
-    def __aiter__(self) -> Inflow:
+    def __aiter__(self) -> BodyReader:
         return self
 
     async def __anext__(self) -> Buffer:
@@ -105,7 +105,7 @@ def known_size(body: Body) -> int | None:
     return sum(memoryview(chunk).nbytes for chunk in body) if isinstance(body, list | tuple) else None
 
 
-def whole(head: bytes, body: Body) -> bytes | None:
+def small_message(head: bytes, body: Body) -> bytes | None:
     """The whole message, where it is small and stands already."""
     size = known_size(body)
     if size is None or size + len(head) > WHOLE_BYTES or not isinstance(body, list | tuple):
@@ -121,7 +121,7 @@ class BodyFailed(Exception):
         self.error = error
 
 
-class Outflow:
+class BodyWriter:
     """Either kind of body, asked for one chunk after the other. Not a generator: one that is left in the middle is
     finished by a task of the loop's, at a moment nobody chose."""
 
@@ -153,10 +153,10 @@ class Outflow:
             self._sync.close()
 
 
-async def pour(
+async def write_body(
     connection: Connection,
     beginning: bytes,
-    body: Outflow,
+    body: BodyWriter,
     *,
     in_chunks: bool,
     silence_s: float | None = None,

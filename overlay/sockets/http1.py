@@ -1,6 +1,6 @@
 """The little of HTTP/1.1 (RFC 9112) that nodes speak: heads, and bodies of a known size or in chunks.
 
-Only what our own two ends send is understood; anything else is `NotOurs`, and its connection ends. Both ends say
+Only what our own two ends send is understood; anything else is `NotOurHttp`, and its connection ends. Both ends say
 `X-P2PNode: 1`: whoever answers without it is not one of us, and a browser cannot be made to send it.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from overlay.addresses import Address
-from overlay.sockets.connection import Broken, Connection
+from overlay.sockets.connection import Connection, ConnectionClosed
 
 MARKER = b"x-p2pnode"
 PATH = "/p2p/"
@@ -30,7 +30,7 @@ MOST_SIZE_DIGITS = 15
 READ_BYTES = 1 << 16
 
 
-class NotOurs(Exception):
+class NotOurHttp(Exception):
     """The other side speaks something else; the text says what was wrong with it."""
 
 
@@ -70,14 +70,15 @@ def _length(size_bytes: int | None) -> str:
 
 
 async def read_request_head(connection: Connection) -> RequestHead | None:
-    """The next request on a connection; None where the other side has ended it. Raises `NotOurs`, `Broken`."""
+    """The next request on a connection; None where the other side has ended it. Raises `NotOurHttp`,
+    `ConnectionClosed`."""
     found = await _read_head(connection)
     if found is None:
         return None
     start, fields = found
     words = start.split(b" ")
     if len(words) != 3 or not words[2].startswith(_VERSION):
-        raise NotOurs("not a request of HTTP/1.1")
+        raise NotOurHttp("not a request of HTTP/1.1")
     method, target, version = words
     path = unquote(target.decode("latin-1"))
     is_ours = method == b"POST" and path.startswith(PATH) and fields.get(MARKER) == b"1"
@@ -85,20 +86,20 @@ async def read_request_head(connection: Connection) -> RequestHead | None:
 
 
 async def read_answer_head(connection: Connection) -> AnswerHead:
-    """The head of the answer. Raises `NotOurs`, `Broken`."""
+    """The head of the answer. Raises `NotOurHttp`, `ConnectionClosed`."""
     try:
         found = await _read_head(connection)
-    except Broken as error:
+    except ConnectionClosed as error:
         beginning = connection.take(len(_VERSION))
         if beginning != _VERSION[: len(beginning)]:
-            raise NotOurs("not an answer of HTTP/1.1") from error
+            raise NotOurHttp("not an answer of HTTP/1.1") from error
         raise
     if found is None:
-        raise Broken("the other side closed it")
+        raise ConnectionClosed("the other side closed it")
     start, fields = found
     words = start.split(b" ", 2)
     if len(words) < 2 or not words[0].startswith(_VERSION) or not words[1].isdigit() or len(words[1]) != 3:
-        raise NotOurs("not an answer of HTTP/1.1")
+        raise NotOurHttp("not an answer of HTTP/1.1")
     is_ours = fields.get(MARKER) == b"1"
     # What a stranger says of its body is not looked at: nobody will read it.
     size_bytes = _size(fields) if is_ours else 0
@@ -109,7 +110,7 @@ async def _read_head(connection: Connection) -> tuple[bytes, dict[bytes, bytes]]
     try:
         head = await connection.read_line(MOST_HEAD_BYTES, b"\r\n\r\n")
     except ValueError as error:
-        raise NotOurs(f"a head with {error}") from error
+        raise NotOurHttp(f"a head with {error}") from error
     if not head:
         return None
     start, *lines = head[:-4].split(b"\r\n")
@@ -117,9 +118,9 @@ async def _read_head(connection: Connection) -> tuple[bytes, dict[bytes, bytes]]
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon or not name or name != name.strip():
-            raise NotOurs("a field of a head without a name")
+            raise NotOurHttp("a field of a head without a name")
         if fields.setdefault(name.lower(), value.strip()) != value.strip():
-            raise NotOurs("a head that says two things of one field")
+            raise NotOurHttp("a head that says two things of one field")
     return start, fields
 
 
@@ -127,12 +128,12 @@ def _size(fields: dict[bytes, bytes]) -> int | None:
     length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
     if coding is not None:
         if coding.lower() != b"chunked" or length is not None:
-            raise NotOurs("a body of another coding")
+            raise NotOurHttp("a body of another coding")
         return None
     if length is None:
         return 0
     if not length.isdigit() or len(length) > MOST_SIZE_DIGITS:
-        raise NotOurs("a body whose size is no number")
+        raise NotOurHttp("a body whose size is no number")
     return int(length)
 
 
@@ -142,7 +143,7 @@ def _is_last(version: bytes, fields: dict[bytes, bytes]) -> bool:
 
 class HttpBody:
     """A body as it arrives; `size_bytes` None: in chunks. `silence_s` bounds every wait. What is wrong with its chunks
-    raises `NotOurs`."""
+    raises `NotOurHttp`."""
 
     def __init__(self, connection: Connection, size_bytes: int | None, silence_s: float | None) -> None:
         self._connection = connection
@@ -153,12 +154,13 @@ class HttpBody:
         self.is_at_end = size_bytes == 0
 
     async def read(self) -> bytes:
-        """What comes next, at least one byte; empty at the end. Raises `TimeoutError`, `Broken`, `NotOurs`."""
+        """What comes next, at least one byte; empty at the end. Raises `TimeoutError`, `ConnectionClosed`,
+        `NotOurHttp`."""
         if not await self._more():
             return b""
         data = await self._connection.read(min(self._left, READ_BYTES), self._silence_s)
         if not data:
-            raise Broken("the other side closed it")
+            raise ConnectionClosed("the other side closed it")
         self._took(len(data))
         return data
 
@@ -178,15 +180,15 @@ class HttpBody:
         if self.is_at_end or self._left:
             return not self.is_at_end
         if self._has_begun and await self._line():
-            raise NotOurs("a chunk that does not end where it said")
+            raise NotOurHttp("a chunk that does not end where it said")
         self._has_begun = True
         digits = (await self._line()).partition(b";")[0].strip()
         if not digits or digits.strip(_HEX_DIGITS) or len(digits) > MOST_SIZE_DIGITS:
-            raise NotOurs("a chunk whose size is no number")
+            raise NotOurHttp("a chunk whose size is no number")
         self._left = int(digits, 16)
         if not self._left:
             if await self._line():
-                raise NotOurs("fields after the last chunk")
+                raise NotOurHttp("fields after the last chunk")
             self.is_at_end = True
         return not self.is_at_end
 
@@ -194,9 +196,9 @@ class HttpBody:
         try:
             line = await self._connection.read_line(MOST_LINE_BYTES, b"\r\n", self._silence_s)
         except ValueError as error:
-            raise NotOurs(f"a chunk with {error}") from error
+            raise NotOurHttp(f"a chunk with {error}") from error
         if not line:
-            raise Broken("the other side closed it")
+            raise ConnectionClosed("the other side closed it")
         return line[:-2]
 
     def _took(self, count: int) -> None:

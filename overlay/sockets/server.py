@@ -9,14 +9,24 @@ from collections import Counter
 
 from overlay.addresses import Address, NodeAddress, group_of, id_behind
 from overlay.environment import Log
-from overlay.sealing.tls import NoNode
+from overlay.sealing.tls import NotANodeCertificate
 from overlay.sockets import http1 as http
-from overlay.sockets.concurrency import LARGE_HEAD_BYTES, TooMany, Turns
-from overlay.sockets.connection import Broken, Connection
+from overlay.sockets.concurrency import LARGE_HEAD_BYTES, HandlerLimiter, TooManyRequests
+from overlay.sockets.connection import Connection, ConnectionClosed
 from overlay.sockets.connection_pool import proven_id
-from overlay.sockets.framing import BadFraming, BodyFailed, Inflow, Outflow, chunk, framed, known_size, pour, whole
-from overlay.sockets.http1 import HttpBody, NotOurs, RequestHead
-from overlay.transport import HANDLER_SILENCE_S, Incoming, Rejection, Reply, RequestHandler, TransportError
+from overlay.sockets.framing import (
+    BadFraming,
+    BodyFailed,
+    BodyReader,
+    BodyWriter,
+    chunk,
+    framed,
+    known_size,
+    small_message,
+    write_body,
+)
+from overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
+from overlay.transport import HANDLER_SILENCE_S, Request, RequestHandler, RequestRejected, Response, TransportError
 
 #: Idle connections: longer than the asking end keeps them (`overlay.sockets.connection_pool.KEEP_ALIVE_S`).
 KEEP_ALIVE_S = 90.0
@@ -32,8 +42,8 @@ class StreamServer:
         self._on_request = on_request
         self._log = log
         self._counters = counters
-        self._turns = Turns()
-        self._conversations: dict[Connection, _Conversation] = {}
+        self._turns = HandlerLimiter()
+        self._conversations: dict[Connection, _ServerConnection] = {}
         self._closed = False
 
     def begin(self) -> Connection:
@@ -44,7 +54,7 @@ class StreamServer:
         if self._closed:  # it was accepted before the listener was closed
             connection.abort()
             return
-        self._conversations[connection] = _Conversation(self, connection)
+        self._conversations[connection] = _ServerConnection(self, connection)
 
     def _ended(self, connection: Connection) -> None:
         conversation = self._conversations.pop(connection, None)
@@ -74,7 +84,7 @@ class StreamServer:
     # --- of one conversation ---------------------------------------------------------------------------------------
 
     async def serve(self, connection: Connection, head: RequestHead, body: HttpBody, *, is_last: bool) -> bool:
-        """Answer one request; False where the connection cannot be used again. Raises `OSError`, `NotOurs`."""
+        """Answer one request; False where the connection cannot be used again. Raises `OSError`, `NotOurHttp`."""
         if not head.name:
             _send(connection, http.NOT_FOUND, _ELSEWHERE, kind="text/plain", is_last=True)
             return False
@@ -83,7 +93,7 @@ class StreamServer:
         try:
             async with self._turns.of(party):
                 return await self._handle(connection, head, body, source, party, is_last=is_last)
-        except TooMany as reason:
+        except TooManyRequests as reason:
             self._counters["streams_dropped_quota"] += 1
             _send(connection, http.REJECTED, str(reason).encode(), is_last=True)
             return False
@@ -98,23 +108,23 @@ class StreamServer:
         *,
         is_last: bool,
     ) -> bool:
-        inflow = Inflow(body, functools.partial(_explain, source))
+        inflow = BodyReader(body, functools.partial(_explain, source))
         inflow.small_head_bytes = LARGE_HEAD_BYTES
         inflow.large_head = functools.partial(self._turns.large_head, party)
         try:
-            reply = await self._on_request(Incoming(head.name, source, await inflow.head(), inflow))
-        except (Rejection, BadFraming) as refusal:
+            reply = await self._on_request(Request(head.name, source, await inflow.head(), inflow))
+        except (RequestRejected, BadFraming) as refusal:
             reason = str(refusal)[: http.REASON_CHARACTERS].encode()
             _send(connection, http.REJECTED, reason, kind="text/plain; charset=utf-8", is_last=is_last)
             return not is_last
-        except TooMany:
+        except TooManyRequests:
             raise
         except Exception as error:
             if not inflow.broken:  # otherwise the handler only noticed that the peer has left
                 self._log.error("request_handler_failed", request=head.name, source=str(source), error=repr(error))
             _send(connection, http.FAILED, b"the handler failed", kind="text/plain", is_last=True)
             return False
-        outflow = Outflow(reply.body)
+        outflow = BodyWriter(reply.body)
         try:
             await _answer(connection, reply, outflow, is_last=is_last)
         except BodyFailed as error:
@@ -130,7 +140,7 @@ class StreamServer:
         return not is_last
 
 
-class _Conversation:
+class _ServerConnection:
     """One connection, and the task that serves it."""
 
     def __init__(self, server: StreamServer, connection: Connection) -> None:
@@ -147,7 +157,7 @@ class _Conversation:
 
     async def _run(self) -> None:
         # Whatever the other side does ends its own connection, and is counted there: strangers send junk.
-        with contextlib.suppress(OSError, NotOurs, NoNode, asyncio.CancelledError):
+        with contextlib.suppress(OSError, NotOurHttp, NotANodeCertificate, asyncio.CancelledError):
             while await self._once():
                 pass
         self._connection.close()
@@ -179,8 +189,8 @@ async def _throw_away(body: HttpBody) -> None:
                 pass
 
 
-async def _answer(connection: Connection, reply: Reply, body: Outflow, *, is_last: bool) -> None:
-    message = whole(reply.head, reply.body)
+async def _answer(connection: Connection, reply: Response, body: BodyWriter, *, is_last: bool) -> None:
+    message = small_message(reply.head, reply.body)
     if message is not None:
         _send(connection, http.OK, message, is_last=is_last)
         return
@@ -191,7 +201,7 @@ async def _answer(connection: Connection, reply: Reply, body: Outflow, *, is_las
     else:
         size += len(beginning)
     beginning = http.answer_head(http.OK, size, is_last=is_last) + beginning
-    await pour(connection, beginning, body, in_chunks=size is None, silence_s=HANDLER_SILENCE_S)
+    await write_body(connection, beginning, body, in_chunks=size is None, silence_s=HANDLER_SILENCE_S)
 
 
 def _send(
@@ -203,7 +213,7 @@ def _send(
 def _source(connection: Connection) -> Address:
     peer = connection.transport.get_extra_info("peername")
     if not peer:
-        raise Broken("the peer has left")
+        raise ConnectionClosed("the peer has left")
     source = Address.checked(peer[0], peer[1])
     proven = proven_id(connection)
     return NodeAddress.of(source, proven) if proven else source

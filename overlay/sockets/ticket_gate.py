@@ -27,7 +27,7 @@ MOST_WAITING = 512
 LOOK_AGAIN_S = 0.03
 
 
-class _Visitor:
+class _PendingConnection:
     """One connection that has not been admitted."""
 
     __slots__ = ("host", "pause_s", "stream", "timer")
@@ -39,7 +39,7 @@ class _Visitor:
         self.pause_s = LOOK_AGAIN_S
 
 
-class Threshold:
+class TicketGate:
     """Listens in place of the loop's server, on a socket that listens already; `admit` gets the connections that may
     begin, with nothing read from them."""
 
@@ -54,7 +54,7 @@ class Threshold:
         self._admit = admit
         self._counters = counters
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, _Visitor] = {}
+        self._waiting: dict[int, _PendingConnection] = {}
         self._by_host: Counter[str] = Counter()
         self._listener = Listener(listening, self._arrived)
 
@@ -68,7 +68,7 @@ class Threshold:
     def _arrived(self, stream: socket.socket, host: str) -> None:
         self._counters["streams_accepted"] += 1
         timer = self._loop.call_later(PATIENCE_S, self._let_go, stream.fileno(), "silent")
-        visitor = _Visitor(stream, host, timer)
+        visitor = _PendingConnection(stream, host, timer)
         self._waiting[stream.fileno()] = visitor
         self._by_host[visitor.host] += 1
         self._look(stream.fileno())
@@ -108,7 +108,7 @@ class Threshold:
         self._counters["streams_admitted"] += 1
         self._admit(visitor.stream)
 
-    def _look_again(self, visitor: _Visitor) -> None:
+    def _look_again(self, visitor: _PendingConnection) -> None:
         # Its number may be another's by now.
         if self._waiting.get(visitor.stream.fileno()) is visitor:
             self._look(visitor.stream.fileno())
@@ -122,7 +122,7 @@ class Threshold:
         with contextlib.suppress(OSError):
             visitor.stream.close()
 
-    def _forget(self, visitor: _Visitor) -> None:
+    def _forget(self, visitor: _PendingConnection) -> None:
         number = visitor.stream.fileno()
         visitor.timer.cancel()
         self._loop.remove_reader(number)

@@ -19,10 +19,10 @@ from overlay.environment import Clock, Log
 from overlay.sealing.sealer import MAX_SEALED_BYTES
 from overlay.sealing.tls import Credentials
 from overlay.sockets.client import StreamRequest
-from overlay.sockets.connection_pool import Pool, StreamSeal
+from overlay.sockets.connection_pool import ConnectionPool, StreamSeal
 from overlay.sockets.listener import Listener, bind_pair
 from overlay.sockets.server import StreamServer
-from overlay.sockets.ticket_gate import Threshold
+from overlay.sockets.ticket_gate import TicketGate
 from overlay.sockets.udp import DatagramSocket
 from overlay.transport import MAX_DATAGRAM_BYTES, MAX_HEAD_BYTES, Body, DatagramHandler, RequestHandler
 
@@ -40,7 +40,7 @@ class SocketTransport:
     def __init__(self, host: str, port: int, *, log: Log, clock: Clock, seal: StreamSeal | None = None) -> None:
         self.address = Address(host, port)
         self._seal = seal
-        self._threshold: Threshold | None = None
+        self._threshold: TicketGate | None = None
         self._counters: Counter[str] = Counter()
         self._handshakes = asyncio.Semaphore(HANDSHAKES_AT_ONCE)
         self._handshaking: dict[asyncio.Task[None], socket.socket] = {}
@@ -51,7 +51,7 @@ class SocketTransport:
         self._datagrams: DatagramSocket | None = None
         self._listener: Listener | None = None
         self._server: StreamServer | None = None
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
         self._asking: dict[StreamRequest, bool] = {}
 
     @property
@@ -79,13 +79,13 @@ class SocketTransport:
         host = await _literal(self.address.host)
         datagrams, stream, self.address = bind_pair(host, self.address.port)
         self._server = StreamServer(on_request, self._log, self._counters)
-        self._pool = Pool(self._seal, self._clock)
+        self._pool = ConnectionPool(self._seal, self._clock)
         try:
             if self._seal is None:
                 self._listener = Listener(stream, lambda stream, _host: self._admit(stream))
             else:
                 seal = self._seal
-                self._threshold = Threshold(
+                self._threshold = TicketGate(
                     stream,
                     lambda beginning: seal.admission.judge(beginning, self._clock.wall()),
                     self._admit,

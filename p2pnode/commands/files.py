@@ -17,7 +17,7 @@ import typer
 from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
 from p2pnode.commands.output import say
 from p2pnode.config import documentation
-from p2pnode.config.rules import advise
+from p2pnode.config.rules import warnings_for
 from p2pnode.errors import ExitCode, UserError
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
@@ -76,7 +76,7 @@ def config_default(as_json: JsonOption = False) -> int:
 def config_check(config: ConfigOption = None, settings: SetOption = None) -> int:
     """Check the configuration without starting anything; exit code 4 where it cannot work."""
     found = loaded(config, settings, {})
-    for problem in advise(found.config):
+    for problem in warnings_for(found.config):
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
     say("the configuration is sound")
     return 0

@@ -244,7 +244,7 @@ def reproduce(
     # Before NumPy is loaded, here and in the processes: two threads on small matrices wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need_matplotlib()
-    from training.simulation.figures.reproduction import FIGURES, NEED_IMAGES, Order
+    from training.simulation.figures.reproduction import FIGURES, NEED_IMAGES, CurveOrder
     from training.simulation.figures.reproduction import reproduce as make
     from training.simulation.learning.problems import BadData
     from training.simulation.run import has_numba
@@ -266,7 +266,7 @@ def reproduce(
     began = time.monotonic()
     try:
         with _writing(out), _stages() as shown:
-            rows = make(Order(names, out, data_dir, processes or cores, shown))
+            rows = make(CurveOrder(names, out, data_dir, processes or cores, shown))
     except BadData as error:
         raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
     missed = [row for row in rows if row.within is False]

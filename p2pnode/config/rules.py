@@ -1,6 +1,6 @@
 """Which settings cannot be meant together, and which are legal but probably regretted.
 
-`check` finds what keeps a node from starting, `advise` what deserves a warning. Both are pure functions of the
+`check` finds what keeps a node from starting, `warnings_for` what deserves a warning. Both are pure functions of the
 configuration: they look at no file, no network and no clock. The range of a single value is not judged here; it stands
 in the settings structs.
 """
@@ -27,7 +27,7 @@ _UNTIL = re.compile(r"\s*[A-Za-z_][\w.]*\s*(>=|<=)\s*[-+]?(\d+\.?\d*|\.\d+)([eE]
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
-class Problem(NamedTuple):
+class ConfigProblem(NamedTuple):
     """What is wrong, naming the keys, and what to do about it."""
 
     what: str
@@ -37,63 +37,65 @@ class Problem(NamedTuple):
         return f"{self.what}: {self.do}"
 
 
-def check(config: Config) -> list[Problem]:
+def check(config: Config) -> list[ConfigProblem]:
     """Everything that keeps this configuration from being started; empty where it is sound."""
     return [*_network(config), *_bootstrap(config), *_training(config), *_barrier(config)]
 
 
-def advise(config: Config) -> list[Problem]:
+def warnings_for(config: Config) -> list[ConfigProblem]:
     """Settings that work but are probably not wanted; shown as warnings and under `health`."""
     found = []
     momentum = config.exchange.outer_momentum
     if config.barrier.method != "bsp" and momentum > HIGHEST_ASYNCHRONOUS_MOMENTUM:
         found.append(
-            Problem(
+            ConfigProblem(
                 f"exchange.outer_momentum = {momentum} with barrier.method = {config.barrier.method} may diverge",
                 f"use at most {HIGHEST_ASYNCHRONOUS_MOMENTUM}, or bsp, or plain SGD in the task",
             )
         )
     if config.exchange.weight == "sum" and momentum > 0:
         found.append(
-            Problem(
+            ConfigProblem(
                 f"exchange.weight = sum with outer_momentum = {momentum} grows with the number of nodes",
                 "set exchange.outer_momentum = 0 and outer_lr = 1 for the original algorithm",
             )
         )
     if not config.exchange.enabled:
-        found.append(Problem("exchange.enabled = false: this node trains alone", "set it true to share the model"))
+        found.append(
+            ConfigProblem("exchange.enabled = false: this node trains alone", "set it true to share the model")
+        )
     if config.swarm.allow_open and not config.swarm.key_file and not is_loopback(config.node.host):
         found.append(
-            Problem(
+            ConfigProblem(
                 f"anyone who can reach {config.node.host}:{config.node.port} can join this swarm",
                 "make a swarm key with `p2pnode key new`, or let a firewall or a private network decide who can",
             )
         )
     if not is_loopback(config.status.host):
         found.append(
-            Problem(
+            ConfigProblem(
                 f"status.host = {config.status.host}: the API's token and answers cross the network unencrypted",
                 "put a proxy that speaks TLS in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
             )
         )
     if config.barrier.custom and config.barrier.method != "custom":
-        found.append(Problem("barrier.custom is set but not used", 'set barrier.method = "custom", or remove it'))
+        found.append(ConfigProblem("barrier.custom is set but not used", 'set barrier.method = "custom", or remove it'))
     return found
 
 
-def _network(config: Config) -> list[Problem]:
+def _network(config: Config) -> list[ConfigProblem]:
     found = []
     node, status = config.node, config.status
     if not is_literal(node.host):
         found.append(
-            Problem(
+            ConfigProblem(
                 f'node.host = "{node.host}" is not an IP address',
                 'give the address to listen on, such as "127.0.0.1" or "0.0.0.0"; names are for swarm.bootstrap',
             )
         )
     elif not is_loopback(node.host) and not config.swarm.allow_open and not config.swarm.key_file:
         found.append(
-            Problem(
+            ConfigProblem(
                 f"node.host = {node.host} listens beyond this machine, and this node has no swarm key",
                 "make one with `p2pnode key new` or join with --invite; or set swarm.allow_open = true if everyone who "
                 "can reach the port may join",
@@ -101,14 +103,14 @@ def _network(config: Config) -> list[Problem]:
         )
     if node.advertise and (not is_literal(node.advertise) or ipaddress.ip_address(node.advertise).is_unspecified):
         found.append(
-            Problem(
+            ConfigProblem(
                 f'node.advertise = "{node.advertise}" is not an address others can dial',
                 "give the IP address under which other nodes reach this one, or leave it empty",
             )
         )
     if node.nat == "auto" and is_loopback(node.host):
         found.append(
-            Problem(
+            ConfigProblem(
                 f'node.nat = "auto" with node.host = {node.host}: what listens on this machine alone needs no port',
                 'set node.host = "0.0.0.0", or node.nat = "off"',
             )
@@ -116,21 +118,21 @@ def _network(config: Config) -> list[Problem]:
     if node.nat == "auto" and (node.advertise or node.client_only):
         other = "node.client_only" if node.client_only else "node.advertise"
         found.append(
-            Problem(
+            ConfigProblem(
                 f'node.nat = "auto" and {other} contradict each other',
                 "let the router be asked for an address, or say yourself how others reach this node, not both",
             )
         )
     if not is_literal(status.host) and status.host != "localhost":
         found.append(
-            Problem(
+            ConfigProblem(
                 f'status.host = "{status.host}" is not an IP address',
                 'give the address to listen on, such as "127.0.0.1"; names by which it is asked go to status.names',
             )
         )
     if node.port and node.port == status.port:
         found.append(
-            Problem(
+            ConfigProblem(
                 f"node.port and status.port are both {node.port}",
                 "give them different ports; 0 takes a free one",
             )
@@ -138,21 +140,21 @@ def _network(config: Config) -> list[Problem]:
     return found
 
 
-def _bootstrap(config: Config) -> list[Problem]:
+def _bootstrap(config: Config) -> list[ConfigProblem]:
     found = []
     for entry in config.swarm.bootstrap:
         try:
             split_address(entry)
         except ValueError as error:
             found.append(
-                Problem(
+                ConfigProblem(
                     f"swarm.bootstrap: {error}",
                     'write "host:port", such as "10.0.0.5:8468", "node1.example:8468" or "[2001:db8::1]:8468"',
                 )
             )
     if not config.swarm.run.isprintable() or config.swarm.run != config.swarm.run.strip():
         found.append(
-            Problem(
+            ConfigProblem(
                 "swarm.run has control characters or spaces at its ends",
                 "name the run with letters, digits, '-' and '_'",
             )
@@ -160,13 +162,13 @@ def _bootstrap(config: Config) -> list[Problem]:
     return found
 
 
-def _training(config: Config) -> list[Problem]:
+def _training(config: Config) -> list[ConfigProblem]:
     found = []
     training = config.training
     if training.task not in BUILT_IN_TASKS and not _IMPORT_PATH.fullmatch(training.task):
         close = nearest(training.task, list(BUILT_IN_TASKS))
         found.append(
-            Problem(
+            ConfigProblem(
                 f'training.task = "{training.task}" is no task',
                 (f"did you mean {close}? " if close else "")
                 + f'name one of {", ".join(BUILT_IN_TASKS)}, or your own as "package.module:Class"',
@@ -174,21 +176,21 @@ def _training(config: Config) -> list[Problem]:
         )
     if training.until.strip() and not _UNTIL.fullmatch(training.until):
         found.append(
-            Problem(
+            ConfigProblem(
                 f'training.until = "{training.until}" is not of the form "metric>=number"',
                 'write for example "accuracy>=0.95" or "loss<=0.1"',
             )
         )
     elif training.until.strip() and not training.eval_steps:
         found.append(
-            Problem(
+            ConfigProblem(
                 "training.until needs evaluations, and training.eval_steps = 0 makes none",
                 "set training.eval_steps = 10, say, or leave until empty",
             )
         )
     if training.export and not training.export.endswith((".safetensors", ".pt", ".pth")):
         found.append(
-            Problem(
+            ConfigProblem(
                 f'training.export = "{training.export}" has an ending that names no format',
                 "end it in .safetensors or .pt",
             )
@@ -196,7 +198,7 @@ def _training(config: Config) -> list[Problem]:
     liveness = config.liveness
     if liveness.probe_timeout_s > liveness.probe_interval_s:
         found.append(
-            Problem(
+            ConfigProblem(
                 f"liveness.probe_timeout_s = {liveness.probe_timeout_s} is longer than "
                 f"probe_interval_s = {liveness.probe_interval_s}",
                 "a probe must end before the next one begins: make the interval longer or the timeout shorter",
@@ -205,11 +207,11 @@ def _training(config: Config) -> list[Problem]:
     return found
 
 
-def _barrier(config: Config) -> list[Problem]:
+def _barrier(config: Config) -> list[ConfigProblem]:
     barrier = config.barrier
     if barrier.method == "custom" and not _IMPORT_PATH.fullmatch(barrier.custom):
         return [
-            Problem(
+            ConfigProblem(
                 f'barrier.method = "custom" needs a function, and barrier.custom is "{barrier.custom}"',
                 'set barrier.custom = "package.module:function"',
             )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from overlay.environment import Clock, Entropy, Log, Workers
+from overlay.environment import Clock, Entropy, Executor, Log
 from overlay.identity import Identity
-from overlay.sealing.certificate_request import NoCertificate, make_certificates
+from overlay.sealing.certificate_request import CertificateError, make_certificates
 from overlay.sealing.sealed_transport import SealedTransport
 from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing
-from overlay.sealing.tickets import Admission
+from overlay.sealing.tickets import TicketVerifier
 from overlay.sealing.tls import Credentials
 from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.transport import SocketTransport
@@ -30,7 +30,7 @@ LOOK_S = 2.0
 CLOCK_WARNING_S = 600.0
 
 
-class SealedDoors:
+class ClosedSwarm:
     """Doors of a member. `transport` is the node's; `watch` follows the key file."""
 
     def __init__(
@@ -43,7 +43,7 @@ class SealedDoors:
         folder: Path,
         clock: Clock,
         entropy: Entropy,
-        workers: Workers,
+        workers: Executor,
         log: Log,
     ) -> None:
         self.keys = keys
@@ -56,7 +56,7 @@ class SealedDoors:
         self._workers = workers
         self._log = log
         self._clock_warned = float("-inf")
-        self._admission = Admission(
+        self._admission = TicketVerifier(
             keys,
             config.swarm.run,
             identity.node_id,
@@ -86,11 +86,11 @@ class SealedDoors:
                 keys = read_key_file(path)
                 if keys != self.keys:
                     await self._change(keys)
-            except (UserError, NoCertificate) as error:
+            except (UserError, CertificateError) as error:
                 if str(error) != refused:
                     refused = str(error)
                     self._log.warning("swarm_key_not_changed", reason=refused, still=self.keys.fingerprints)
-                if isinstance(error, NoCertificate):
+                if isinstance(error, CertificateError):
                     continue  # the file is good: try again
             seen = now
 
@@ -128,7 +128,7 @@ def _look(path: Path) -> tuple[int, int, int]:
 
 
 def make_credentials(identity: Identity, keys: KeyRing, run: str, wall_s: float, folder: Path) -> Credentials:
-    """TLS contexts; takes a fraction of a second, off the loop. Raises `NoCertificate`."""
+    """TLS contexts; takes a fraction of a second, off the loop. Raises `CertificateError`."""
     return Credentials.of(make_certificates(identity, keys, run, wall_s), folder)
 
 
@@ -140,18 +140,18 @@ async def seal(
     folder: Path,
     clock: Clock,
     entropy: Entropy,
-    workers: Workers,
+    workers: Executor,
     log: Log,
-) -> SealedDoors:
+) -> ClosedSwarm:
     """The doors of a node with these keys. Raises `UserError`."""
     try:
         credentials = await workers.run(make_credentials, identity, keys, config.swarm.run, clock.wall(), folder)
-    except (NoCertificate, OSError) as error:
+    except (CertificateError, OSError) as error:
         raise UserError(
             f"this node's certificate could not be made: {error}",
             "check the installation of `cryptography`, and the state directory",
             ExitCode.UNEXPECTED,
         ) from error
-    return SealedDoors(
+    return ClosedSwarm(
         config, identity, keys, credentials, folder=folder, clock=clock, entropy=entropy, workers=workers, log=log
     )

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from overlay.environment import Clock, Disk, Log, Workers
+from overlay.environment import Clock, Disk, Executor, Log
 from p2pnode.config.settings import Config
 from training import checkpoint
 from training.checkpoint import CheckpointState
@@ -20,7 +20,7 @@ from training.progress import Progress
 from training.trainer_link.interface import Trainer, TrainerFailed
 
 
-class Saving:
+class CheckpointWriter:
     """The checkpoints of a node that has come to its vector. `state_path` is where the trainer writes its own state;
     `on_saved` is told of the file it wrote."""
 
@@ -34,7 +34,7 @@ class Saving:
         *,
         clock: Clock,
         disk: Disk,
-        workers: Workers,
+        workers: Executor,
         log: Log,
         state_path: Path | None,
         on_saved: Callable[[str], None],

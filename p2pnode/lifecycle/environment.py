@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.bootstrap.local_network import Lan
-from overlay.environment import Clock, Disk, Entropy, Log, Workers
+from overlay.environment import Clock, Disk, Entropy, Executor, Log
 from overlay.nat.port_mapping import Gateway
 from overlay.transport import Transport
 from training.trainer_link.interface import Trainer
 
 
 @dataclass(slots=True)
-class Doors:
+class NodeEnvironment:
     """Everything a node touches the world through. `state_path` is where the trainer may write its own state."""
 
     transport: Transport
     clock: Clock
     entropy: Entropy
     disk: Disk
-    workers: Workers
+    workers: Executor
     log: Log
     #: (node id, callback for the trainer's state) → trainer
     make_trainer: Callable[[bytes, Callable[[str], None]], Trainer]

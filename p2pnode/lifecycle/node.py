@@ -15,12 +15,12 @@ from overlay.peers import Activity, Contact, PeerChange
 from overlay.transport import TransportError
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
-from p2pnode.lifecycle.checkpoints import Saving
-from p2pnode.lifecycle.environment import Doors
+from p2pnode.lifecycle.checkpoints import CheckpointWriter
+from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.state import State
 from training import checkpoint, manifest_check
 from training.barriers.predicates import BarrierNotFound, make_barrier
-from training.barriers.waiter import Gate
+from training.barriers.waiter import BarrierWaiter
 from training.budget import Budget, budget
 from training.checkpoint import CheckpointState
 from training.exchange.exchange import Exchange
@@ -52,7 +52,7 @@ GENESIS_FILE = "genesis"
 class Node:
     """One node of a swarm. `run` lives its whole life; the other calls may come at any time from the same loop."""
 
-    def __init__(self, config: Config, doors: Doors) -> None:
+    def __init__(self, config: Config, doors: NodeEnvironment) -> None:
         self.config = config
         self.doors = doors
         self.log = doors.log
@@ -83,7 +83,7 @@ class Node:
             raise UserError(
                 str(error), hint="it needs the form package.module:function", exit_code=ExitCode.CONFIGURATION
             ) from error
-        self.gate = Gate(self.overlay, self.barrier, config.barrier, doors.clock)
+        self.gate = BarrierWaiter(self.overlay, self.barrier, config.barrier, doors.clock)
         self.progress = Progress()
         self.trainer = doors.make_trainer(self.identity.node_id, self.trainer_state_changed)
         self.exchange: Exchange | None = None
@@ -95,7 +95,7 @@ class Node:
         self.resumes = False
         self._leave = asyncio.Event()
         self._finished = asyncio.Event()
-        self.saving: Saving | None = None
+        self.saving: CheckpointWriter | None = None
         self._restored: CheckpointState | None = None
         self._failure: UserError | None = None
         self.overlay.on_change(self._on_change)
@@ -322,7 +322,7 @@ class Node:
             log=self.log,
             progress=self.progress,
         )
-        self.saving = Saving(
+        self.saving = CheckpointWriter(
             config,
             self.exchange,
             self.manifest,
@@ -339,7 +339,7 @@ class Node:
             self.loop.pause()
         self.exchange.hold_back(HOLD_BACK_S)
         await self.exchange.start()
-        manifest_check.serve(self.overlay, self.manifest)
+        manifest_check.register(self.overlay, self.manifest)
         if peer is None:
             self.overlay.set_willing(not config.node.client_only)
         if peer is None and self.resumes:
@@ -424,7 +424,7 @@ class Node:
             # Those that can be asked first: a stream to one behind a NAT may take its whole time to fail.
             for peer in sorted(self.overlay.members(), key=lambda peer: not peer.eligible):
                 try:
-                    await manifest_check.agree(self.overlay, peer.contact, proposal)
+                    await manifest_check.compare_with(self.overlay, peer.contact, proposal)
                 except ManifestRefused as error:
                     raise UserError(
                         str(error),

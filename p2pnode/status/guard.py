@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlay.addresses import is_literal, is_loopback
-from overlay.rate_limits import Allowance, Quotas
+from overlay.rate_limits import RateLimit, RateLimiter
 
 #: The header a request that changes state must carry: a form or an image on a foreign page cannot send it.
 CHANGE_HEADER = "X-P2PNode"
@@ -28,17 +28,17 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 #: Per address that asks. The loopback is one address for all its users: a hundred a second are the command line, a
 #: dashboard and a benchmark that looks every 10 ms at once, and cost the loop about a tenth of its time.
-READS = Allowance(rate_per_s=100.0, burst=200.0)
+READS = RateLimit(rate_per_s=100.0, burst=200.0)
 #: Nobody pauses or leaves more often; a loop in a script gets a pause and not an overrun event ring.
-CHANGES = Allowance(rate_per_s=2.0, burst=20.0)
+CHANGES = RateLimit(rate_per_s=2.0, burst=20.0)
 #: Wrong tokens. Nobody guesses 256 bits; this keeps the attempt from being a load.
-WRONG_TOKENS = Allowance(rate_per_s=0.5, burst=10.0)
+WRONG_TOKENS = RateLimit(rate_per_s=0.5, burst=10.0)
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s/@]+))(?::\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestFacts:
     """The facts of a request. Absent headers are None; `peer` is the address it comes from."""
 
     method: str
@@ -76,19 +76,19 @@ class Guard:
         self._digest = _digest(token)
         self._on_loopback = on_loopback
         self._names = frozenset(name.lower() for name in names)
-        self._reads: Quotas[str] = Quotas(READS)
-        self._changes: Quotas[str] = Quotas(CHANGES)
-        self._wrong: Quotas[str] = Quotas(WRONG_TOKENS)
+        self._reads: RateLimiter[str] = RateLimiter(READS)
+        self._changes: RateLimiter[str] = RateLimiter(CHANGES)
+        self._wrong: RateLimiter[str] = RateLimiter(WRONG_TOKENS)
 
-    def is_trusted(self, asking: Asking) -> bool:
+    def is_trusted(self, asking: RequestFacts) -> bool:
         """Whether the asker may read everything: it is on this machine's loopback, or has the token."""
         return self._on_loopback or self._has_token(asking)
 
-    def judge(self, asking: Asking, now: float) -> Refusal | None:
+    def judge(self, asking: RequestFacts, now: float) -> Refusal | None:
         """None lets the request through."""
         return self._sender(asking) or self._rate(asking, now) or self._body(asking) or self._rights(asking, now)
 
-    def _sender(self, asking: Asking) -> Refusal | None:
+    def _sender(self, asking: RequestFacts) -> Refusal | None:
         name = host_name(asking.host)
         if not self._is_ours(name):
             shown = asking.host[:80]
@@ -113,7 +113,7 @@ class Guard:
         # Behind a proxy that speaks TLS the page is https; that proxy's name is one of ours.
         return origin == f"http://{host}" or (name in self._names and origin == f"https://{host}")
 
-    def _rate(self, asking: Asking, now: float) -> Refusal | None:
+    def _rate(self, asking: RequestFacts, now: float) -> Refusal | None:
         quotas = self._changes if asking.changes else self._reads
         wait_s = quotas.take(asking.peer, now)
         if not wait_s:
@@ -122,14 +122,14 @@ class Guard:
         error = f"more than {rate:g} requests a second from {asking.peer}"
         return Refusal(429, error, f"ask again in {math.ceil(wait_s)} s", retry_s=wait_s)
 
-    def _body(self, asking: Asking) -> Refusal | None:
+    def _body(self, asking: RequestFacts) -> Refusal | None:
         if asking.body_bytes is None and asking.has_body:
             return Refusal(411, "a body without a Content-Length is not read", "send no body: none is needed")
         if (asking.body_bytes or 0) > MAX_BODY_BYTES:
             return Refusal(413, f"a body of {asking.body_bytes} bytes is more than {MAX_BODY_BYTES}")
         return None
 
-    def _rights(self, asking: Asking, now: float) -> Refusal | None:
+    def _rights(self, asking: RequestFacts, now: float) -> Refusal | None:
         if asking.changes and not asking.has_change_header:
             error = f"{asking.method} needs the header {CHANGE_HEADER}: 1"
             return Refusal(403, error, "it keeps foreign pages out")
@@ -148,7 +148,7 @@ class Guard:
         )
         return Refusal(401, problem, hint, challenge=True)
 
-    def _has_token(self, asking: Asking) -> bool:
+    def _has_token(self, asking: RequestFacts) -> bool:
         scheme, _, given = (asking.authorization or "").partition(" ")
         # Digests have one length, and are compared in constant time: neither length nor prefix can be measured.
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip()), self._digest)

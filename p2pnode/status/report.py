@@ -12,7 +12,7 @@ from typing import Any
 from overlay.ids import short
 from overlay.peers import Activity
 from p2pnode import __version__
-from p2pnode.config.rules import advise
+from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
@@ -23,7 +23,7 @@ from training import kernels
 SCHEMA = 1
 
 
-class Report:
+class StatusReport:
     """A `StatusSource` over a node."""
 
     def __init__(
@@ -266,7 +266,7 @@ class Report:
 
     def _health(self) -> list[dict[str, str]]:
         node = self._node
-        findings = [_finding("warning", advice.what, advice.do) for advice in advise(node.config)]
+        findings = [_finding("warning", advice.what, advice.do) for advice in warnings_for(node.config)]
         for address, reason in node.overlay.attempts.items():
             findings.append(
                 _finding("warning", f"bootstrap {address}: {reason}", "check that it runs and the address is right")

@@ -24,7 +24,7 @@ from overlay.environment import Clock
 from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.status.events import EventRing
-from p2pnode.status.guard import CHANGE_HEADER, MAX_BODY_BYTES, Asking, Guard, Refusal
+from p2pnode.status.guard import CHANGE_HEADER, MAX_BODY_BYTES, Guard, Refusal, RequestFacts
 from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S, SCHEMA
 from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
 
@@ -265,10 +265,10 @@ def _refused(refusal: Refusal) -> web.Response:
     return response
 
 
-def _asking(request: web.Request) -> Asking:
+def _asking(request: web.Request) -> RequestFacts:
     """The facts of a request that the guard judges by."""
     headers = request.headers
-    return Asking(
+    return RequestFacts(
         method=request.method,
         path=request.path,
         peer=request.remote or "",

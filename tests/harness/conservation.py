@@ -37,7 +37,7 @@ from tests.harness.environment import Record, digest
 from tests.harness.exchange_swarm import Links, Member, World
 from tests.harness.virtual_loop import START_S, VirtualLoop
 from training.exchange.messages import Push, PushResult
-from training.exchange.owner.delta_item import Item
+from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.store.records import Owned
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
@@ -143,7 +143,7 @@ class History:
         assert exchange is not None
         accept = exchange.serving.accept
 
-        async def listening(push: Push, items: list[Item]) -> list[PushResult]:
+        async def listening(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             results = await accept(push, items)
             identity = DeltaId(push.node, push.incarnation, push.step)
             for result, item in zip(results, items, strict=True):
@@ -511,7 +511,7 @@ def _record(world: World, event: str, **fields: Any) -> Record:
 
 
 def play(seed: int, nodes: int = 50, robust: Robust = "") -> Tally:
-    """One history. Raises `Broken` when a promise does not hold."""
+    """One history. Raises `ConnectionClosed` when a promise does not hold."""
     found: list[Tally] = []
 
     async def main() -> None:

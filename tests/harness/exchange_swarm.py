@@ -22,7 +22,7 @@ from overlay.addresses import Address
 from overlay.discovery.placement import rank
 from overlay.membership.members import BACK
 from overlay.peers import Contact, PeerChange
-from overlay.transport import Answer, Buffer, Rejection, Reply, TransportError
+from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.stub_trainer import plain_layout
 from training.exchange.exchange import Exchange
@@ -76,7 +76,7 @@ async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[byte
     return [bytes(buffer) for buffer in body]
 
 
-Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Reply]]
+Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
 
 
 class Overlay:
@@ -191,7 +191,7 @@ class Overlay:
     @asynccontextmanager
     async def request(
         self, to: Contact, name: str, payload: bytes, body: Any = (), *, timeout_s: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[ReceivedResponse]:
         if not self.running:
             raise TransportError("closed", to.address, "our own transport is closed")
         buffers = await collected(body)
@@ -202,7 +202,7 @@ class Overlay:
                 head, back = await answer
         except TimeoutError as error:
             raise TransportError("timeout", to.address, f"was silent for {timeout_s:g} s") from error
-        yield Answer(head, chunks(back))
+        yield ReceivedResponse(head, chunks(back))
 
     def spawn(self, work: Awaitable[None]) -> None:
         if self.running:
@@ -474,7 +474,7 @@ class World:
             return
         try:
             reply = await handler(Contact(source.node_id, source.address), payload, chunks(buffers))
-        except Rejection as error:
+        except RequestRejected as error:
             _fail(answer, TransportError("rejected", overlay.address, str(error)))
             return
         back = await collected(reply.body)

@@ -27,9 +27,9 @@ from overlay.kademlia.protocol import MOST_OUTSTANDING
 from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK
 from overlay.membership.prober import MOST_FOR_OTHERS
 from overlay.overlay import Overlay
-from overlay.peers import Beat
+from overlay.peers import Heartbeat
 from overlay.requests import Envelope
-from overlay.transport import MAX_DATAGRAM_BYTES, Incoming, Rejection
+from overlay.transport import MAX_DATAGRAM_BYTES, Request, RequestRejected
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 
 NODES = 5
@@ -156,28 +156,28 @@ class Fuzz:
         rng = self._rng
         real = rng.choice(list(world.nodes.values())).beat
         start = (rng.choice([0, 1, 2, 2**62]), rng.getrandbits(32), rng.choice([1, PORT, 65535]))
-        beat = rng.choice([real, Beat(rng.randbytes(20), *start), Beat(real.node_id, *start)])
+        beat = rng.choice([real, Heartbeat(rng.randbytes(20), *start), Heartbeat(real.node_id, *start)])
         contact = rng.choice([rng.randbytes(26), rng.randbytes(38), messages.pack_contact(target._own_contact())])
         packed = b"".join(rng.randbytes(26) for _ in range(rng.randrange(34)))
         bodies = [
             messages.Ping(),
             messages.FindNode(rng.randbytes(20)),
-            messages.Probe(contact),
-            messages.Tell(),
-            messages.Unreached(),
-            messages.Twin(rng.getrandbits(32), contact),
+            messages.PingRequest(contact),
+            messages.GossipOnly(),
+            messages.StreamsFailing(),
+            messages.DuplicateIdentity(rng.getrandbits(32), contact),
             messages.Pong(),
             messages.Nodes(packed, b""),
             messages.Nodes(b"", packed[: 38 * rng.randrange(20)]),
-            messages.Probed(rng.random() < 0.5),
+            messages.PingResult(rng.random() < 0.5),
         ]
         told = [real.node_id, target.node_id, rng.randbytes(20)]
         news = [
-            messages.News(rng.randrange(4), rng.choice(told), rng.choice([0, 1, 2**62]), rng.randrange(5))
+            messages.Gossip(rng.randrange(4), rng.choice(told), rng.choice([0, 1, 2**62]), rng.randrange(5))
             for _ in range(rng.choice([0, 0, 1, 8]))
         ]
         body = rng.choice(bodies)
-        is_answer = isinstance(body, messages.Pong | messages.Nodes | messages.Probed)
+        is_answer = isinstance(body, messages.Pong | messages.Nodes | messages.PingResult)
         message_id = rng.randbytes(20)
         waiting = target._protocol._outstanding
         if is_answer and waiting and rng.random() < 0.7:
@@ -251,7 +251,7 @@ class Fuzz:
         """A request whose head was changed: refused with a reason, or served; nothing else."""
         rng = self._rng
         name = rng.choice(["hello", "dialback", "push", "nothing", ""])
-        beat = Beat(rng.randbytes(20), 1, 1, PORT)
+        beat = Heartbeat(rng.randbytes(20), 1, 1, PORT)
         envelope = Envelope(TAG, beat, target.node_id if rng.random() < 0.8 else rng.randbytes(20), b"payload")
         greeting = hello.HelloRequest(messages.PROTOCOL_VERSION, "tests", rng.randbytes(20), rng.randbytes(16))
         head = msgspec.msgpack.encode(greeting if name == "hello" else envelope)
@@ -260,8 +260,8 @@ class Fuzz:
         self._last = head
         self.tally.heads += 1
         try:
-            await target._streams.serve(Incoming(name, source, head, nothing()))
-        except Rejection:
+            await target._streams.serve(Request(name, source, head, nothing()))
+        except RequestRejected:
             self.tally.refused_heads += 1
 
     def _check(self, world: OverlayWorld, target: Overlay, tasks: int) -> None:

@@ -29,7 +29,7 @@ from overlay.transport import (
     TransportError,
 )
 from tests.harness.nat import Nat
-from tests.harness.streams import Pipe, Request, Stream
+from tests.harness.streams import Pipe, Stream, StreamRequest
 
 #: Datagrams that wait in a paused process's socket; the kernel drops what comes after.
 SOCKET_QUEUE = 512
@@ -314,10 +314,10 @@ class MemoryTransport:
         if self._open and self._on_datagram is not None:
             self._on_datagram(datagram, source)
 
-    def request(self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float) -> Request:
+    def request(self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float) -> StreamRequest:
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
-        return Request(self, to, name, head, body, timeout_s)
+        return StreamRequest(self, to, name, head, body, timeout_s)
 
     def closed_error(self, to: Address) -> TransportError:
         return TransportError("closed", to, "was not asked: our own transport is closed")

@@ -18,10 +18,10 @@ import numpy as np
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from training.exchange.messages import Standing
-from training.exchange.store.records import Owned, Waiting
+from training.exchange.messages import CopyStatus
+from training.exchange.store.records import BufferedDelta, Owned
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term, Where
+from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
@@ -176,9 +176,9 @@ class World:
         term, folded, promised = owned.term, owned.state.folded_step, owned.promised
         for to in missing:
             backup = self.nodes[BY_ID[to.node_id]].store
-            item = Waiting(IDENTITIES[number], 1.0, unit(number), self.synchronous)
+            item = BufferedDelta(IDENTITIES[number], 1.0, unit(number), self.synchronous)
 
-            def arrive(backup: ShardStore = backup, item: Waiting = item) -> tuple[str, Term]:
+            def arrive(backup: ShardStore = backup, item: BufferedDelta = item) -> tuple[str, Term]:
                 return backup.accept_forward(0, term, item, folded, IDS[node.name])
 
             def answered(result: tuple[str, Term] | None, to: Contact = to) -> None:
@@ -222,7 +222,7 @@ class World:
         assert owned.term >= self.last_add, f"{node.name} adds under {owned.term}, after {self.last_add}"
         assert self.adders.setdefault(owned.term, node.name) == node.name
         self.last_add = owned.term
-        node.store.add(0, Waiting(IDENTITIES[number], 1.0, unit(number), self.synchronous))
+        node.store.add(0, BufferedDelta(IDENTITIES[number], 1.0, unit(number), self.synchronous))
         self.acknowledged[number] = None
         self.counts["acknowledged"] += 1
 
@@ -292,10 +292,10 @@ class World:
             return
         owner = self.nodes[BY_ID[backed.owner.node_id]]
 
-        def answer() -> Where | None:
+        def answer() -> OwnerInfo | None:
             return None if owner.store.counts_on(0, IDS[name]) else owner.store.elsewhere(0)
 
-        def answered(where: Where | None) -> None:
+        def answered(where: OwnerInfo | None) -> None:
             if where is not None:
                 self.counts["dismissed"] += node.store.backed.get(0) is not None
                 node.store.not_counted_on(where, CONTACTS[owner.name])
@@ -339,7 +339,7 @@ class World:
         self.counts["handed"] += 1
         return True
 
-    def _handed(self, node: Node, to: str, term: Term, answer: tuple[bool, Where | None] | None) -> None:
+    def _handed(self, node: Node, to: str, term: Term, answer: tuple[bool, OwnerInfo | None] | None) -> None:
         node.handing = False
         if answer is None or node.owned is None:
             return
@@ -494,7 +494,7 @@ def known_to(state: ShardState) -> int:
     return known
 
 
-def rank(one: Standing) -> tuple[Term, int, Term, int]:
+def rank(one: CopyStatus) -> tuple[Term, int, Term, int]:
     """How much a copy is worth: of two learners, that with the later snapshot; the fence tells."""
     return one.term, ROLE_RANK[one.role], one.fence if one.role == "learner" else ZERO_TERM, one.version
 

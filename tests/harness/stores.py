@@ -6,7 +6,7 @@ import numpy as np
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from training.exchange.store.records import Waiting
+from training.exchange.store.records import BufferedDelta
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Term
 from training.shards.applied import DeltaId
@@ -33,8 +33,8 @@ def store_of(name: str, rule: Rule = SUM) -> ShardStore:
     return ShardStore(IDS[name], BOUNDS, PARAMETERS, rule)
 
 
-def delta(step: int, amount: float = 1.0, *, synchronous: bool = False, node: str = "x") -> Waiting:
-    return Waiting(DeltaId(IDS[node], 1, step), 1.0, np.full(4, amount, dtype=np.float32), synchronous)
+def delta(step: int, amount: float = 1.0, *, synchronous: bool = False, node: str = "x") -> BufferedDelta:
+    return BufferedDelta(DeltaId(IDS[node], 1, step), 1.0, np.full(4, amount, dtype=np.float32), synchronous)
 
 
 SEEN = delta(1, node="d")

@@ -14,8 +14,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay.addresses import Address
-from overlay.sockets.framing import BodyFailed, Outflow, known_size
-from overlay.transport import HANDLER_SILENCE_S, Answer, Body, Buffer, Incoming, Rejection, Reply, TransportError
+from overlay.sockets.framing import BodyFailed, BodyWriter, known_size
+from overlay.transport import (
+    HANDLER_SILENCE_S,
+    Body,
+    Buffer,
+    ReceivedResponse,
+    Request,
+    RequestRejected,
+    Response,
+    TransportError,
+)
 
 if TYPE_CHECKING:
     from tests.harness.network import MemoryTransport, Network
@@ -213,7 +222,7 @@ class Stream:
 
     # -- the client's side
 
-    async def ask(self) -> Answer:
+    async def ask(self) -> ReceivedResponse:
         network = self.network
         network.traffic.requests += 1
         self.client.streams[self] = True
@@ -225,7 +234,7 @@ class Stream:
         self.up.send(self._opened, small, size=size, after=there + back)
         if small is None:
             self._sender = network.loop.create_task(self._send_body(), name=f"body-{self._name}")
-        return Answer(await self._answer, self.down)
+        return ReceivedResponse(await self._answer, self.down)
 
     def hear(self) -> None:
         self._heard = self.network.loop.time()
@@ -240,7 +249,7 @@ class Stream:
             self._failed(TransportError("timeout", self.to, f"did not answer for {self._timeout_s:g} s"))
 
     async def _send_body(self) -> None:
-        body = Outflow(self._body)
+        body = BodyWriter(self._body)
         try:
             while (chunk := await body.next()) is not None:
                 await self.up.write(chunk)
@@ -295,19 +304,19 @@ class Stream:
         if small is not None:
             self.up.fill(small)
         source = Address(self.network.host_seen(self.client.address, self.to), self.network.stream_port())
-        incoming = Incoming(self._name, source, self._head, self.up)
+        incoming = Request(self._name, source, self._head, self.up)
         self.handler = self.network.loop.create_task(
             self._serve(server, incoming), name=f"handle-{self._name}", context=server.context
         )
         server.handlers[self.handler] = True
         self.handler.add_done_callback(lambda task: server.handlers.pop(task, None))
 
-    async def _serve(self, server: MemoryTransport, incoming: Incoming) -> None:
+    async def _serve(self, server: MemoryTransport, incoming: Request) -> None:
         assert server.on_request is not None
         try:
             try:
                 reply = await server.on_request(incoming)
-            except Rejection as rejection:
+            except RequestRejected as rejection:
                 self.down.send(self._failed, TransportError("rejected", self.to, str(rejection)))
                 return
             await self._send_reply(reply)
@@ -319,13 +328,13 @@ class Stream:
         finally:
             self.up.discard()
 
-    async def _send_reply(self, reply: Reply) -> None:
+    async def _send_reply(self, reply: Response) -> None:
         small = inline(reply.body)
         if small is not None:
             self.down.send(self._answered, reply.head, small, size=len(reply.head) + sum(map(len, small)))
             return
         self.down.send(self._answered, reply.head, None, size=len(reply.head))
-        body = Outflow(reply.body)
+        body = BodyWriter(reply.body)
         try:
             while (chunk := await body.next()) is not None:
                 await self.down.write(chunk, HANDLER_SILENCE_S)
@@ -350,7 +359,7 @@ class Stream:
             self.down.break_off(self._failed if tell else None, TransportError("reset", self.to, "broke the stream"))
 
 
-class Request:
+class StreamRequest:
     """What `MemoryTransport.request` returns: the `async with` around one `Stream`."""
 
     def __init__(
@@ -361,9 +370,9 @@ class Request:
         self._what = (name, head, body, timeout_s)
         self._stream: Stream | None = None
 
-    async def __aenter__(self) -> Answer:
+    async def __aenter__(self) -> ReceivedResponse:
         if not self._client.is_open:
-            await Outflow(self._what[2]).close()
+            await BodyWriter(self._what[2]).close()
             raise self._client.closed_error(self._to)
         self._stream = Stream(self._client, self._to, *self._what)
         try:

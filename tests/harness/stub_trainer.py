@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from training.layout import Entry, Layout
+from training.layout import Layout, LayoutEntry
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
 
 #: Deltas are multiples of this.
@@ -43,9 +43,9 @@ def initial_vector(seed: int, size: int) -> Vector:
 def plain_layout(size: int, buffers: int = 0) -> Layout:
     """One parameter, and one buffer of the last `buffers` values if there are any."""
     parameters = size - buffers
-    entries = [Entry("weight", (parameters,), "float32", "parameter", 0, parameters)]
+    entries = [LayoutEntry("weight", (parameters,), "float32", "parameter", 0, parameters)]
     if buffers:
-        entries.append(Entry("running_mean", (buffers,), "float32", "buffer", parameters, buffers))
+        entries.append(LayoutEntry("running_mean", (buffers,), "float32", "buffer", parameters, buffers))
     return Layout(tuple(entries))
 
 

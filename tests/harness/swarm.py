@@ -17,7 +17,7 @@ import numpy as np
 
 from overlay.bootstrap.local_network import Lan
 from p2pnode.config.settings import Config
-from p2pnode.lifecycle.environment import Doors
+from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
 from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.network import Network
@@ -87,7 +87,7 @@ class Swarm:
             trainer.on_state = on_state
             return trainer
 
-        doors = Doors(
+        doors = NodeEnvironment(
             transport=self.network.transport(host.address, PORT),
             clock=self.clock,
             entropy=SeededEntropy(f"{self.seed}/{name}/{host.starts}"),

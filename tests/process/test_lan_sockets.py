@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from overlay.addresses import Address
-from overlay.bootstrap.local_network import SERVICE, Announcement, Neighbourhood
+from overlay.bootstrap.local_network import SERVICE, Announcement, LocalNetwork
 from overlay.bootstrap.mdns import Heard, ZeroconfLan, is_installed
 from overlay.kademlia.messages import PROTOCOL_VERSION
 from tests.process.test_sockets import Run, run
@@ -105,7 +105,7 @@ def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
 
     async def main() -> None:
         given = (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003))
-        places = [Neighbourhood(announcement(*each)) for each in given]
+        places = [LocalNetwork(announcement(*each)) for each in given]
         async with heard_by(*((place.own, place.heard) for place in places)) as lans:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
                 says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))

@@ -10,8 +10,8 @@ import pytest
 
 from overlay.addresses import id_behind
 from overlay.sockets import concurrency
-from overlay.sockets.concurrency import TooMany, Turns
-from overlay.transport import Incoming, Reply, TransportError
+from overlay.sockets.concurrency import HandlerLimiter, TooManyRequests
+from overlay.transport import Request, Response, TransportError
 from tests.process.test_sealed_sockets import Member, ask, until
 from tests.process.test_sockets import MB, Run, run
 
@@ -32,7 +32,7 @@ class Busy(Member):
         self.holding: dict[bytes, int] = {}
         self.most_held: dict[bytes, int] = {}
 
-    async def handle(self, incoming: Incoming) -> Reply:
+    async def handle(self, incoming: Request) -> Response:
         who = id_behind(incoming.source)
         if incoming.name != "hold":
             return await super().handle(incoming)
@@ -42,7 +42,7 @@ class Busy(Member):
             await self.release.wait()
         finally:
             self.holding[who] -= 1
-        return Reply(b"held")
+        return Response(b"held")
 
 
 @pytest.fixture
@@ -122,14 +122,14 @@ def test_large_heads_are_read_a_few_at_a_time(run: Run) -> None:
     """Of one party two, of all eight: no member can make a node keep more than that of what it has not seen yet."""
 
     async def main() -> None:
-        turns, inside, release = Turns(), [], asyncio.Event()
+        turns, inside, release = HandlerLimiter(), [], asyncio.Event()
 
         async def read(party: bytes) -> str:
             try:
                 async with turns.large_head(party):
                     inside.append(party)
                     await release.wait()
-            except TooMany:
+            except TooManyRequests:
                 return "refused"
             return "read"
 

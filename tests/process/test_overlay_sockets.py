@@ -24,7 +24,7 @@ from overlay.bootstrap.resolver import resolve
 from overlay.identity import load_identity, next_incarnation
 from overlay.kademlia import messages
 from overlay.overlay import Overlay
-from overlay.peers import Beat
+from overlay.peers import Heartbeat
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
 from overlay.sockets.transport import SocketTransport
 from overlay.system import SystemClock, SystemEntropy
@@ -264,7 +264,9 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
                 await node.lookup(b"t" * 20)
             assert asked.is_set()
             assert node.report()["malformed_contacts"] >= 4
-            beats = [Beat(b"z" * 20, 1, 1, 1, host) for host in ("nowhere.invalid", "255.255.255.255", "fe80::1%lo")]
+            beats = [
+                Heartbeat(b"z" * 20, 1, 1, 1, host) for host in ("nowhere.invalid", "255.255.255.255", "fe80::1%lo")
+            ]
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
                 for beat in beats:
                     head = messages.encode_head(TAG, beat)
@@ -345,11 +347,11 @@ def test_mutated_datagrams_through_a_real_socket(run: Run) -> None:
             await until(lambda: node.is_alive(other.node_id), "they know each other")
             contact = other.contact(node.node_id)
             assert contact is not None
-            heads = [messages.encode_head(TAG, Beat(rng.randbytes(20), 1, 1, 4000)) for _ in range(20)]
+            heads = [messages.encode_head(TAG, Heartbeat(rng.randbytes(20), 1, 1, 4000)) for _ in range(20)]
             bodies = [
                 messages.Ping(),
                 messages.FindNode(b"t" * 20),
-                messages.Unreached(),
+                messages.StreamsFailing(),
                 messages.Pong(),
             ]  # nothing that names another address
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:

@@ -19,7 +19,7 @@ from tests.process.harness.swarm_world import ROOT, START_S, ProcessNode, until
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.encoding.codecs import Vector
-from training.exchange.store.records import Stored
+from training.exchange.store.records import StoredState
 from training.layout import shard_bounds
 
 NODES = 3
@@ -75,9 +75,9 @@ def leave(nodes: list[ProcessNode]) -> None:
         assert node.process.wait(timeout=30) == 0, node.output()[-2000:]
 
 
-def on_disk(nodes: list[ProcessNode]) -> tuple[list[int], dict[int, Stored]]:
+def on_disk(nodes: list[ProcessNode]) -> tuple[list[int], dict[int, StoredState]]:
     """The step of each node's newest checkpoint, and the highest state of each shard on any disk."""
-    counted, highest = [], dict[int, Stored]()
+    counted, highest = [], dict[int, StoredState]()
     for node in nodes:
         disk = FolderDisk(node.state_dir)
         found = checkpoint.newest(disk, Lines())
@@ -89,7 +89,7 @@ def on_disk(nodes: list[ProcessNode]) -> tuple[list[int], dict[int, Stored]]:
     return counted, highest
 
 
-def vector_of(states: dict[int, Stored]) -> Vector:
+def vector_of(states: dict[int, StoredState]) -> Vector:
     vector = np.zeros(TOTAL, np.float32)
     for shard, (start, stop) in enumerate(BOUNDS):
         vector[start:stop] = states[shard].state.value

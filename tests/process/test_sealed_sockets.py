@@ -21,16 +21,16 @@ import pytest
 from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing.certificate_maker import deliver
-from overlay.sealing.certificate_request import Order
+from overlay.sealing.certificate_request import CertificateRequest
 from overlay.sealing.sealed_transport import SealedTransport
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import Admission, Judgement
+from overlay.sealing.tickets import Judgement, TicketVerifier
 from overlay.sealing.tls import Credentials
 from overlay.sockets.connection_pool import StreamSeal
-from overlay.sockets.ticket_gate import Threshold
+from overlay.sockets.ticket_gate import TicketGate
 from overlay.sockets.transport import SocketTransport
 from overlay.system import SystemClock, SystemEntropy
-from overlay.transport import MAX_DATAGRAM_BYTES, Incoming, Reply, TransportError
+from overlay.transport import MAX_DATAGRAM_BYTES, Request, Response, TransportError
 from tests.process.test_sockets import LOCAL, MB, Recorder, Run, failure, pattern, run
 
 __all__ = ["run"]
@@ -40,7 +40,9 @@ RING = KeyRing((KEY,))
 
 
 def credentials(identity: Identity, keys: KeyRing, run_name: str = "tests") -> Credentials:
-    return Credentials.of(deliver(Order(identity.seed, run_name, [key.secret for key in keys], time.time())))
+    return Credentials.of(
+        deliver(CertificateRequest(identity.seed, run_name, [key.secret for key in keys], time.time()))
+    )
 
 
 class SkewedClock(SystemClock):
@@ -66,7 +68,7 @@ class Member:
         self.datagrams: asyncio.Queue[tuple[bytes, Address]] = asyncio.Queue()
         self.requests: list[tuple[str, bytes]] = []
         clock, entropy = SkewedClock(ahead_s), SystemEntropy()
-        self.admission = Admission(keys, run_name, self.identity.node_id, entropy.token, started_wall=clock.wall())
+        self.admission = TicketVerifier(keys, run_name, self.identity.node_id, entropy.token, started_wall=clock.wall())
         self.seal = StreamSeal(self.admission, credentials(self.identity, keys, run_name))
         self.sockets = SocketTransport(LOCAL, 0, log=self.log, clock=clock, seal=self.seal)
         self.door = SealedTransport(
@@ -80,11 +82,11 @@ class Member:
     async def __aexit__(self, *_: object) -> None:
         await self.door.close()
 
-    async def handle(self, incoming: Incoming) -> Reply:
+    async def handle(self, incoming: Request) -> Response:
         self.requests.append((incoming.name, id_behind(incoming.source)))
         if incoming.name == "echo":
-            return Reply(incoming.head, incoming.body)
-        return Reply(id_behind(incoming.source))
+            return Response(incoming.head, incoming.body)
+        return Response(id_behind(incoming.source))
 
     @property
     def home(self) -> NodeAddress:
@@ -459,7 +461,7 @@ def test_half_a_greeting_is_looked_at_a_few_times_and_its_rest_is_taken(run: Run
 
         listening = socket.create_server((LOCAL, 0))
         listening.setblocking(False)
-        threshold = Threshold(listening, judge, admitted.append, counters)
+        threshold = TicketGate(listening, judge, admitted.append, counters)
         try:
             with socket.create_connection(listening.getsockname()) as half:
                 half.send(whole[:3])

@@ -19,10 +19,10 @@ from overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
     Buffer,
-    Incoming,
     PortInUse,
-    Rejection,
-    Reply,
+    Request,
+    RequestRejected,
+    Response,
     TransportError,
 )
 
@@ -64,19 +64,19 @@ class Node:
     def address(self) -> Address:
         return self.door.address
 
-    async def handle(self, incoming: Incoming) -> Reply:
+    async def handle(self, incoming: Request) -> Response:
         self.sources.append(incoming.source)
         if incoming.name == "echo":
-            return Reply(incoming.head, incoming.body)
+            return Response(incoming.head, incoming.body)
         if incoming.name == "count":
             try:
                 total = sum([len(chunk) async for chunk in incoming.body])
             except (TransportError, asyncio.CancelledError):
                 self.cancelled.set()
                 raise
-            return Reply(str(total).encode())
+            return Response(str(total).encode())
         if incoming.name == "refuse":
-            raise Rejection("the step is too old — €")
+            raise RequestRejected("the step is too old — €")
         if incoming.name == "fail":
             raise KeyError("a mistake of ours")
         if incoming.name == "hang":
@@ -86,12 +86,12 @@ class Node:
             finally:
                 self.cancelled.set()
         if incoming.name == "give":
-            return Reply(b"", pattern(int(incoming.head)))
+            return Response(b"", pattern(int(incoming.head)))
         if incoming.name == "half":
-            return Reply(b"half", broken())
+            return Response(b"half", broken())
         if incoming.name == "trickle":
-            return Reply(b"", trickle())
-        raise Rejection(f"unknown request {incoming.name!r}")
+            return Response(b"", trickle())
+        raise RequestRejected(f"unknown request {incoming.name!r}")
 
 
 def pattern(total: int, slice_bytes: int = MB) -> Iterator[Buffer]:

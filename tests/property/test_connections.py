@@ -1,4 +1,4 @@
-"""Heads and bodies off a connection whose bytes come cut anywhere: what was sent is read, the rest is `NotOurs`."""
+"""Heads and bodies off a connection whose bytes come cut anywhere: what was sent is read, the rest is `NotOurHttp`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from overlay.addresses import Address
 from overlay.sockets import http1 as http
-from overlay.sockets.connection import DIRECT_BYTES, ROOM_BYTES, Broken, Connection
+from overlay.sockets.connection import DIRECT_BYTES, ROOM_BYTES, Connection, ConnectionClosed
 from overlay.sockets.framing import chunk
-from overlay.sockets.http1 import HttpBody, NotOurs
+from overlay.sockets.http1 import HttpBody, NotOurHttp
 from tests.harness.virtual_loop import VirtualLoop
 
 PEER = Address("10.0.0.1", 9)
@@ -127,11 +127,11 @@ def test_junk_is_not_ours_or_cut_off(junk: bytes) -> None:
             wire = Wire(junk, [7])
             try:
                 assert await read(wire.connection) is None or b"\r\n\r\n" in junk
-            except (NotOurs, Broken):
+            except (NotOurHttp, ConnectionClosed):
                 pass
             await wire.stop()
         wire = Wire(junk, [7])
-        with contextlib.suppress(NotOurs, Broken):
+        with contextlib.suppress(NotOurHttp, ConnectionClosed):
             await all_of(HttpBody(wire.connection, None, 5.0))
         await wire.stop()
 
@@ -159,7 +159,7 @@ def test_a_head_that_two_could_read_in_two_ways_is_refused(head: bytes) -> None:
 
     async def main() -> None:
         wire = Wire(head, [])
-        with pytest.raises(NotOurs):
+        with pytest.raises(NotOurHttp):
             await http.read_request_head(wire.connection)
         await wire.stop()
 
@@ -182,7 +182,7 @@ def test_a_chunk_that_lies_is_refused() -> None:
             b"0\r\nX: y\r\n\r\n",
         ):
             wire = Wire(junk, [])
-            with pytest.raises(NotOurs):
+            with pytest.raises(NotOurHttp):
                 await all_of(HttpBody(wire.connection, None, 5.0))
             await wire.stop()
 

@@ -63,11 +63,11 @@ def built(folder: Path, source: Path = SOURCE) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> kernels.Compiled:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> kernels.CompiledKernels:
     """Of this checkout's source, whatever was installed."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler here: nothing but NumPy's arithmetic can be tried")
-    return kernels.Compiled(built(tmp_path_factory.mktemp("kernels")))
+    return kernels.CompiledKernels(built(tmp_path_factory.mktemp("kernels")))
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def unchanged() -> Iterator[None]:
     kernels.COMPILED = before
 
 
-def both(compiled: kernels.Compiled, made: Any) -> tuple[Any, Any]:
+def both(compiled: kernels.CompiledKernels, made: Any) -> tuple[Any, Any]:
     """What `made()` returns with compiled passes, and with NumPy's."""
     kernels.COMPILED = compiled
     first = made()
@@ -100,7 +100,7 @@ def same_bits(first: Vector, second: Vector) -> bool:
 
 @FIXED
 @given(st.integers(0, 2**32), COUNTS, SCALES)
-def test_values_are_rounded_alike(compiled: kernels.Compiled, seed: int, count: int, scale: float) -> None:
+def test_values_are_rounded_alike(compiled: kernels.CompiledKernels, seed: int, count: int, scale: float) -> None:
     """bfloat16 of any finite values, at any count, is the same bytes."""
     values = values_of(seed, count, scale)
 
@@ -113,7 +113,7 @@ def test_values_are_rounded_alike(compiled: kernels.Compiled, seed: int, count: 
 @FIXED
 @given(st.integers(0, 2**32), COUNTS, SCALES, SCALES)
 def test_deltas_are_encoded_alike(
-    compiled: kernels.Compiled, codec: CodecName, seed: int, count: int, scale: float, owed_scale: float
+    compiled: kernels.CompiledKernels, codec: CodecName, seed: int, count: int, scale: float, owed_scale: float
 ) -> None:
     """The bytes of a delta, and what is left of it for the next one, are the same."""
     delta, owed = values_of(seed, count, scale), values_of(seed + 1, count, owed_scale)
@@ -132,7 +132,7 @@ def test_deltas_are_encoded_alike(
 @FIXED
 @given(st.integers(0, 2**32), COUNTS, SCALES, st.integers(0, 3))
 def test_bytes_are_decoded_alike(
-    compiled: kernels.Compiled, codec: CodecName, seed: int, count: int, scale: float, at: int
+    compiled: kernels.CompiledKernels, codec: CodecName, seed: int, count: int, scale: float, at: int
 ) -> None:
     """The values are the same, also where the bytes begin at an odd address."""
     data = codecs.encode(values_of(seed, count, scale), codec)
@@ -150,7 +150,7 @@ def test_bytes_are_decoded_alike(
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, np.float32(3.4e38)])
 @pytest.mark.parametrize("place", [0, 5000, 8199])
 def test_a_delta_that_is_not_finite_leaves_nothing_behind(
-    compiled: kernels.Compiled, codec: CodecName, bad: float, place: int
+    compiled: kernels.CompiledKernels, codec: CodecName, bad: float, place: int
 ) -> None:
     """Its values arrive as not finite, so that the owner refuses them, and the residual is zero again."""
     delta, owed = values_of(1, 8200, 1.0), values_of(2, 8200, 1e-3)
@@ -173,7 +173,7 @@ def test_a_delta_that_is_not_finite_leaves_nothing_behind(
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_value_leaves_nothing_that_is_not_finite(
-    compiled: kernels.Compiled, codec: CodecName, sign: int
+    compiled: kernels.CompiledKernels, codec: CodecName, sign: int
 ) -> None:
     """It is finite, and is rounded to infinity: what would be left of it is not carried into the next delta."""
     delta = np.zeros(8200, np.float32)
@@ -197,7 +197,7 @@ def test_the_largest_value_leaves_nothing_that_is_not_finite(
     st.lists(st.tuples(st.sampled_from([0.25, 0.5, 1.0, 1 / 3]), st.booleans()), min_size=1, max_size=9),
 )
 def test_deltas_are_added_alike(
-    compiled: kernels.Compiled,
+    compiled: kernels.CompiledKernels,
     seed: int,
     count: int,
     buffers: int,
@@ -226,7 +226,7 @@ def test_deltas_are_added_alike(
 
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("count", [8192, 9216 + 3])
-def test_nothing_is_written_beside_its_place(compiled: kernels.Compiled, codec: CodecName, count: int) -> None:
+def test_nothing_is_written_beside_its_place(compiled: kernels.CompiledKernels, codec: CodecName, count: int) -> None:
     """The bytes before and behind what is written stay as they were."""
     size = codecs.size_bytes(codec, count)
     data = np.full(size + 2 * AROUND, 0xA5, np.uint8)
@@ -245,7 +245,7 @@ def test_nothing_is_written_beside_its_place(compiled: kernels.Compiled, codec: 
         assert (array[inner] != 7.0).any()
 
 
-def test_what_cannot_be_written_is_not_written(compiled: kernels.Compiled) -> None:
+def test_what_cannot_be_written_is_not_written(compiled: kernels.CompiledKernels) -> None:
     """An array that is read-only for NumPy is so for the compiled passes too."""
     values = values_of(4, 8192, 1.0)
     values.flags.writeable = False
@@ -255,7 +255,7 @@ def test_what_cannot_be_written_is_not_written(compiled: kernels.Compiled) -> No
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-def test_sizes_that_do_not_go_together_are_refused(compiled: kernels.Compiled, codec: CodecName) -> None:
+def test_sizes_that_do_not_go_together_are_refused(compiled: kernels.CompiledKernels, codec: CodecName) -> None:
     """A momentum of another length, say from a strange hand-over, or bytes that are too few: nothing is touched."""
     values, short = np.ones(9000, np.float32), np.ones(8999, np.float32)
     data = np.zeros(codecs.size_bytes(codec, 8999), np.uint8)
@@ -315,7 +315,7 @@ def test_no_library_or_a_strange_one_is_numpy(tmp_path: Path) -> None:
     assert kernels.find(tmp_path) is None
 
 
-def test_a_library_of_another_version_is_not_used(compiled: kernels.Compiled, tmp_path: Path) -> None:
+def test_a_library_of_another_version_is_not_used(compiled: kernels.CompiledKernels, tmp_path: Path) -> None:
     """One that was left over from an older checkout has the functions, and another contract."""
     older = tmp_path / "older.c"
     text = SOURCE.read_text(encoding="utf-8")
@@ -324,12 +324,12 @@ def test_a_library_of_another_version_is_not_used(compiled: kernels.Compiled, tm
     library = built(tmp_path / "built", older)
 
     with pytest.raises(OSError, match="version 0"):
-        kernels.Compiled(library)
+        kernels.CompiledKernels(library)
     library.rename(tmp_path / f"_compiled{kernels.EXTENSION_SUFFIXES[0]}")
     assert kernels.find(tmp_path) is None
 
 
-def test_a_library_of_this_version_is_found(compiled: kernels.Compiled, tmp_path: Path) -> None:
+def test_a_library_of_this_version_is_found(compiled: kernels.CompiledKernels, tmp_path: Path) -> None:
     """Where an installation puts it."""
     built(tmp_path).rename(tmp_path / f"_compiled{kernels.EXTENSION_SUFFIXES[0]}")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from overlay.addresses import Address
 from overlay.kademlia import messages as wire
-from overlay.peers import Beat
-from overlay.transport import Rejection
+from overlay.peers import Heartbeat
+from overlay.transport import RequestRejected
 from tests.harness.overlay_swarm import GENESIS, OverlayWorld, endpoint
 from tests.harness.virtual_loop import VirtualLoop
 
@@ -92,7 +92,7 @@ def test_any_answer_leaves_the_asker_unharmed(body: Any, news: Any) -> None:
         world = OverlayWorld(seed=42)
         node = await world.found(0)
         liar = world.network.transport("10.0.0.99", 8468)
-        lie = Beat(b"the liar's node id!!", 1, 2, 8468)
+        lie = Heartbeat(b"the liar's node id!!", 1, 2, 8468)
         head = [TAG, lie, body, news]
 
         def answer(datagram: bytes, source: Address) -> None:
@@ -102,7 +102,7 @@ def test_any_answer_leaves_the_asker_unharmed(body: Any, news: Any) -> None:
                     liar.send(source, encoded)
 
         async def refuse(_: Any) -> Any:
-            raise Rejection("I only lie in datagrams")
+            raise RequestRejected("I only lie in datagrams")
 
         await liar.open(answer, refuse)
         liar.send(endpoint(0), wire.encode(0, b"q" * 20, wire.encode_head(TAG, lie), wire.Ping()))

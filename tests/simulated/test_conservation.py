@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.harness.conservation import BOUND_S, STEP_MOST_S, play
-from training.exchange.cooperative import Turn
+from training.exchange.cooperative import LoopYielder
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
 BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 24, 12), (1300, 24, 12), (0, 4, 50), (4, 4, 50)]
@@ -47,13 +47,13 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
     for module in ("cooperative", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 1)
     places: dict[str, None] = {}
-    after = Turn.after
+    after = LoopYielder.after
 
-    async def noted(turn: Turn, values: int) -> None:
+    async def noted(turn: LoopYielder, values: int) -> None:
         places[sys._getframe(1).f_code.co_name] = None
         await after(turn, values)
 
-    monkeypatch.setattr(Turn, "after", noted)
+    monkeypatch.setattr(LoopYielder, "after", noted)
     tallies = []
     for seed in range(3000, 3024):
         print(f"seed {seed}")

@@ -15,9 +15,9 @@ from tests.harness.exchange_swarm import GENESIS, Links, Member, World
 from tests.harness.virtual_loop import VirtualLoop
 from training.exchange.exchange import FENCES_FILE, Exchange
 from training.exchange.messages import Mended, Push
-from training.exchange.owner.delta_item import Item
-from training.exchange.recovery.rebalancing import Keeping
-from training.exchange.store.records import Belief
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.recovery.rebalancing import Rebalancer
+from training.exchange.store.records import KnownOwner
 from training.exchange.terms import Term
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
@@ -202,7 +202,7 @@ def test_redirects_do_not_run_in_a_circle() -> None:
                 store = exchange_of(member).store
                 for shard in range(2):
                     if shard not in store.owned:
-                        store.beliefs[shard] = Belief(store.fence(shard), contact)
+                        store.beliefs[shard] = KnownOwner(store.fence(shard), contact)
         before = world.requests
 
         await asyncio.wait_for(push(asker, 1), BOUND_S)
@@ -223,7 +223,7 @@ def test_a_hand_over_that_waits_in_vain_does_not_end_the_delta_in_flight() -> No
         owning = owner(world)
         exchange = exchange_of(owning)
         world.pause(backup(world).name)
-        item = Item(0, ONES[:4], ONES[:4].tobytes(), "float32")
+        item = IncomingDelta(0, ONES[:4], ONES[:4].tobytes(), "float32")
         identity = DeltaId(owning.contact.node_id, 1, 1)
         delta = Push(GENESIS, *identity, 0, 1.0, [0])
         first = asyncio.create_task(exchange.serving.accept(delta, [item]))
@@ -333,10 +333,10 @@ def stale(world: World) -> list[tuple[str, int]]:
 def test_a_former_backup_that_was_not_told_asks_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner goes on with a nearer one, and the word to the former one is lost: it asks, and lets its copy go."""
 
-    async def lost(_keeping: Keeping, former: Contact, _where: object) -> None:
+    async def lost(_keeping: Rebalancer, former: Contact, _where: object) -> None:
         raise TransportError("timeout", former.address, "the word is lost")
 
-    monkeypatch.setattr(Keeping, "_release", lost)
+    monkeypatch.setattr(Rebalancer, "_release", lost)
 
     async def scenario(world: World) -> None:
         for number in range(3, 9):

@@ -13,16 +13,16 @@ import pytest
 
 from overlay import requests
 from overlay.peers import Contact
-from overlay.rate_limits import Allowance
+from overlay.rate_limits import RateLimit
 from overlay.transport import Buffer, TransportError
 from tests.harness.stores import contact, owner_of, store_of, term
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.encoding.frames import Part, frames
-from training.exchange.messages import Fetch, Mend, MendAnswer, Mended, Push, PushAnswer, WhereIs, decode, encode
+from training.exchange.messages import Fetch, LocateOwners, Mend, MendAnswer, Mended, Push, PushAnswer, decode, encode
 from training.exchange.store import shard_store as store_module
-from training.exchange.store.records import Waiting
+from training.exchange.store.records import BufferedDelta
 from training.shards.applied import Applied, DeltaId
 
 SIZE = 64
@@ -201,7 +201,7 @@ def test_lists_and_numbers_have_bounds() -> None:
             ("push", encode(push_of(swarm, 0, shards=[0] * 4097))),
             ("push", encode(push_of(swarm, 0, step=(1 << 64) - 1))),
             ("fetch", encode(Fetch(genesis, [0] * 17))),
-            ("where_is", encode(WhereIs(genesis, [0] * 4097, []))),
+            ("where_is", encode(LocateOwners(genesis, [0] * 4097, []))),
             ("where_is", msgspec.msgpack.encode([genesis, [], [where]])),
             ("where_is", msgspec.msgpack.encode([genesis + b"!", [], []])),
         ):
@@ -214,12 +214,12 @@ def test_lists_and_numbers_have_bounds() -> None:
 
 def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that asks as fast as it can gets its burst and its rate, then a reason a second later; others go on."""
-    monkeypatch.setattr(requests, "REQUESTS", Allowance(50.0, 100.0))
+    monkeypatch.setattr(requests, "REQUESTS", RateLimit(50.0, 100.0))
     monkeypatch.setattr(requests, "OPEN_OF_ONE", 16)
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)
-        payload = encode(WhereIs(victim.living.exchange.core.genesis, [0], []))
+        payload = encode(LocateOwners(victim.living.exchange.core.genesis, [0], []))
         outcomes: Counter[str] = Counter()
 
         async def flood() -> None:
@@ -279,7 +279,7 @@ def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: py
     assert store.learn(0, term(1, "a"), contact("a"), 1)
     statuses = []
     for step in range(300):
-        item = Waiting(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), False)
+        item = BufferedDelta(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), False)
         statuses.append(store.accept_forward(0, term(1, "a"), item, 0, contact("a").node_id)[0])
 
     assert statuses[:100] == ["ok"] * 100

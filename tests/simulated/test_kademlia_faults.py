@@ -21,11 +21,11 @@ from overlay.addresses import Address
 from overlay.identity import identity_from_seed
 from overlay.ids import distance, random_id
 from overlay.kademlia import messages
-from overlay.kademlia.identity_proofs import Proofs
+from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.routing_table import ContactTable
 from overlay.overlay import NotThisSwarm
-from overlay.peers import Beat, Contact
-from overlay.transport import MAX_DATAGRAM_BYTES, Rejection
+from overlay.peers import Contact, Heartbeat
+from overlay.transport import MAX_DATAGRAM_BYTES, RequestRejected
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 from tests.harness.stock_kademlia import StockNetwork, ids_in, known
 from tests.harness.virtual_loop import Unhandled, VirtualLoop
@@ -38,7 +38,7 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
     return VirtualLoop().run(story)
 
 
-def request(beat: Beat, body: Any, message_id: bytes = b"q" * 20) -> bytes:
+def request(beat: Heartbeat, body: Any, message_id: bytes = b"q" * 20) -> bytes:
     """A datagram of anybody's, `body` encoded as it is."""
     return b"\x00" + message_id + msgspec.msgpack.encode([TAG, beat, body, []])
 
@@ -74,21 +74,21 @@ class Member:
     def __init__(self, world: OverlayWorld, seed: bytes, shape: Any, host: str = "10.0.0.99", port: int = PORT) -> None:
         self.identity = identity_from_seed(seed * 32)
         self.contact = Contact(self.identity.node_id, Address(host, port))
-        self._beat = Beat(self.identity.node_id, 1, 1, port)
-        self._proofs = Proofs(self.identity)
+        self._beat = Heartbeat(self.identity.node_id, 1, 1, port)
+        self._proofs = IdentityProofs(self.identity)
         self._transport = world.network.transport(host, port)
         self._shape = shape
 
     async def open(self, *, greet: Address) -> None:
         async def refuse(_: Any) -> Any:
-            raise Rejection("no streams here")
+            raise RequestRejected("no streams here")
 
         await self._transport.open(self._receive, refuse)
         self._transport.send(greet, request(self._beat, ["ping"]))
 
     def _receive(self, datagram: bytes, source: Address) -> None:
         message_id, message = messages.decode(datagram)
-        if isinstance(message, messages.Request):
+        if isinstance(message, messages.RequestDatagram):
             head = messages.encode_head(TAG, self._beat)
             proof = self._proofs.make(message.beat.node_id, message_id, head, 0.0)
             body = self._shape if isinstance(message.body, messages.FindNode) else ["pong"]
@@ -340,7 +340,7 @@ async def no_values_are_kept(seed: int, value: Any = "value", key: Any = b"k" * 
     """`store` and `find_value` to one of our nodes: dropped, counted, unanswered; nothing is held afterwards."""
     world = OverlayWorld(seed=seed)
     node = await world.found(0)
-    beat = Beat(b"a stranger's node id", 1, 1, 4000)
+    beat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
     sent = world.network.traffic.datagrams
     for body in (["store", key, value], ["find_value", key], ["store", beat.node_id, key, value], ["stun"]):
         for number in range(25):
@@ -404,7 +404,7 @@ def test_kademlia_fault_13_a_reply_may_be_larger_than_any_datagram() -> None:
             node._protocol.router.add(Contact(random_id(rng), Address(f"2001:db8::{number + 1:x}", 65535)))
         node.announce(step=2**63 - 1, samples=2**63 - 1, step_seconds=0.1)
         for _ in range(30):
-            node._protocol.queue.put(messages.News(1, random_id(rng), 2**63 - 1, 2**63 - 1), 1000)
+            node._protocol.queue.put(messages.Gossip(1, random_id(rng), 2**63 - 1, 2**63 - 1), 1000)
             ask = messages.encode(
                 0, rng.randbytes(20), messages.encode_head(TAG, beat), messages.FindNode(random_id(rng)), (), True
             )
@@ -412,7 +412,7 @@ def test_kademlia_fault_13_a_reply_may_be_larger_than_any_datagram() -> None:
         await world.stop()
         return largest
 
-    beat = Beat(b"a stranger's node id", 1, 1, 4000)
+    beat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
     assert play(stock()) > 60_000
     largest = play(ours())
     print(largest)
@@ -476,7 +476,7 @@ def test_kademlia_fault_15_one_socket_fills_the_table() -> None:
         world = OverlayWorld(seed=15)
         node = await world.found(0)
         for number, node_id in enumerate(made_up):
-            beat = Beat(node_id, 1, 1, 1 + number % 60000)
+            beat = Heartbeat(node_id, 1, 1, 1 + number % 60000)
             node._protocol.datagram_received(request(beat, ["ping"], node_id), SOMEBODY)
         assert node.report()["calls_waiting"] <= 512
         await asyncio.sleep(2)
@@ -521,7 +521,7 @@ def test_kademlia_fault_16_one_socket_surrounds_a_key() -> None:
         await liar.open(greet=endpoint(0))
         await world.until(lambda: nodes[0].is_alive(liar.contact.node_id), 2.0, "the liar is a member")
         for node_id in around:
-            beat = Beat(node_id, 1, 1, PORT)
+            beat = Heartbeat(node_id, 1, 1, PORT)
             nodes[0]._protocol.datagram_received(request(beat, ["ping"], node_id), Address("10.0.0.99", PORT))
         await asyncio.sleep(2)
         found = {contact.node_id for contact in await nodes[0].lookup(key)}

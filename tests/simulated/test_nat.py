@@ -13,7 +13,7 @@ from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.transport import TransportError
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import Report
+from p2pnode.status.report import StatusReport
 from p2pnode.tables import status_text
 from tests.harness.nat import Nat
 from tests.harness.overlay_swarm import OverlayWorld, address_of
@@ -165,7 +165,7 @@ def test_a_node_that_nobody_reaches_trains_learns_and_reports() -> None:
             return min(0 if peer is None else peer.step for peer in seen)
 
         await swarm.until(lambda: seen_step() >= 15, within_s=30, what="all see its steps")
-        report = Report(node, EventRing(), LoopDelay(swarm.clock))
+        report = StatusReport(node, EventRing(), LoopDelay(swarm.clock))
         status = report.status()
         assert status["exchange"]["shards_owned"] == status["exchange"]["shards_backed"] == 0
         assert not status["node"]["eligible"]

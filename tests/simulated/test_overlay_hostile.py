@@ -18,7 +18,7 @@ from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S
 from overlay.kademlia.protocol import MOST_OUTSTANDING
 from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK, MOST_PEERS
 from overlay.membership.prober import MOST_FOR_OTHERS
-from overlay.peers import Activity, Beat, Contact
+from overlay.peers import Activity, Contact, Heartbeat
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 from tests.harness.virtual_loop import VirtualLoop
 
@@ -30,7 +30,7 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
     return VirtualLoop().run(story)
 
 
-def asked(beat: Beat, body: messages.Call, message_id: bytes, *, prove: bool = False, news: Any = ()) -> bytes:
+def asked(beat: Heartbeat, body: messages.Call, message_id: bytes, *, prove: bool = False, news: Any = ()) -> bytes:
     return messages.encode(messages.REQUEST, message_id, messages.encode_head(TAG, beat), body, news, prove)
 
 
@@ -48,18 +48,20 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         made = {
             "ping": lambda: messages.Ping(),
             "find_node": lambda: messages.FindNode(rng.randbytes(20)),
-            "probe": lambda: messages.Probe(rng.randbytes(20) + b"\x0a\x09" + rng.randbytes(4)),
-            "news": lambda: messages.Tell(),
-            "unreached": lambda: messages.Unreached(),
-            "twin": lambda: messages.Twin(rng.getrandbits(32), node.node_id + b"\x0a\x09" + rng.randbytes(4)),
+            "probe": lambda: messages.PingRequest(rng.randbytes(20) + b"\x0a\x09" + rng.randbytes(4)),
+            "news": lambda: messages.GossipOnly(),
+            "unreached": lambda: messages.StreamsFailing(),
+            "twin": lambda: messages.DuplicateIdentity(
+                rng.getrandbits(32), node.node_id + b"\x0a\x09" + rng.randbytes(4)
+            ),
         }[body]
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
         for burst in range(20):
             for _ in range(200):
-                beat = Beat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
+                beat = Heartbeat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
                 source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", beat.port)
-                news = [messages.News(2, rng.randbytes(20), 1, 0)]
+                news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
                 node._protocol.datagram_received(asked(beat, made(), rng.randbytes(20), prove=True, news=news), source)
             report = node.report()
             assert report["calls_waiting"] <= min(MOST_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
@@ -187,12 +189,12 @@ def test_a_table_is_never_a_list_of_everybody() -> None:
         rng = random.Random(65)
         for number in range(MOST_PEERS + 50):
             address = Address(f"10.{16 + number // 250}.0.{number % 250 + 1}", PORT)
-            beat = Beat(random_id(rng), 1, 1, PORT)
+            beat = Heartbeat(random_id(rng), 1, 1, PORT)
             node._membership.answered(beat, address, 0.01, Contact(beat.node_id, address), proven=True)
         assert len(node.peers) == MOST_PEERS
         assert node.report()["peers_refused_full"] == 50
         known = next(iter(node.peers))
-        later = Beat(known.node_id, 1, 1, PORT, step=7)
+        later = Heartbeat(known.node_id, 1, 1, PORT, step=7)
         node._membership.answered(later, known.address, 0.01, known.contact)
         assert known.step == 7
         await world.stop()
@@ -206,14 +208,14 @@ def test_each_reason_to_drop_is_counted_where_people_look() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=66)
         node = await world.found(0)
-        beat = Beat(b"a stranger's node id", 1, 1, 4000)
+        beat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
         ping = asked(beat, messages.Ping(), b"m" * 20)
         own = asked(node.beat, messages.Ping(), b"m" * 20)
         twin = asked(msgspec.structs.replace(node.beat, boot=1), messages.Ping(), b"m" * 20)
         other = messages.encode(0, b"m" * 20, messages.encode_head(b"no swarm", beat), messages.Ping())
         pong = messages.encode(1, b"m" * 20, messages.encode_head(TAG, beat), messages.Pong())
         named = messages.encode(
-            0, b"m" * 20, messages.encode_head(TAG, Beat(beat.node_id, 1, 1, 1, "a.name")), messages.Ping()
+            0, b"m" * 20, messages.encode_head(TAG, Heartbeat(beat.node_id, 1, 1, 1, "a.name")), messages.Ping()
         )
         for datagram, reason in [
             (b"", "short"),
@@ -252,7 +254,7 @@ def test_a_farewell_in_anothers_name_from_elsewhere_is_not_believed() -> None:
             (msgspec.structs.replace(leaving, incarnation=9), endpoint(2)),
             (msgspec.structs.replace(leaving, boot=9), endpoint(2)),
         ]:
-            nodes[0]._protocol.datagram_received(asked(beat, messages.Tell(), b"m" * 20), source)
+            nodes[0]._protocol.datagram_received(asked(beat, messages.GossipOnly(), b"m" * 20), source)
             await asyncio.sleep(1)
             assert nodes[0].is_alive(nodes[2].node_id)
         await world.stop()

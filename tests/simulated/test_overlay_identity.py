@@ -12,10 +12,10 @@ import pytest
 from overlay.addresses import Address, group_of
 from overlay.identity import Identity, identity_from_seed
 from overlay.kademlia import messages
-from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S, Proofs
+from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S, IdentityProofs
 from overlay.overlay import NotThisSwarm, Overlay
-from overlay.peers import Beat, Contact
-from overlay.transport import Rejection
+from overlay.peers import Contact, Heartbeat
+from overlay.transport import RequestRejected
 from tests.harness.environment import MemoryDisk
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 from tests.harness.virtual_loop import VirtualLoop
@@ -46,13 +46,13 @@ class Forger:
 
     def __init__(self, world: OverlayWorld, host: str, *, answer: Any = None) -> None:
         self.address = Address(host, PORT)
-        self.heard: list[tuple[messages.Request | messages.Response, bytes, Address]] = []
+        self.heard: list[tuple[messages.RequestDatagram | messages.ResponseDatagram, bytes, Address]] = []
         self._transport = world.network.transport(host, PORT)
         self._answer = answer
 
     async def open(self) -> Forger:
         async def refuse(_: Any) -> Any:
-            raise Rejection("no streams here")
+            raise RequestRejected("no streams here")
 
         await self._transport.open(self._receive, refuse)
         return self
@@ -60,16 +60,16 @@ class Forger:
     def _receive(self, datagram: bytes, source: Address) -> None:
         message_id, message = messages.decode(datagram)
         self.heard.append((message, message_id, source))
-        if self._answer is not None and isinstance(message, messages.Request):
+        if self._answer is not None and isinstance(message, messages.RequestDatagram):
             self._answer(self, message, message_id, source)
 
-    def ask(self, to: Address, beat: Beat, body: Any = None, *, prove: bool = False) -> None:
+    def ask(self, to: Address, beat: Heartbeat, body: Any = None, *, prove: bool = False) -> None:
         head = messages.encode_head(TAG, beat)
         self._transport.send(
             to, messages.encode(messages.REQUEST, b"forged message id 20", head, body or messages.Ping(), (), prove)
         )
 
-    def respond(self, to: Address, message_id: bytes, beat: Beat, proof: bytes = b"") -> None:
+    def respond(self, to: Address, message_id: bytes, beat: Heartbeat, proof: bytes = b"") -> None:
         head = messages.encode_head(TAG, beat)
         self._transport.send(to, messages.encode(messages.RESPONSE, message_id, head, messages.Pong(), (), proof))
 
@@ -77,8 +77,8 @@ class Forger:
         await self._transport.close()
 
 
-def proof(identity: Identity, asker: bytes, message_id: bytes, beat: Beat) -> bytes:
-    return Proofs(identity).make(asker, message_id, messages.encode_head(TAG, beat), 0.0)
+def proof(identity: Identity, asker: bytes, message_id: bytes, beat: Heartbeat) -> bytes:
+    return IdentityProofs(identity).make(asker, message_id, messages.encode_head(TAG, beat), 0.0)
 
 
 # -- one key, two processes
@@ -136,7 +136,7 @@ def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
         mirror = world.network.transport("10.0.0.77", PORT)
 
         async def refuse(_: Any) -> Any:
-            raise Rejection("a mirror")
+            raise RequestRejected("a mirror")
 
         # Whatever it is sent it sends to node 1, under its own address.
         await mirror.open(lambda datagram, _source: mirror.send(endpoint(1), datagram), refuse)
@@ -171,7 +171,7 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
         lie = msgspec.structs.replace(victim.beat, boot=victim.beat.boot + 1, incarnation=99)
         stolen: list[bytes] = []
 
-        def answer(forger: Forger, request: messages.Request, message_id: bytes, source: Address) -> None:
+        def answer(forger: Forger, request: messages.RequestDatagram, message_id: bytes, source: Address) -> None:
             forger.respond(source, message_id, lie)
             forger.respond(source, message_id, lie, proof(other_key, victim.node_id, message_id, lie))
             for old in stolen:
@@ -180,21 +180,21 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
 
         forger = await Forger(world, "10.0.0.66", answer=answer).open()
         # The victim signs what any of its peers may ask; none of it is about another start or another question.
-        forger.ask(endpoint(1), Beat(other_key.node_id, 1, 1, PORT), prove=True)
+        forger.ask(endpoint(1), Heartbeat(other_key.node_id, 1, 1, PORT), prove=True)
         forger.ask(endpoint(1), lie, prove=True)
         await asyncio.sleep(1)
-        stolen += [m.proof for m, _, _ in forger.heard if isinstance(m, messages.Response) and m.proof]
+        stolen += [m.proof for m, _, _ in forger.heard if isinstance(m, messages.ResponseDatagram) and m.proof]
         assert len(stolen) == 2
         for body in (
             messages.Ping(),
             messages.FindNode(b"t" * 20),
-            messages.Twin(5, messages.pack_contact(Contact(victim.node_id, forger.address))),
+            messages.DuplicateIdentity(5, messages.pack_contact(Contact(victim.node_id, forger.address))),
         ):
             for _ in range(5):
                 forger.ask(endpoint(1), lie, body)
-                forger.ask(endpoint(1), Beat(other_key.node_id, 1, 1, PORT), body)
+                forger.ask(endpoint(1), Heartbeat(other_key.node_id, 1, 1, PORT), body)
                 await asyncio.sleep(1.1)
-        asked = [m for m, _, _ in forger.heard if isinstance(m, messages.Request) and m.prove]
+        asked = [m for m, _, _ in forger.heard if isinstance(m, messages.RequestDatagram) and m.prove]
         assert len(asked) >= 5, "it was asked for a proof"
         assert len(asked) <= 70, "and each of the two ids not more often than once a second, with a retry"
         assert twins(world, 0, 1, 2) == [False] * 3
@@ -255,9 +255,9 @@ def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
         world = OverlayWorld(seed=44)
         node = await world.found(0)
         real, thief = identity_from_seed(b"r" * 32), identity_from_seed(b"t" * 32)
-        beat = Beat(real.node_id, 1, 1, PORT)
+        beat = Heartbeat(real.node_id, 1, 1, PORT)
 
-        def answer(forger: Forger, request: messages.Request, message_id: bytes, source: Address) -> None:
+        def answer(forger: Forger, request: messages.RequestDatagram, message_id: bytes, source: Address) -> None:
             asker = request.beat.node_id
             forged = {
                 "none": b"",
@@ -319,7 +319,7 @@ def test_a_forged_start_does_not_replace_a_peer() -> None:
 def test_proofs_are_made_at_a_bounded_rate() -> None:
     """A burst, then so many a second: who asks for more gets an answer without proof, and is asked again later."""
     identity = identity_from_seed(b"r" * 32)
-    proofs = Proofs(identity)
+    proofs = IdentityProofs(identity)
     made = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.0)) for _ in range(int(PROOFS_AT_ONCE) + 10)]
     later = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.5)) for _ in range(int(PROOFS_PER_S))]
 
@@ -386,20 +386,20 @@ def test_one_address_gets_few_places_in_a_table() -> None:
 async def sybil(world: OverlayWorld, identity: Identity, port: int, others: list[Identity]) -> Any:
     """One of many nodes on one host: it proves its id, and names all the others as the closest to anything."""
     transport = world.network.transport("10.0.0.66", port)
-    beat = Beat(identity.node_id, 1, port, port)
+    beat = Heartbeat(identity.node_id, 1, port, port)
     head = messages.encode_head(TAG, beat)
     packed = [messages.pack_contact(Contact(o.node_id, Address("10.0.0.66", 9000 + n))) for n, o in enumerate(others)]
 
     def receive(datagram: bytes, source: Address) -> None:
         message_id, message = messages.decode(datagram)
-        if isinstance(message, messages.Request):
+        if isinstance(message, messages.RequestDatagram):
             asker = message.beat.node_id
             body = messages.pack_nodes(packed) if isinstance(message.body, messages.FindNode) else messages.Pong()
             signed = proof(identity, asker, message_id, beat) if message.prove else b""
             transport.send(source, messages.encode(messages.RESPONSE, message_id, head, body, (), signed))
 
     async def refuse(_: Any) -> Any:
-        raise Rejection("no streams here")
+        raise RequestRejected("no streams here")
 
     await transport.open(receive, refuse)
     transport.send(endpoint(0), messages.encode(messages.REQUEST, b"i" * 20, head, messages.Ping()))

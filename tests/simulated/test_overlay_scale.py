@@ -13,7 +13,7 @@ import pytest
 from benchmarks import overlay_churn, overlay_liveness, overlay_population, overlay_sampling, overlay_scale
 from overlay.nat.reachability import DIAL_BACK, DialBackAnswer
 from overlay.peers import Contact
-from overlay.transport import Buffer, Reply, TransportError
+from overlay.transport import Buffer, Response, TransportError
 from tests.harness.overlay_swarm import OverlayWorld, address_of
 from tests.harness.virtual_loop import VirtualLoop
 
@@ -145,8 +145,8 @@ def test_eligibility_needs_two_peers_that_connected() -> None:
         world = OverlayWorld(seed=56)
         nodes = await world.raise_swarm(2)
 
-        async def refuse(_peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Reply:
-            return Reply(msgspec.msgpack.encode(DialBackAnswer(False, "does not answer")))
+        async def refuse(_peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
+            return Response(msgspec.msgpack.encode(DialBackAnswer(False, "does not answer")))
 
         nodes[1].register(DIAL_BACK, refuse)
         joiner = await world.join(2)

@@ -12,7 +12,7 @@ import pytest
 from overlay.ids import distance, random_id
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity
-from overlay.transport import Answer, Reply, TransportError
+from overlay.transport import ReceivedResponse, Response, TransportError
 from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
 from tests.harness.virtual_loop import VirtualLoop
 
@@ -344,9 +344,9 @@ def test_requests_carry_steps_and_check_who_answers() -> None:
         await asyncio.sleep(2)
         seen = []
 
-        async def shout(peer: Any, payload: bytes, body: Any) -> Reply:
+        async def shout(peer: Any, payload: bytes, body: Any) -> Response:
             seen.append(peer.node_id)
-            return Reply(payload.upper(), [bytes([chunk for buffer in [b async for b in body] for chunk in buffer])])
+            return Response(payload.upper(), [bytes([chunk for buffer in [b async for b in body] for chunk in buffer])])
 
         nodes[1].register("shout", shout)
         nodes[0].announce(step=5)
@@ -354,7 +354,7 @@ def test_requests_carry_steps_and_check_who_answers() -> None:
         contact = nodes[0].contact(nodes[1].node_id)
         assert contact is not None
         async with nodes[0].request(contact, "shout", b"hello", [b"ab", b"cd"], timeout_s=2) as answer:
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ReceivedResponse)
             assert answer.head == b"HELLO"
             assert b"".join([bytes(chunk) async for chunk in answer.body]) == b"abcd"
         assert seen == [nodes[0].node_id]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from overlay.addresses import Address
-from overlay.kademlia.messages import News, NewsKind
-from overlay.peers import Activity, Beat
+from overlay.kademlia.messages import Gossip, MemberState
+from overlay.peers import Activity, Heartbeat
 from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness import overlay_swarm
@@ -140,7 +140,9 @@ def test_a_member_cannot_speak_for_another() -> None:
         nodes = await world.raise_swarm(3)
         await asyncio.sleep(2)
         liar, victim, hearer = nodes
-        liar._protocol.speak_as(Beat(victim.node_id, 99, 1, PORT, activity=int(Activity.LEAVING), step=777), liar._tag)
+        liar._protocol.speak_as(
+            Heartbeat(victim.node_id, 99, 1, PORT, activity=int(Activity.LEAVING), step=777), liar._tag
+        )
         await liar.query_steps([hearer.node_id])
         peer = hearer.peers.get(victim.node_id)
 
@@ -160,7 +162,7 @@ def test_a_false_leave_is_asked_about_and_not_believed() -> None:
         nodes = await world.raise_swarm(4)
         await asyncio.sleep(2)
         liar, victim, *others = nodes
-        lie = News(NewsKind.LEFT, victim.node_id, 1, 0)
+        lie = Gossip(MemberState.LEFT, victim.node_id, 1, 0)
         for node in others:
             liar._protocol.tell(node._own_contact(), [lie])
         await asyncio.sleep(5)

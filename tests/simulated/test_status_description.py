@@ -20,7 +20,7 @@ from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.openapi import SCHEMAS, description
 from p2pnode.status.prometheus import render
-from p2pnode.status.report import Report
+from p2pnode.status.report import StatusReport
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
@@ -57,11 +57,11 @@ def checked(name: str, value: Any) -> list[str]:
     return wrong + list(undescribed(plain, SCHEMAS[name], name))
 
 
-def reported(swarm: Swarm, host: Host) -> Report:
-    return Report(host.living, EventRing(), LoopDelay(swarm.clock))
+def reported(swarm: Swarm, host: Host) -> StatusReport:
+    return StatusReport(host.living, EventRing(), LoopDelay(swarm.clock))
 
 
-def complaints(report: Report) -> list[str]:
+def complaints(report: StatusReport) -> list[str]:
     found = checked("Status", report.status())
     for peer in report.peers():
         found += checked("Peer", peer)

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import Report
+from p2pnode.status.report import StatusReport
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
@@ -38,7 +38,7 @@ def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> N
 def shown(swarm: Swarm) -> list[dict[str, Any]]:
     """The exchange of each node's status."""
     loop_delay = LoopDelay(swarm.clock)
-    return [Report(host.living, EventRing(), loop_delay).status()["exchange"] for host in swarm.running()]
+    return [StatusReport(host.living, EventRing(), loop_delay).status()["exchange"] for host in swarm.running()]
 
 
 async def split(swarm: Swarm, seconds: float) -> dict[str, int]:

@@ -42,7 +42,7 @@ def bsp(mine: int, others: Sequence[int]) -> bool:
     return ssp(mine, others, 0)
 
 
-def most(predicate: Predicate, quantile: float) -> Predicate:
+def quantile_of(predicate: Predicate, quantile: float) -> Predicate:
     """The predicate on that share of the steps which is furthest ahead: "most of the system has passed"."""
     if quantile >= 1.0:
         return predicate
@@ -95,7 +95,7 @@ def make_barrier(settings: BarrierSettings) -> Barrier:
     if method == "asp":
         return Barrier(method, asp, complete=False, samples=False, staleness=None, quantile=1.0)
     if method == "custom":
-        predicate = most(_imported(settings.custom), settings.quantile)
+        predicate = quantile_of(_imported(settings.custom), settings.quantile)
         return Barrier(method, predicate, complete=False, samples=True, staleness=None, quantile=settings.quantile)
     lag = 0 if method in ("bsp", "pbsp") else staleness
 
@@ -103,7 +103,7 @@ def make_barrier(settings: BarrierSettings) -> Barrier:
         return ssp(mine, others, lag)
 
     complete = method in ("bsp", "ssp")
-    predicate = most(lagging, settings.quantile)
+    predicate = quantile_of(lagging, settings.quantile)
     return Barrier(method, predicate, complete=complete, samples=True, staleness=lag, quantile=settings.quantile)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class BarrierWait:
     """Whom a node waits for: `since` in monotonic seconds, `slowest` and `its_step` of the last sample."""
 
     since: float
@@ -31,7 +31,7 @@ class Waiting:
     its_step: int
 
 
-class Gate:
+class BarrierWaiter:
     """Runs one node's barrier."""
 
     def __init__(self, overlay: Overlay, barrier: Barrier, settings: BarrierSettings, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class Gate:
         self.barrier = barrier
         self._settings = settings
         self._clock = clock
-        self.waiting: Waiting | None = None
+        self.waiting: BarrierWait | None = None
         self.queries = 0
         #: When this node began to train, in monotonic seconds.
         self._began_at = 0.0
@@ -88,9 +88,9 @@ class Gate:
         limit = step if enough is None else enough
         behind = sum(peer.step < limit for peer in counted)
         if slowest is None:  # a custom predicate may want company
-            self.waiting = Waiting(started, 0, 0, self._overlay.node_id, step)
+            self.waiting = BarrierWait(started, 0, 0, self._overlay.node_id, step)
         else:
-            self.waiting = Waiting(started, behind, len(counted), slowest.node_id, slowest.step)
+            self.waiting = BarrierWait(started, behind, len(counted), slowest.node_id, slowest.step)
         return False
 
     def _counted(self, node_id: bytes, doubtful: list[bytes], asked_at: float, now: float) -> Peer | None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlay.environment import Clock, Log, Workers
+from overlay.environment import Clock, Executor, Log
 from overlay.peers import Contact
-from overlay.transport import Answer, Body, TransportError
+from overlay.transport import Body, ReceivedResponse, TransportError
 from training.encoding.codecs import Vector
 from training.exchange.counters import Counters
 from training.exchange.messages import decode, encode
 from training.exchange.rpc import A
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM, Fence, Term
-from training.exchange.timeouts import Deadlines, Kind
+from training.exchange.timeouts import AdaptiveTimeouts, Kind
 from training.settings import ExchangeSettings
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ STRANGER_FAILED_S = 5.0
 
 
 @dataclass(slots=True)
-class Core:
+class ExchangeContext:
     """Shared by serving, pushing, pulling and keeping. `replica` is the vector as last pulled (the trainer's own
     shared memory); `marks[i]` is the (term, version) of its shard *i*, the term by which it ranks."""
 
@@ -46,14 +46,14 @@ class Core:
     synchronous: bool
     stale_limit: int | None
     clock: Clock
-    workers: Workers
+    workers: Executor
     log: Log
     incarnation: int
     random: random.Random
     replica: Vector
     marks: list[tuple[Term, int]]
     counters: Counters = field(default_factory=Counters)
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: AdaptiveTimeouts = field(default_factory=AdaptiveTimeouts)
     #: Steps completed by this node, and the last one whose barrier it has passed.
     step: int = 0
     passed_step: int = 0
@@ -155,7 +155,9 @@ class Core:
             return self.decoded(to, answer.head, kind)
 
     @asynccontextmanager
-    async def request(self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()) -> AsyncIterator[Answer]:
+    async def request(
+        self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
+    ) -> AsyncIterator[ReceivedResponse]:
         """A request with bodies. After a silence that follows from what was measured it is given up, and tried again
         under the same identity. Raises `TransportError`."""
         began = self.clock.monotonic()

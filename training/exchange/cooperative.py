@@ -10,7 +10,7 @@ VALUES_A_TURN = 1 << 18
 
 
 @dataclass(slots=True)
-class Turn:
+class LoopYielder:
     """Work on many values, cut so that the loop has a turn after each half a millisecond or so of it."""
 
     done: int = 0

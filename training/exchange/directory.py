@@ -12,9 +12,16 @@ from collections.abc import Iterable
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from training.exchange.context import Core
-from training.exchange.messages import Appeal, PullResult, PushResult, Verdict, WhereAnswer, WhereIs
-from training.exchange.terms import Term, Where
+from training.exchange.context import ExchangeContext
+from training.exchange.messages import (
+    LocateOwners,
+    LocateOwnersAnswer,
+    PullResult,
+    PushResult,
+    TakeoverRequest,
+    TransferResult,
+)
+from training.exchange.terms import OwnerInfo, Term
 
 #: Small questions are answered at once or not at all.
 QUESTION_TIMEOUT_S = 1.0
@@ -31,17 +38,17 @@ def shard_key(genesis: bytes, shard: int) -> bytes:
     return hashlib.sha1(genesis + shard.to_bytes(4, "big"), usedforsecurity=False).digest()
 
 
-class Finding:
+class OwnerDirectory:
     """Resolves shards to owners for pushing and pulling."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ExchangeContext) -> None:
         self._core = core
         #: Called with shards that have no living owner when this node is the first living candidate.
         self.orphans: dict[int, None] = {}
         #: What believed owners have denied: shard → (term believed, owner, when).
         self._denials: dict[int, tuple[Term, bytes, float]] = {}
         #: Claims that were passed over because this node has seen a higher term.
-        self._below: dict[int, Where] = {}
+        self._below: dict[int, OwnerInfo] = {}
 
     def by_owner(self, shards: Iterable[int]) -> tuple[list[tuple[Contact, list[int]]], list[int]]:
         """Shards grouped by believed living owner, in an order rotated by this node's id so that nodes do not all
@@ -104,8 +111,8 @@ class Finding:
 
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Raises `TransportError`."""
-        question = WhereIs(self._core.genesis, [], [])
-        answer = await self._core.ask(source, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
+        question = LocateOwners(self._core.genesis, [], [])
+        answer = await self._core.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         self._core.store.note(answer.known)
 
     async def refresh(self, shards: list[int]) -> None:
@@ -144,9 +151,9 @@ class Finding:
 
     async def _ask(self, contact: Contact, shards: list[int]) -> None:
         known = [where for shard in shards if (where := self._core.store.where(shard)) is not None]
-        question = WhereIs(self._core.genesis, shards, known, self._core.store.doubts(shards))
+        question = LocateOwners(self._core.genesis, shards, known, self._core.store.doubts(shards))
         try:
-            answer = await self._core.ask(contact, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
+            answer = await self._core.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
         self._core.store.note(answer.known)
@@ -182,7 +189,7 @@ class Finding:
             self._core.wake()
         for contact, shards in appeals.values():
             try:
-                message = Appeal(self._core.genesis, shards)
-                await self._core.ask(contact, "appeal", message, Verdict, QUESTION_TIMEOUT_S)
+                message = TakeoverRequest(self._core.genesis, shards)
+                await self._core.ask(contact, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
             except TransportError:
                 continue

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlay.environment import Clock, Disk, Log, Workers
+from overlay.environment import Clock, Disk, Executor, Log
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
-from training.exchange.backup.handler import Receiving
-from training.exchange.client.pull import Pulling, PullReport
-from training.exchange.client.push import Pushing, PushReport
-from training.exchange.context import Core
+from training.exchange.backup.handler import BackupHandler
+from training.exchange.client.pull import PullClient, PullReport
+from training.exchange.client.push import PushClient, PushReport
+from training.exchange.context import ExchangeContext
 from training.exchange.counters import Counters
-from training.exchange.directory import Finding
-from training.exchange.messages import Past, PastAnswer
-from training.exchange.owner.deltas import Serving
-from training.exchange.owner.reads import Answering
-from training.exchange.recovery.rebalancing import Keeping
-from training.exchange.recovery.reconciliation import Mending
-from training.exchange.store.history import NAMED, past_of, torn
-from training.exchange.store.records import Stored
+from training.exchange.directory import OwnerDirectory
+from training.exchange.messages import DeltaHistory, DeltaHistoryAnswer
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.reads import ReadHandler
+from training.exchange.recovery.rebalancing import Rebalancer
+from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.store.history import NAMED, highest_step_of, incomplete_deltas
+from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, everything
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM, Term
@@ -59,7 +59,7 @@ class Exchange:
         incarnation: int,
         clock: Clock,
         random_source: random.Random,
-        workers: Workers,
+        workers: Executor,
         disk: Disk,
         log: Log,
     ) -> None:
@@ -67,7 +67,7 @@ class Exchange:
         bounds = shard_bounds(layout.total, manifest.shards)
         repair_log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
         store = ShardStore(overlay.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
-        self.core = Core(
+        self.core = ExchangeContext(
             overlay=overlay,
             store=store,
             genesis=bytes.fromhex(manifest.genesis),
@@ -85,14 +85,14 @@ class Exchange:
         )
         self._disk = disk
         self._load_fences()
-        self.serving = Serving(self.core)
-        self.answering = Answering(self.core)
-        self.receiving = Receiving(self.core)
-        self.finding = Finding(self.core)
-        self.pushing = Pushing(self.core, self.finding, self.serving)
-        self.pulling = Pulling(self.core, self.finding)
-        self.mending = Mending(self.core, self.finding, self.serving)
-        self.keeping = Keeping(self.core, self.finding, self.serving, self.mending)
+        self.serving = DeltaHandler(self.core)
+        self.answering = ReadHandler(self.core)
+        self.receiving = BackupHandler(self.core)
+        self.finding = OwnerDirectory(self.core)
+        self.pushing = PushClient(self.core, self.finding, self.serving)
+        self.pulling = PullClient(self.core, self.finding)
+        self.mending = SplitReconciler(self.core, self.finding, self.serving)
+        self.keeping = Rebalancer(self.core, self.finding, self.serving, self.mending)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -143,7 +143,7 @@ class Exchange:
         if len(marks) == len(self.core.marks):
             self.core.marks[:] = marks
 
-    def offer_states(self, states: dict[int, Stored]) -> None:
+    def offer_states(self, states: dict[int, StoredState]) -> None:
         """What this node owned and backed up when it last wrote it: shown like its replica until owners are known."""
         self.store.stored = states
         self.store.fences_changed = True
@@ -162,7 +162,7 @@ class Exchange:
         self._found(rest)
         await self.pulling.pull(self.core.step, deadline_s=RELAXED_PULL_S)
         known = [everything(owned.state) for owned in self.store.owned.values()]
-        lost = torn(known)
+        lost = incomplete_deltas(known)
         count = sum(high - low + 1 for _, _, low, high in lost)
         names = [f"{node.hex()[:8]}/{incarnation}:{low}-{high}" for node, incarnation, low, high in lost]
         say = self.core.log.info if clean and not count else self.core.log.warning
@@ -190,12 +190,14 @@ class Exchange:
         """The highest incarnation and step under which this node has pushed, as its shards' owners know it."""
         me = self.core.overlay.node_id
         groups, _ = self.finding.by_owner(range(len(self.store)))
-        found = [past_of(me, self.store.known())]
+        found = [highest_step_of(me, self.store.known())]
 
         async def ask(owner: Contact) -> None:
             for _ in range(PAST_TRIES):
                 try:
-                    answer = await self.core.ask(owner, "past", Past(self.core.genesis, me), PastAnswer, PAST_TIMEOUT_S)
+                    answer = await self.core.ask(
+                        owner, "past", DeltaHistory(self.core.genesis, me), DeltaHistoryAnswer, PAST_TIMEOUT_S
+                    )
                 except TransportError as error:
                     self.core.log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
                     continue

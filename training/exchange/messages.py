@@ -18,13 +18,13 @@ from training.exchange.terms import (
     Length,
     NodeId,
     Number,
+    OwnerInfo,
     Reason,
     Role,
     ShardIndex,
     Term,
     TermNode,
     Weight,
-    Where,
 )
 from training.shards.applied import DeltaId
 from training.shards.robust import MOST_NORMS
@@ -64,7 +64,7 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
     status: PushStatus
     version: Number = 0
     reason: Reason = ""
-    where: Where | None = None
+    where: OwnerInfo | None = None
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +105,7 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     term_number: Number = 0
     term_node: TermNode = b""
     version: Number = 0
-    where: Where | None = None
+    where: OwnerInfo | None = None
     worth_number: Number = 0
     worth_node: TermNode = b""
 
@@ -168,13 +168,13 @@ class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Learn(msgspec.Struct, frozen=True, array_like=True):
-    """From now on the receiver takes live forwards of these shards; their states follow by `State`.
+    """From now on the receiver takes live forwards of these shards; their states follow by `StateTransfer`.
 
     `attempts` are the numbers of the terms promised for them: an older call than the last one heard means nothing.
     """
 
     genesis: Genesis
-    shards: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    shards: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
     attempts: Annotated[list[Number], Meta(max_length=MOST_SHARDS)]
 
 
@@ -199,7 +199,7 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
         return Term(self.term_number, self.term_node)
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
     """Whole states; per shard `VALUE`, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per held delta."""
 
     genesis: Genesis
@@ -214,7 +214,7 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True):
     """
 
     genesis: Genesis
-    shards: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    shards: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
     known: Annotated[list[Number], Meta(max_length=MOST_SHARDS)]
     closings: Annotated[list[Closings], Meta(max_length=MOST_SHARDS)] = []
 
@@ -223,35 +223,35 @@ class Release(msgspec.Struct, frozen=True, array_like=True):
     """The receiver is no backup of these shards any more: they have another one under the terms given."""
 
     genesis: Genesis
-    shards: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    shards: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
 
 
-class Backing(msgspec.Struct, frozen=True, array_like=True):
+class ConfirmBackup(msgspec.Struct, frozen=True, array_like=True):
     """The sender has copies of these shards as the receiver's backup: does the receiver count on them?"""
 
     genesis: Genesis
     shards: Shards
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to `Learn`, `State`, `HandOver`, `Release` and `Backing`: the shards taken (or counted on), and what the
-    receiver knows of the others."""
+class TransferResult(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to `Learn`, `StateTransfer`, `HandOver`, `Release` and `ConfirmBackup`: the shards taken (or counted on),
+    and what the receiver knows of the others."""
 
     taken: Shards
-    others: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    others: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
 
 
-class WhereIs(msgspec.Struct, frozen=True, array_like=True):
+class LocateOwners(msgspec.Struct, frozen=True, array_like=True):
     """Who owns these shards? An empty list asks for all. Also used to tell: `known` is what the asker believes."""
 
     genesis: Genesis
     shards: Shards
-    known: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+    known: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
     fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
 
 
-class WhereAnswer(msgspec.Struct, frozen=True, array_like=True):
-    known: Annotated[list[Where], Meta(max_length=MOST_SHARDS)]
+class LocateOwnersAnswer(msgspec.Struct, frozen=True, array_like=True):
+    known: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
 
 
 class Survey(msgspec.Struct, frozen=True, array_like=True):
@@ -261,7 +261,7 @@ class Survey(msgspec.Struct, frozen=True, array_like=True):
     shards: Shards
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
+class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
     """What a node has of a shard: `owner`, `backup` in office, `learner` (the state, but not in office yet), `replica`
     (a pulled value, or a state from disk), or `none`.
 
@@ -290,18 +290,18 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
     """`known`: whom the receiver takes for the owners; in a large swarm an owner may be no candidate of the asker."""
 
-    standings: Annotated[list[Standing], Meta(max_length=MOST_SHARDS)]
-    known: Annotated[list[Where], Meta(max_length=MOST_SHARDS)] = []
+    standings: Annotated[list[CopyStatus], Meta(max_length=MOST_SHARDS)]
+    known: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """Send what you have of these shards, as `State`."""
+    """Send what you have of these shards, as `StateTransfer`."""
 
     genesis: Genesis
     shards: Annotated[list[ShardIndex], Meta(max_length=MOST_FETCHED)]
 
 
-class Past(msgspec.Struct, frozen=True, array_like=True):
+class DeltaHistory(msgspec.Struct, frozen=True, array_like=True):
     """What has a node pushed in earlier starts, as far as the receiver's states tell? A node whose state directory was
     put back from a copy must use no identity twice."""
 
@@ -309,7 +309,7 @@ class Past(msgspec.Struct, frozen=True, array_like=True):
     node: NodeId
 
 
-class PastAnswer(msgspec.Struct, frozen=True, array_like=True):
+class DeltaHistoryAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The highest of each; 0 where there is nothing."""
 
     incarnation: Number
@@ -323,7 +323,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     shards: Shards
 
 
-class Holding(msgspec.Struct, frozen=True, array_like=True):
+class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     """`owner`: the receiver owns the shard under the term given, and this is every identity it has, safe at its backup;
     `not_owner` (`where` may say who does) and `retry` (not safe yet) say nothing about what it has."""
 
@@ -334,15 +334,15 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
     era_step: Number = 0
     era_term: tuple[Number, TermNode] = (0, b"")
     known: Identities = []
-    where: Where | None = None
+    where: OwnerInfo | None = None
 
     @property
     def term(self) -> Term:
         return Term(self.term_number, self.term_node)
 
 
-class Holdings(msgspec.Struct, frozen=True, array_like=True):
-    holdings: Annotated[list[Holding], Meta(max_length=MOST_SHARDS)]
+class OwnedHistories(msgspec.Struct, frozen=True, array_like=True):
+    holdings: Annotated[list[OwnedHistory], Meta(max_length=MOST_SHARDS)]
 
 
 class Mended(msgspec.Struct, frozen=True, array_like=True):
@@ -356,7 +356,7 @@ class Mended(msgspec.Struct, frozen=True, array_like=True):
     workers: Annotated[float, Meta(ge=1)]
 
 
-class Seek(msgspec.Struct, frozen=True, array_like=True):
+class FindDeltas(msgspec.Struct, frozen=True, array_like=True):
     """Does the receiver's log have any of these deltas? (node, incarnation, first and last steps.) Owners and backups
     of before the present pair may have what its own log does not reach."""
 
@@ -365,7 +365,7 @@ class Seek(msgspec.Struct, frozen=True, array_like=True):
     identities: Identities
 
 
-class Found(msgspec.Struct, frozen=True, array_like=True):
+class FoundDeltas(msgspec.Struct, frozen=True, array_like=True):
     """What the log has; one `DELTA` array each follows in the body, in that order."""
 
     deltas: Annotated[list[Mended], Meta(max_length=MOST_DELTAS)]
@@ -384,7 +384,7 @@ class MendAnswer(msgspec.Struct, frozen=True, array_like=True):
     added: Number
 
 
-class Appeal(msgspec.Struct, frozen=True, array_like=True):
+class TakeoverRequest(msgspec.Struct, frozen=True, array_like=True):
     """These shards seem to have no living owner; the receiver looks, and takes over where it is its turn."""
 
     genesis: Genesis

@@ -50,7 +50,7 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
         return Term(self.term_number, self.term_node)
 
 
-class Where(msgspec.Struct, frozen=True, array_like=True):
+class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
     """Who owns a shard, as far as the sender knows."""
 
     shard: ShardIndex
@@ -69,7 +69,7 @@ class Where(msgspec.Struct, frozen=True, array_like=True):
         return Contact(self.owner, Address.checked(self.host, self.port))
 
     @classmethod
-    def of(cls, shard: int, term: Term, owner: Contact) -> Where:
+    def of(cls, shard: int, term: Term, owner: Contact) -> OwnerInfo:
         return cls(shard, term.number, term.node, owner.node_id, owner.address.host, owner.address.port)
 
 

@@ -36,7 +36,7 @@ REQUEST = Range(3.0, 2.0, 4.5)
 FORWARD = Range(1.5, 0.75, 1.75)
 
 
-class Deadlines:
+class AdaptiveTimeouts:
     """What one node has measured of the others."""
 
     def __init__(self) -> None:

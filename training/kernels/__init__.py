@@ -45,7 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-class Compiled:
+class CompiledKernels:
     """The functions of the library at `path`. Raises `OSError` where it cannot be loaded or is of another version."""
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +139,7 @@ def name() -> str:
     return "numpy" if COMPILED is None else "compiled"
 
 
-def find(folder: Path) -> Compiled | None:
+def find(folder: Path) -> CompiledKernels | None:
     """The library in this folder; None where there is none that is usable."""
     if sys.byteorder != "little":  # the wire is, and the library does not swap
         return None
@@ -147,7 +147,7 @@ def find(folder: Path) -> Compiled | None:
         path = folder / f"_compiled{suffix}"
         if path.is_file():
             try:
-                return Compiled(path)
+                return CompiledKernels(path)
             except OSError:
                 return None
     return None

@@ -33,7 +33,7 @@ def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
     return lr, mu, lr_mu
 
 
-class _Addition(NamedTuple):
+class Addition(NamedTuple):
     """One delta and what it is added to, of one length each; without `momentum`, to the value alone.
 
     `is_whole`: with this delta the accumulated weights reach 1; `none_yet`: nothing is accumulated, all zeros.
@@ -54,8 +54,8 @@ class _Addition(NamedTuple):
         return kernels.fits(self.delta, self.value, self.momentum, self.accumulated)
 
 
-def _add_compiled(compiled: kernels.Compiled, to: _Addition, rule: Rule) -> None:
-    """One pass; the bits are those of `_add_in_blocks`."""
+def add_compiled(compiled: kernels.CompiledKernels, to: Addition, rule: Rule) -> None:
+    """One pass; the bits are those of `add_in_blocks`."""
     lr, mu = rule.outer_lr, rule.outer_momentum
     if to.momentum is None or to.accumulated is None:
         compiled.add(to.value, to.delta, to.weight, lr)
@@ -66,7 +66,7 @@ def _add_compiled(compiled: kernels.Compiled, to: _Addition, rule: Rule) -> None
         compiled.add_and_accumulate(to.value, to.accumulated, to.delta, to.weight, lr)
 
 
-def _add_in_blocks(to: _Addition, rule: Rule) -> None:
+def add_in_blocks(to: Addition, rule: Rule) -> None:
     """NumPy, block by block, so that the passes over one block find it in the processor's cache."""
     w = np.float32(to.weight)
     lr, mu, lr_mu = _factors(rule)

@@ -20,7 +20,7 @@ from training import kernels
 from training.encoding.codecs import Vector
 from training.shards import robust
 from training.shards.applied import Applied, DeltaId
-from training.shards.outer_rule import Rule, _add_compiled, _add_in_blocks, _Addition
+from training.shards.outer_rule import Addition, Rule, add_compiled, add_in_blocks
 from training.shards.robust import Norms
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
@@ -28,7 +28,7 @@ WHOLE_WEIGHT = 1.0 - 1e-6
 
 
 @dataclass(slots=True)
-class Held:
+class PendingDelta:
     """A delta under bulk-synchronous rules: acknowledged, not yet visible."""
 
     identity: DeltaId
@@ -52,7 +52,7 @@ class ShardState:
     #: The term of the replica that the era began with: a copy of that term or a later one has all that it had.
     era_term: tuple[int, bytes] = (0, b"")
     applied: Applied = field(default_factory=Applied)
-    pending: dict[int, list[Held]] = field(default_factory=dict)
+    pending: dict[int, list[PendingDelta]] = field(default_factory=dict)
     folded_step: int = 0
     #: Lengths of the deltas added, by member: what clipping goes by.
     norms: Norms = field(default_factory=Norms)
@@ -82,7 +82,7 @@ class ShardState:
             self.momentum = np.zeros(self.parameters, dtype=np.float32)
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
-        to = _Addition(
+        to = Addition(
             self.value[: delta.size],
             self.momentum if has_momentum else None,
             self.accumulated if has_momentum else None,
@@ -92,15 +92,15 @@ class ShardState:
             none_yet=self.sum_weight == 0.0,
         )
         if kernels.COMPILED is not None and to.fits():
-            _add_compiled(kernels.COMPILED, to, rule)
+            add_compiled(kernels.COMPILED, to, rule)
         else:
-            _add_in_blocks(to, rule)
+            add_in_blocks(to, rule)
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 
     def hold(self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True) -> None:
         """Keep a delta until the barrier of its step has passed, or its window is complete."""
-        self.pending.setdefault(identity.step, []).append(Held(identity, weight, delta, momentum))
+        self.pending.setdefault(identity.step, []).append(PendingDelta(identity, weight, delta, momentum))
 
     def fold(self, step: int, rule: Rule) -> int:
         """Make the held deltas of steps up to `step` visible, in the order of their identities; returns how many."""
@@ -113,7 +113,7 @@ class ShardState:
                 count += 1
         return count
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[PendingDelta]:
         """What is acknowledged and not yet visible, in the order of identities."""
         return sorted((held for items in self.pending.values() for held in items), key=lambda held: held.identity)
 

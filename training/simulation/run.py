@@ -10,9 +10,9 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from training.simulation.engines.compiled import Compiled
-from training.simulation.engines.reference import Engine, Observer
-from training.simulation.engines.sliced import Sliced
+from training.simulation.engines.compiled import CompiledEngine
+from training.simulation.engines.reference import Observer, ReferenceEngine
+from training.simulation.engines.sliced import SlicedEngine
 from training.simulation.model.outcome import Outcome
 from training.simulation.model.plan import Plan
 
@@ -49,9 +49,9 @@ def simulate(
         pays = plan.discipline == "event" or plan.nodes >= GROUPED_FROM
         grouped = engine == "grouped" or (engine == "auto" and pays and not why_not_grouped(plan))
         if grouped and plan.discipline == "repoll":
-            return Sliced(plan, moments_s, keep_trace=keep_trace).run(progress)
-        return Compiled(plan, moments_s, keep_trace=keep_trace, grouped=grouped).run(progress)
-    return Engine(plan, moments_s=moments_s, keep_trace=keep_trace, observer=observer, progress=progress).run()
+            return SlicedEngine(plan, moments_s, keep_trace=keep_trace).run(progress)
+        return CompiledEngine(plan, moments_s, keep_trace=keep_trace, grouped=grouped).run(progress)
+    return ReferenceEngine(plan, moments_s=moments_s, keep_trace=keep_trace, observer=observer, progress=progress).run()
 
 
 def has_numba() -> bool:

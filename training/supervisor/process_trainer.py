@@ -22,7 +22,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from overlay.environment import Clock, Log
-from overlay.system import ThreadWorkers
+from overlay.system import ThreadExecutor
 from training.settings import TrainingSettings
 from training.supervisor.process import POLITE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession
@@ -298,7 +298,7 @@ class ProcessTrainer:
 async def _claim(total: int) -> SharedVectors:
     if total < 1:
         raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
-    workers = ThreadWorkers(1)  # Claiming gigabytes takes seconds, and happens once.
+    workers = ThreadExecutor(1)  # Claiming gigabytes takes seconds, and happens once.
     try:
         return cast(SharedVectors, await workers.run(SharedVectors, total))
     finally:

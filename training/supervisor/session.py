@@ -188,7 +188,7 @@ class TrainerSession:
     def _take(self, message: messages.FromTrainer) -> None:
         self._on_heard(self)
         match message:
-            case messages.Progress():
+            case messages.TrainerProgress():
                 self.spoke = True
             case messages.Trained() | messages.Evaluated() | messages.Written() | messages.NotWritten():
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:

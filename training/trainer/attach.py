@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from training.trainer import snapshot
-from training.trainer.connection import Connection, DaemonGone, StopAsked, end_with_daemon, report_failure
+from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
 from training.trainer.export import export
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.schedule import Schedule
@@ -113,7 +113,7 @@ class Swarm:
         self._state = state
         self._ranks = ranks
         self._warned: list[messages.Warned] = []
-        self._connection: Connection | None = None
+        self._connection: DaemonConnection | None = None
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._scheduler = scheduler
@@ -174,7 +174,7 @@ class Swarm:
 
     def _connect(self, path: str) -> None:
         try:
-            self._connection = Connection.connect(path)
+            self._connection = DaemonConnection.connect(path)
         except OSError as error:
             raise NotAttached(
                 f"no p2pnode daemon listens at {path} ({error.strerror}): it has ended, or another process of this "
@@ -182,7 +182,7 @@ class Swarm:
             ) from error
         end_with_daemon(signal.SIGTERM)
 
-    def _greet(self, connection: Connection) -> None:
+    def _greet(self, connection: DaemonConnection) -> None:
         start = connection.receive_start()
         if start.threads:
             torch.set_num_threads(start.threads)
@@ -300,7 +300,7 @@ class Swarm:
     def _warn(self, event: str, message: str) -> None:
         self._warned.append(messages.Warned(event, message))
 
-    def _flush_warnings(self, connection: Connection) -> None:
+    def _flush_warnings(self, connection: DaemonConnection) -> None:
         for warned in self._warned:
             connection.send(warned)
         self._warned.clear()

@@ -33,7 +33,7 @@ class StopAsked(Exception):
     """The daemon has asked this trainer to end."""
 
 
-class Connection:
+class DaemonConnection:
     """Opened by `connect`. `on_lost` is called in the listening thread when the daemon is gone."""
 
     def __init__(self, connection: socket.socket, on_lost: Callable[[], None] | None = None) -> None:
@@ -49,7 +49,7 @@ class Connection:
         threading.Thread(target=self._listen, name="p2pnode-link", daemon=True).start()
 
     @classmethod
-    def connect(cls, path: str, on_lost: Callable[[], None] | None = None) -> Connection:
+    def connect(cls, path: str, on_lost: Callable[[], None] | None = None) -> DaemonConnection:
         """Connect to the daemon's socket. Raises `OSError`."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -75,7 +75,7 @@ class Connection:
         now_s = time.monotonic()
         if now_s - self._progress_s >= PROGRESS_INTERVAL_S:
             self._progress_s = now_s
-            self.send(messages.Progress(optimizer_steps))
+            self.send(messages.TrainerProgress(optimizer_steps))
 
     def close(self) -> None:
         """Ends the listening thread as well."""
@@ -145,7 +145,7 @@ class Connection:
         return data
 
 
-def report_failure(connection: Connection, failure: TrainerFailed) -> None:
+def report_failure(connection: DaemonConnection, failure: TrainerFailed) -> None:
     """The last words, for a daemon that may be gone."""
     with contextlib.suppress(DaemonGone):
         connection.send(messages.Failed(failure.reason, failure.hint, failure.fatal))

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from training.layout import Entry, Layout
+from training.layout import Layout, LayoutEntry
 from training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of a name that wrappers put in: `torch.compile`, activation checkpointing.
@@ -194,7 +194,7 @@ def _layout(named: list[tuple[str, tuple[str, Tensor]]]) -> Layout:
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = tuple(tensor.shape)
         entries.append(
-            Entry(name, shape, dtype, "parameter" if kind == "parameter" else "buffer", offset, tensor.numel())
+            LayoutEntry(name, shape, dtype, "parameter" if kind == "parameter" else "buffer", offset, tensor.numel())
         )
         offset += tensor.numel()
     return Layout(tuple(entries))

@@ -93,7 +93,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The buffers are mapped, and initialised if that was asked."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class TrainerProgress(msgspec.Struct, frozen=True, tag="progress"):
     """A sign of life while an order is under way: optimiser steps done in it."""
 
     optimizer_steps: int
@@ -140,7 +140,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 Order = Train | Evaluate | Save | Export
 FromDaemon = Start | Memory | Train | Evaluate | Save | Export | Cancel | Stop
-FromTrainer = Hello | Ready | Progress | Trained | Evaluated | Written | NotWritten | Warned | Failed
+FromTrainer = Hello | Ready | TrainerProgress | Trained | Evaluated | Written | NotWritten | Warned | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _from_daemon: msgspec.msgpack.Decoder[FromDaemon] = msgspec.msgpack.Decoder(FromDaemon)

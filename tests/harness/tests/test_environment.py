@@ -8,7 +8,7 @@ import errno
 import numpy as np
 import pytest
 
-from overlay.environment import Clock, Disk, Entropy, Log, Workers
+from overlay.environment import Clock, Disk, Entropy, Executor, Log
 from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.stub_trainer import UNIT, StubTrainer, delta_of, exponential, initial_vector
 from tests.harness.virtual_loop import run
@@ -79,7 +79,7 @@ def test_inline_workers_let_others_run() -> None:
     """A function off the loop returns its result or raises, and others run before it does."""
 
     async def main() -> None:
-        workers: Workers = InlineWorkers()
+        workers: Executor = InlineWorkers()
         seen: list[str] = []
         asyncio.get_running_loop().call_soon(seen.append, "other")
         assert await workers.run(lambda a, b: [*seen, a, b], 1, b=2) == ["other", 1, 2]

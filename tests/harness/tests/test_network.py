@@ -14,10 +14,10 @@ from overlay.transport import (
     HANDLER_SILENCE_S,
     MAX_DATAGRAM_BYTES,
     Buffer,
-    Incoming,
     PortInUse,
-    Rejection,
-    Reply,
+    Request,
+    RequestRejected,
+    Response,
     Transport,
     TransportError,
 )
@@ -41,7 +41,7 @@ class Host:
         await transport.open(lambda data, source: self.heard.append((loop.time(), data, source)), self.handle)
         return self
 
-    async def handle(self, incoming: Incoming) -> Reply:
+    async def handle(self, incoming: Request) -> Response:
         self.handled.append(incoming.name)
         try:
             return await self._handle(incoming)
@@ -52,20 +52,20 @@ class Host:
             self.ended.append(error.kind)
             raise
 
-    async def _handle(self, incoming: Incoming) -> Reply:
+    async def _handle(self, incoming: Request) -> Response:
         if incoming.name == "echo":
-            return Reply(incoming.head, [bytes(chunk) async for chunk in incoming.body])
+            return Response(incoming.head, [bytes(chunk) async for chunk in incoming.body])
         if incoming.name == "stream":
-            return Reply(incoming.head, incoming.body)
+            return Response(incoming.head, incoming.body)
         if incoming.name == "count":
-            return Reply(str(sum([len(chunk) async for chunk in incoming.body])).encode())
+            return Response(str(sum([len(chunk) async for chunk in incoming.body])).encode())
         if incoming.name == "slow":
             await asyncio.sleep(float(incoming.head))
-            return Reply(b"at last")
+            return Response(b"at last")
         if incoming.name == "give":
-            return Reply(b"", flood(int(incoming.head)))
+            return Response(b"", flood(int(incoming.head)))
         if incoming.name == "refuse":
-            raise Rejection("because")
+            raise RequestRejected("because")
         raise KeyError(incoming.name)
 
     async def ask(

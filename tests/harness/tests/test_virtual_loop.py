@@ -149,7 +149,7 @@ def test_speed() -> None:
 
 HISTORY = """
 import asyncio, random
-from overlay.transport import Reply, TransportError
+from overlay.transport import Response, TransportError
 from tests.harness.environment import ListLog, SeededEntropy, digest
 from tests.harness.virtual_loop import run
 from tests.harness.network import Network
@@ -163,7 +163,7 @@ async def main():
         random = SeededEntropy(f"5/{number}").random
         async def handle(incoming):
             await asyncio.sleep(random.random())
-            return Reply(b"", [b"x" * 1000])
+            return Response(b"", [b"x" * 1000])
         door = net.transport(f"10.0.0.{number}")
         await door.open(lambda data, source: log.info("heard", data=data, source=str(source)), handle)
         async def ask(turn):

@@ -11,16 +11,16 @@ import pytest
 from overlay.addresses import Address
 from overlay.discovery.placement import rank
 from overlay.discovery.population import Estimator
-from overlay.discovery.sampling import Pool, ball_radius, inside_ball, pick_slot
+from overlay.discovery.sampling import SamplePool, ball_radius, inside_ball, pick_slot
 from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
 from overlay.ids import ID_SPACE, distance, key_id, node_id_of, random_id, random_id_with_prefix, shared_bits, short
 from overlay.kademlia import messages
-from overlay.kademlia.broadcast_queue import NEWS_PER_DATAGRAM, NewsQueue
+from overlay.kademlia.broadcast_queue import GOSSIP_PER_DATAGRAM, BroadcastQueue
 from overlay.kademlia.lookup import Lookup
-from overlay.kademlia.round_trips import RoundTrips
+from overlay.kademlia.round_trips import RttEstimator
 from overlay.kademlia.routing_table import ContactTable
 from overlay.membership.negative_cache import NegativeCache
-from overlay.peers import Activity, Beat, Contact, PeerTable
+from overlay.peers import Activity, Contact, Heartbeat, PeerTable
 from overlay.transport import MAX_DATAGRAM_BYTES
 from tests.harness.environment import MemoryDisk, SeededEntropy
 
@@ -34,9 +34,9 @@ def contact(node_id: bytes, port: int = 8468) -> Contact:
     return Contact(node_id, Address("10.0.0.1", port))
 
 
-def beat(node_id: bytes = b"n" * 20, **changes: object) -> Beat:
+def beat(node_id: bytes = b"n" * 20, **changes: object) -> Heartbeat:
     values: dict[str, object] = {"incarnation": 1, "boot": 7, "port": 8468, **changes}
-    return Beat(node_id, **values)  # type: ignore[arg-type]
+    return Heartbeat(node_id, **values)  # type: ignore[arg-type]
 
 
 # -- ids and identity
@@ -292,7 +292,7 @@ def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
 
 def test_a_pool_forgets_and_draws_without_replacement() -> None:
     """Balls age out after two minutes; a draw holds nobody twice and only those allowed."""
-    pool = Pool()
+    pool = SamplePool()
     nodes = ids(12)
     pool.add(nodes[:8], 0.0, 12)
     pool.add(nodes[4:], 60.0, 12)
@@ -325,7 +325,7 @@ def test_a_leave_moves_only_its_own_share() -> None:
 
 def test_waits_follow_the_measured_round_trips() -> None:
     """Unmeasured 0.25 s; then mean + 4 deviations between 0.1 s and the ceiling, retry included."""
-    trips = RoundTrips(0.5)
+    trips = RttEstimator(0.5)
     assert trips.waits(None) == (0.25, 0.25)
     for _ in range(50):
         trips.observe(0.002)
@@ -458,7 +458,9 @@ def test_whoever_would_replace_a_slow_peer_is_asked_before_it_has_failed() -> No
 def test_datagrams_are_what_the_specification_says() -> None:
     """Golden bytes: kind, message id, then [tag, beat, body, news] in MessagePack."""
     head = messages.encode_head(b"swarmtag", beat(step=3, eligible=True))
-    datagram = messages.encode(messages.REQUEST, b"m" * 20, head, messages.Ping(), [messages.News(1, b"s" * 20, 2, 0)])
+    datagram = messages.encode(
+        messages.REQUEST, b"m" * 20, head, messages.Ping(), [messages.Gossip(1, b"s" * 20, 2, 0)]
+    )
 
     assert datagram.hex() == (
         "00" + "6d" * 20 + "94" + "c408" + b"swarmtag".hex() + "9a" + "c414" + "6e" * 20 + "0107cd2114a00003"
@@ -484,7 +486,7 @@ def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
         step_seconds=math.pi,
         samples=2**63 - 1,
     )
-    news = [messages.News(3, node_id, 2**63 - 1, 2**63 - 1) for node_id in nodes[: messages.MAX_NEWS]]
+    news = [messages.Gossip(3, node_id, 2**63 - 1, 2**63 - 1) for node_id in nodes[: messages.MAX_GOSSIP]]
     datagram = messages.encode(messages.RESPONSE, b"m" * 20, messages.encode_head(b"swarmtag", largest), packed, news)
     contacts, malformed = messages.unpack_nodes(packed, nodes[0])
 
@@ -546,15 +548,15 @@ def test_a_host_that_is_no_address_does_not_pass() -> None:
 
 def test_news_are_told_a_bounded_number_of_times() -> None:
     """4 · ceil(log10(n + 1)) datagrams each, four at a time, newest about a node only."""
-    queue = NewsQueue()
+    queue = BroadcastQueue()
     nodes = ids(6)
     for node_id in nodes:
-        queue.put(messages.News(1, node_id, 1, 0), members=99)
-    queue.put(messages.News(2, nodes[0], 1, 0), members=99)
-    told: list[messages.News] = []
+        queue.put(messages.Gossip(1, node_id, 1, 0), members=99)
+    queue.put(messages.Gossip(2, nodes[0], 1, 0), members=99)
+    told: list[messages.Gossip] = []
     while taken := queue.take():
-        assert len(taken) <= NEWS_PER_DATAGRAM
+        assert len(taken) <= GOSSIP_PER_DATAGRAM
         told += taken
 
     assert len(told) == 6 * 8
-    assert messages.News(1, nodes[0], 1, 0) not in told
+    assert messages.Gossip(1, nodes[0], 1, 0) not in told

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.rate_limits import Allowance, Open, Quotas, TokenBucket
+from overlay.rate_limits import ConcurrencyLimit, RateLimit, RateLimiter, TokenBucket
 
-TEN = Allowance(rate_per_s=10.0, burst=5.0)
+TEN = RateLimit(rate_per_s=10.0, burst=5.0)
 
 
 def test_a_burst_passes_and_then_the_rate_holds() -> None:
@@ -26,7 +26,7 @@ def test_a_burst_passes_and_then_the_rate_holds() -> None:
 
 def test_a_rate_of_zero_is_no_limit() -> None:
     """Who sets the rate to zero is never refused."""
-    bucket = TokenBucket(Allowance(0.0, 0.0), now=0.0)
+    bucket = TokenBucket(RateLimit(0.0, 0.0), now=0.0)
 
     assert [bucket.take(0.0) for _ in range(1000)] == [0.0] * 1000
 
@@ -57,7 +57,7 @@ def test_more_than_a_bucket_is_had_once_and_leaves_a_debt() -> None:
 )
 def test_never_more_than_burst_and_rate_allow(rate: float, burst: float, gaps: list[float]) -> None:
     """What is granted stays below burst + rate · time, whenever it is asked for; whoever waits as told gets it."""
-    bucket = TokenBucket(Allowance(rate, burst), now=0.0)
+    bucket = TokenBucket(RateLimit(rate, burst), now=0.0)
     now = 0.0
     for granted, gap in enumerate(gaps, 1):
         now += gap
@@ -71,7 +71,7 @@ def test_never_more_than_burst_and_rate_allow(rate: float, burst: float, gaps: l
 
 def test_parties_do_not_take_from_each_other() -> None:
     """One who has used its allowance up does not keep another from its own."""
-    quotas: Quotas[str] = Quotas(TEN)
+    quotas: RateLimiter[str] = RateLimiter(TEN)
     while not quotas.take("greedy", 0.0):
         pass
 
@@ -82,7 +82,7 @@ def test_inventing_parties_does_not_multiply_the_allowance() -> None:
     """With the table full, newcomers share one bucket, and the table does not grow."""
     print("seed 7")
     generator = random.Random(7)
-    quotas: Quotas[int] = Quotas(TEN, most=10)
+    quotas: RateLimiter[int] = RateLimiter(TEN, most=10)
     granted = sum(not quotas.take(generator.randrange(1 << 60), 0.0) for _ in range(10_000))
 
     assert len(quotas) == 10
@@ -91,7 +91,7 @@ def test_inventing_parties_does_not_multiply_the_allowance() -> None:
 
 def test_recovered_parties_make_room_first() -> None:
     """A full table forgets those who have all their tokens back, and keeps who has not."""
-    quotas: Quotas[str] = Quotas(TEN, most=2)
+    quotas: RateLimiter[str] = RateLimiter(TEN, most=2)
     quotas.take("old", 0.0)
     while not quotas.take("busy", 10.0):
         pass
@@ -102,7 +102,7 @@ def test_recovered_parties_make_room_first() -> None:
 
 def test_open_things_are_counted_apart() -> None:
     """Each party has its share; what was closed can be opened again; the table forgets who has nothing open."""
-    count: Open[str] = Open(2)
+    count: ConcurrencyLimit[str] = ConcurrencyLimit(2)
 
     assert [count.enter("a"), count.enter("a"), count.enter("a"), count.enter("b")] == [True, True, False, True]
     count.leave("a")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadWorkers
+from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 
 
 def test_disk_round_trip(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_thread_workers() -> None:
     """A function runs off the loop's thread, with its arguments, and its exception comes back."""
 
     async def main() -> None:
-        workers = ThreadWorkers()
+        workers = ThreadExecutor()
         assert await workers.run(threading.get_ident) != threading.get_ident()
         assert await workers.run(int, "ff", base=16) == 255
         with pytest.raises(ValueError, match="invalid"):

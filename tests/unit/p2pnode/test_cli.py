@@ -245,7 +245,7 @@ def test_the_daemon_s_log_does_not_load_rich() -> None:
     """structlog is loaded without rich, and rich can still be imported afterwards."""
     code = (
         "import sys\n"
-        "from p2pnode.config.load import LogSettings\nfrom p2pnode.logs import configure\n"
+        "from p2pnode.config.settings import LogSettings\nfrom p2pnode.logs import configure\n"
         "configure(LogSettings(format='console')).info('event')\n"
         "assert not [name for name in sys.modules if name.split('.')[0] == 'rich']\n"
         "import rich.table"

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[3]
 #: Brings many buffers one after the other, as a stream does, and prints its page faults.
 BUFFERS = """
 import resource, sys
-from p2pnode.malloc import keep_memory
-print(keep_memory() if sys.argv[1] == "kept" else False)
+from p2pnode.malloc import tune_malloc
+print(tune_malloc() if sys.argv[1] == "kept" else False)
 import numpy as np
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(200):
@@ -48,7 +48,7 @@ def test_buffers_that_come_and_go_do_not_cost_fresh_pages_each_time() -> None:
 
 def test_the_environment_has_the_last_word() -> None:
     """Whoever sets glibc's own variables is not overruled."""
-    command = [sys.executable, "-c", "from p2pnode.malloc import keep_memory; print(keep_memory())"]
+    command = [sys.executable, "-c", "from p2pnode.malloc import tune_malloc; print(tune_malloc())"]
     environment = {"PYTHONPATH": str(ROOT), "MALLOC_TRIM_THRESHOLD_": "131072"}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
 
@@ -57,18 +57,18 @@ def test_the_environment_has_the_last_word() -> None:
 
 GIVEN_BACK = """
 from pathlib import Path
-from p2pnode.malloc import give_back, keep_memory
+from p2pnode.malloc import trim_heap, tune_malloc
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
 
-keep_memory()
+tune_malloc()
 held = [bytes(1000) for _ in range(30_000)]
 last = bytes(1000)
 full = resident()
 del held
 kept = resident()
-give_back()
+trim_heap()
 print(full, kept, resident())
 """
 

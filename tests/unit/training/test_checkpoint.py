@@ -18,13 +18,13 @@ from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.encoding.codecs import Vector
 from training.exchange.terms import Term
-from training.layout import Entry, Layout
+from training.layout import Layout, LayoutEntry
 
 LAYOUT = Layout(
     (
-        Entry("a.weight", (2, 3), "float32", "parameter", 0, 6),
-        Entry("b.scale", (), "float32", "parameter", 6, 1),
-        Entry("c.mean", (2,), "float32", "buffer", 7, 2),
+        LayoutEntry("a.weight", (2, 3), "float32", "parameter", 0, 6),
+        LayoutEntry("b.scale", (), "float32", "parameter", 6, 1),
+        LayoutEntry("c.mean", (2,), "float32", "buffer", 7, 2),
     )
 )
 

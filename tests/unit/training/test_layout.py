@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from training.layout import Entry, Layout, shard_bounds
+from training.layout import Layout, LayoutEntry, shard_bounds
 
 
 def layout_of(*entries: tuple[str, tuple[int, ...], str]) -> Layout:
@@ -17,7 +17,7 @@ def layout_of(*entries: tuple[str, tuple[int, ...], str]) -> Layout:
         size = 1
         for length in shape:
             size *= length
-        made.append(Entry(name, shape, "float32", kind, offset, size))  # type: ignore[arg-type]
+        made.append(LayoutEntry(name, shape, "float32", kind, offset, size))  # type: ignore[arg-type]
         offset += size
     return Layout(tuple(made))
 

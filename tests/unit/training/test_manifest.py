@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from training.goal import Goal
-from training.layout import Entry, Layout
+from training.layout import Layout, LayoutEntry
 from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
-WEIGHT = Entry("0.weight", (4, 3), "float32", "parameter", 0, 12)
-BIAS = Entry("1.bias", (4,), "float32", "parameter", 12, 4)
-MEAN = Entry("2.mean", (4,), "float32", "buffer", 16, 4)
+WEIGHT = LayoutEntry("0.weight", (4, 3), "float32", "parameter", 0, 12)
+BIAS = LayoutEntry("1.bias", (4,), "float32", "parameter", 12, 4)
+MEAN = LayoutEntry("2.mean", (4,), "float32", "buffer", 16, 4)
 LAYOUT = Layout((WEIGHT, BIAS, MEAN))
 
 HELLO = TrainerHello(

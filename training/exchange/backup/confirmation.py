@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, Reply, TransportError
-from training.exchange.context import Core
+from overlay.transport import Buffer, Response, TransportError
+from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S
-from training.exchange.messages import Backing, Verdict, encode
+from training.exchange.messages import ConfirmBackup, TransferResult, encode
 from training.exchange.rpc import checked
 from training.exchange.store.records import Backed
-from training.exchange.terms import Term, Where
+from training.exchange.terms import OwnerInfo, Term
 
 #: Within a step or a few, where steps are long: the question is small, and one is asked for all shards of an owner.
 SILENT_S = 5.0
@@ -28,15 +28,15 @@ SILENT_S = 5.0
 Mark = tuple[bytes, Term, int]
 
 
-class Confirming:
+class BackupConfirmation:
     """Both sides of the question."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ExchangeContext) -> None:
         self._core = core
         self._store = core.store
         #: What each copy was like when it was last seen to change or asked about, and when.
         self._seen: dict[int, tuple[Mark, float]] = {}
-        core.overlay.register("backing", checked(Backing, core.genesis, self._on_backing))
+        core.overlay.register("backing", checked(ConfirmBackup, core.genesis, self._on_backing))
 
     def due(self) -> dict[bytes, tuple[Contact, list[int]]]:
         """The shards backed here whose living owners have been silent, by owner; also notes which were not."""
@@ -59,23 +59,23 @@ class Confirming:
         """Ask each owner about its shards, and do as it says. Who does not answer is liveness's to judge."""
         for owner, shards in silent.values():
             try:
-                question = Backing(self._core.genesis, shards)
-                answer = await self._core.ask(owner, "backing", question, Verdict, QUESTION_TIMEOUT_S)
+                question = ConfirmBackup(self._core.genesis, shards)
+                answer = await self._core.ask(owner, "backing", question, TransferResult, QUESTION_TIMEOUT_S)
             except TransportError as error:
                 self._core.log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue
             for where in answer.others:
                 self._store.not_counted_on(where, owner)
 
-    async def _on_backing(self, sender: Contact, message: Backing, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_backing(self, sender: Contact, message: ConfirmBackup, _stream: AsyncIterator[Buffer]) -> Response:
         taken: list[int] = []
-        others: list[Where] = []
+        others: list[OwnerInfo] = []
         for shard in message.shards:
             if self._store.counts_on(shard, sender.node_id):
                 taken.append(shard)
             elif (known := self._store.elsewhere(shard)) is not None:
                 others.append(known)
-        return Reply(encode(Verdict(taken, others)))
+        return Response(encode(TransferResult(taken, others)))
 
 
 def _mark(backed: Backed) -> Mark:

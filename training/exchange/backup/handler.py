@@ -9,25 +9,25 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, Reply
+from overlay.transport import Buffer, Response
 from training.encoding.frames import FrameReader
-from training.exchange.context import Core
-from training.exchange.messages import Closing, HandOver, Learn, Release, State, Verdict, encode
+from training.exchange.context import ExchangeContext
+from training.exchange.messages import Closing, HandOver, Learn, Release, StateTransfer, TransferResult, encode
 from training.exchange.rpc import checked
 from training.exchange.store import state_stream
-from training.exchange.terms import Where
+from training.exchange.terms import OwnerInfo
 
 
 class _Take(Protocol):
     """Type of the per-shard decision inside `_verdict`."""
 
-    def __call__(self, where: Where, sender: Contact) -> bool: ...
+    def __call__(self, where: OwnerInfo, sender: Contact) -> bool: ...
 
 
-class Receiving:
+class BackupHandler:
     """Takes what owners hand over."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ExchangeContext) -> None:
         self._core = core
         self._store = core.store
 
@@ -35,53 +35,53 @@ class Receiving:
         """Put the handlers behind the overlay's door."""
         overlay, genesis = self._core.overlay, self._core.genesis
         overlay.register("learn", checked(Learn, genesis, self._on_learn))
-        overlay.register("state", checked(State, genesis, self._on_state))
+        overlay.register("state", checked(StateTransfer, genesis, self._on_state))
         overlay.register("hand_over", checked(HandOver, genesis, self._on_hand_over))
         overlay.register("release", checked(Release, genesis, self._on_release))
 
-    async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
         attempts = {where.shard: number for where, number in zip(message.shards, message.attempts, strict=False)}
 
-        def take(where: Where, sender: Contact) -> bool:
+        def take(where: OwnerInfo, sender: Contact) -> bool:
             attempt = attempts.get(where.shard)
             if attempt is None or self._core.leaving:
                 return False
             return self._store.learn(where.shard, where.term, sender, attempt)
 
-        return Reply(encode(self._verdict(sender, message.shards, take)))
+        return Response(encode(self._verdict(sender, message.shards, take)))
 
-    def _verdict(self, sender: Contact, wheres: list[Where], take: _Take) -> Verdict:
+    def _verdict(self, sender: Contact, wheres: list[OwnerInfo], take: _Take) -> TransferResult:
         taken, others = [], []
         for where in wheres:
             if take(where, sender):
                 taken.append(where.shard)
             elif (known := self._store.where(where.shard)) is not None:
                 others.append(known)
-        return Verdict(taken, others)
+        return TransferResult(taken, others)
 
-    async def _on_state(self, sender: Contact, message: State, stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_state(self, sender: Contact, message: StateTransfer, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
         taken = []
         for head in message.states:
             state = await state_stream.read_state(reader, head, self._store)
             if self._store.take_state(head.shard, head.term, sender, state):
                 taken.append(head.shard)
-        return Reply(encode(Verdict(taken, [])))
+        return Response(encode(TransferResult(taken, [])))
 
-    async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Response:
         known = {where.shard: count for where, count in zip(message.shards, message.known, strict=False)}
         closings = {where.shard: windows for where, windows in zip(message.shards, message.closings, strict=False)}
 
-        def take(where: Where, sender: Contact) -> bool:
+        def take(where: OwnerInfo, sender: Contact) -> bool:
             return self._become_owner(where, sender, known.get(where.shard, -1), closings.get(where.shard, []))
 
         verdict = self._verdict(sender, message.shards, take)
         if verdict.taken:
             self._core.log.info("shards_received", count=len(verdict.taken), source=sender.node_id.hex()[:8])
             self._core.wake()
-        return Reply(encode(verdict))
+        return Response(encode(verdict))
 
-    def _become_owner(self, where: Where, sender: Contact, known: int, closings: list[Closing]) -> bool:
+    def _become_owner(self, where: OwnerInfo, sender: Contact, known: int, closings: list[Closing]) -> bool:
         mine = self._store.owned.get(where.shard)
         if mine is not None and mine.term == where.term:
             return True  # the answer to the first hand-over was lost
@@ -104,8 +104,8 @@ class Receiving:
             self._store.fold(where.shard, self._core.passed_step)
         return True
 
-    async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Reply:
-        return Reply(encode(self._verdict(sender, message.shards, self._release)))
+    async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Response:
+        return Response(encode(self._verdict(sender, message.shards, self._release)))
 
-    def _release(self, where: Where, sender: Contact) -> bool:
+    def _release(self, where: OwnerInfo, sender: Contact) -> bool:
         return self._store.release(where.shard, where.term, sender)

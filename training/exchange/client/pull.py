@@ -20,9 +20,9 @@ from overlay.transport import TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
 from training.exchange.client.push import RETRY_FIRST_S, RETRY_MOST_S
-from training.exchange.context import Core
-from training.exchange.cooperative import VALUES_A_TURN, Turn
-from training.exchange.directory import Finding
+from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_A_TURN, LoopYielder
+from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, Wanted
 
 #: Once half of a joiner's owners are done, the rest has as long again, and at least so long.
@@ -48,10 +48,10 @@ class Job:
     changed: int = 0
 
 
-class Pulling:
+class PullClient:
     """Keeps this node's replica of the vector."""
 
-    def __init__(self, core: Core, finding: Finding) -> None:
+    def __init__(self, core: ExchangeContext, finding: OwnerDirectory) -> None:
         self._core = core
         self._finding = finding
         #: When each shard was last settled, in turns.
@@ -202,7 +202,7 @@ class Pulling:
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Bring the replica up to date with what is owned here, in turns that hold the loop for less than a
         millisecond. What is added to a shard meanwhile has another version, and comes with the next pull."""
-        turn = Turn()
+        turn = LoopYielder()
         for shard in shards:
             owned = self._core.store.owned.get(shard)
             if owned is None:

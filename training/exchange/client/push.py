@@ -21,12 +21,12 @@ from overlay.transport import Buffer, TransportError
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
-from training.exchange.context import Core
-from training.exchange.cooperative import VALUES_A_TURN, Turn
-from training.exchange.directory import Finding
+from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_A_TURN, LoopYielder
+from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult
-from training.exchange.owner.delta_item import Item
-from training.exchange.owner.deltas import Serving
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.deltas import DeltaHandler
 
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 0.5
@@ -48,10 +48,10 @@ class Outgoing:
     def framed_bytes(self) -> int:
         return framed_bytes(self.codec, self.values)
 
-    def item(self) -> Item:
+    def item(self) -> IncomingDelta:
         """As its owner gets it, to keep."""
         encoded = bytes(self.encoded) if isinstance(self.encoded, memoryview) else self.encoded
-        return Item(self.shard, codecs.decoded(encoded, self.codec, self.values), encoded, self.codec)
+        return IncomingDelta(self.shard, codecs.decoded(encoded, self.codec, self.values), encoded, self.codec)
 
 
 @dataclass(slots=True)
@@ -83,10 +83,10 @@ class PushReport:
     bytes_sent: int
 
 
-class Pushing:
+class PushClient:
     """Delivers this node's deltas."""
 
-    def __init__(self, core: Core, finding: Finding, serving: Serving) -> None:
+    def __init__(self, core: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler) -> None:
         self._core = core
         self._finding = finding
         self._serving = serving
@@ -274,7 +274,7 @@ class Pushing:
         push = msgspec.structs.replace(delivery.push, shards=shards, fences=self._core.store.doubts(shards))
         items = [delivery.waiting[shard] for shard in shards]
         if owner.node_id == self._core.overlay.node_id:
-            turn, here = Turn(), []
+            turn, here = LoopYielder(), []
             for item in items:
                 here.append(item.item())
                 await turn.after(item.values)

@@ -8,7 +8,7 @@ from training.encoding.codecs import CodecName, Vector
 
 
 @dataclass(slots=True)
-class Item:
+class IncomingDelta:
     """One shard of a delta, decoded and as it came."""
 
     shard: int
@@ -17,7 +17,7 @@ class Item:
     codec: CodecName
     #: Out of a split: in time when it was first added, weighed already, and without momentum.
     repair: bool = False
-    #: Its length, what it is clipped by, and whether its length is worth a word; found by `Judging.judge`.
+    #: Its length, what it is clipped by, and whether its length is worth a word; found by `DeltaValidator.judge`.
     norm: float = 0.0
     scale: float = 1.0
     unusual: bool = False

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, Reply, TransportError
+from overlay.transport import Buffer, Response, TransportError
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, framed_bytes, read_array, sized
-from training.exchange.context import Core
-from training.exchange.cooperative import Turn
+from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import LoopYielder
 from training.exchange.messages import (
     Forward,
     ForwardAnswer,
@@ -27,10 +27,10 @@ from training.exchange.messages import (
     PushResult,
     encode,
 )
-from training.exchange.owner.delta_item import Item
-from training.exchange.owner.validation import Judging
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.validation import DeltaValidator
 from training.exchange.rpc import checked
-from training.exchange.store.records import Owned, Waiting
+from training.exchange.store.records import BufferedDelta, Owned
 from training.exchange.terms import Fence, Term
 from training.shards.applied import DeltaId
 
@@ -47,21 +47,21 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
     return shard, to.node_id, owned.term, owned.promised
 
 
-def _forwarded(item: Item, owned: Owned, to: Contact) -> Forwarded:
+def _forwarded(item: IncomingDelta, owned: Owned, to: Contact) -> Forwarded:
     closings = owned.untold(to.node_id)
     return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closings)
 
 
-class Serving:
+class DeltaHandler:
     """Takes deltas into the shards this node holds."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ExchangeContext) -> None:
         self._core = core
         self._store = core.store
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         #: Origins whose deltas were added since the last look: "whose deltas did this step merge?"
         self.merged: dict[bytes, int] = {}
-        self._judging = Judging(core)
+        self._judging = DeltaValidator(core)
 
     def register(self) -> None:
         """Put the handlers behind the overlay's door."""
@@ -71,15 +71,15 @@ class Serving:
 
     # -- push ---------------------------------------------------------------------------------------------------
 
-    async def _on_push(self, sender: Contact, push: Push, stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_push(self, sender: Contact, push: Push, stream: AsyncIterator[Buffer]) -> Response:
         if push.node != sender.node_id:
-            return Reply(encode(PushAnswer([self._judging.refuse(shard, "not_yours") for shard in push.shards])))
+            return Response(encode(PushAnswer([self._judging.refuse(shard, "not_yours") for shard in push.shards])))
         reader = FrameReader(stream)
         items = []
         results: dict[int, PushResult] = {}
         self._core.challenge(push.fences)
         if any(shard >= len(self._store) for shard in push.shards):
-            return Reply(encode(PushAnswer([self._judging.refuse(index, "shape") for index in push.shards])))
+            return Response(encode(PushAnswer([self._judging.refuse(index, "shape") for index in push.shards])))
         for shard in push.shards:
             try:
                 delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
@@ -87,9 +87,9 @@ class Serving:
                 self._core.log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))
                 rest = [index for index in push.shards if index not in results]
                 results |= {index: self._judging.refuse(index, "malformed") for index in rest}
-                return Reply(encode(PushAnswer([results[index] for index in push.shards])))
+                return Response(encode(PushAnswer([results[index] for index in push.shards])))
             self._core.counters.bytes_received += len(encoded)
-            item = Item(shard, delta, encoded, codec)
+            item = IncomingDelta(shard, delta, encoded, codec)
             owned = self._store.owned.get(shard)
             if owned is not None and owned.has_targets:
                 items.append(item)  # they go to the backup together
@@ -98,13 +98,13 @@ class Serving:
                 results[shard] = (await self.accept(push, [item]))[0]
         if items:
             results |= {result.shard: result for result in await self.accept(push, items)}
-        return Reply(encode(PushAnswer([results[shard] for shard in push.shards])))
+        return Response(encode(PushAnswer([results[shard] for shard in push.shards])))
 
-    async def accept(self, push: Push, items: list[Item]) -> list[PushResult]:
+    async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Take the shards of one delta: replicate, look again, add. Also called for the node's own shards."""
         identity = DeltaId(push.node, push.incarnation, push.step)
         results: dict[int, PushResult] = {}
-        fresh: list[Item] = []
+        fresh: list[IncomingDelta] = []
         for item in items:
             # A retry of an identity that is on its way joins it instead of racing it.
             while (flight := self._in_flight.get((item.shard, identity))) is not None:
@@ -178,7 +178,7 @@ class Serving:
                     continue
             if is_held or is_logged:
                 kept = part.copy() if is_held else part
-                own = Waiting(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
+                own = BufferedDelta(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
                 version = self._store.add(shard, own)
             else:
                 version = self._store.add_only(shard, identity, weight, part)
@@ -224,16 +224,16 @@ class Serving:
         return PushResult(shard, "redirect", where=where)
 
     async def _replicate_and_add(
-        self, push: Push, identity: DeltaId, fresh: list[Item], results: dict[int, PushResult]
+        self, push: Push, identity: DeltaId, fresh: list[IncomingDelta], results: dict[int, PushResult]
     ) -> None:
         repair = any(item.repair for item in fresh)
         weight = self._judging.clamped(push.weight, repair=repair)
         acknowledged: dict[Receipt, None] = {}
-        turn = Turn()
+        turn = LoopYielder()
         remaining = fresh
         for _ in range(FORWARD_ROUNDS):
-            groups: dict[Contact, list[tuple[Item, Owned]]] = {}
-            waiting: list[Item] = []
+            groups: dict[Contact, list[tuple[IncomingDelta, Owned]]] = {}
+            waiting: list[IncomingDelta] = []
             for item in remaining:
                 owned = self._store.owned.get(item.shard)
                 if owned is None:
@@ -266,8 +266,8 @@ class Serving:
         for item in remaining:
             results.setdefault(item.shard, PushResult(item.shard, "retry", reason="backup_silent"))
 
-    def _waiting(self, identity: DeltaId, weight: float, item: Item) -> Waiting:
-        return Waiting(
+    def _waiting(self, identity: DeltaId, weight: float, item: IncomingDelta) -> BufferedDelta:
+        return BufferedDelta(
             identity,
             weight * item.scale,
             item.delta,
@@ -279,7 +279,7 @@ class Serving:
         )
 
     async def _forward(
-        self, to: Contact, push: Push, weight: float, pairs: list[tuple[Item, Owned]]
+        self, to: Contact, push: Push, weight: float, pairs: list[tuple[IncomingDelta, Owned]]
     ) -> dict[Receipt, None]:
         """Send deltas to a backup or learner; returns what it acknowledged and draws the consequences of the rest."""
         message = Forward(
@@ -333,7 +333,7 @@ class Serving:
             # Whose term is it? Perhaps nobody's: only a fence that the backup remembers from before it restarted.
             self._core.challenge([Fence(result.shard, *term)])
 
-    def _forward_failed(self, to: Contact, pairs: list[tuple[Item, Owned]], reason: str) -> None:
+    def _forward_failed(self, to: Contact, pairs: list[tuple[IncomingDelta, Owned]], reason: str) -> None:
         self._core.overlay.suspect(to.node_id, reason)
         for _, owned in pairs:
             if owned.learner is not None and owned.learner.node_id == to.node_id:
@@ -349,7 +349,7 @@ class Serving:
             self._store.drop_backup(shard, self._core.me())
         self._core.wake()
 
-    async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
         identity = DeltaId(message.node, message.incarnation, message.step)
         results = []
@@ -359,7 +359,7 @@ class Serving:
                 continue
             delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
             self._core.counters.bytes_received += len(encoded)
-            item = Waiting(
+            item = BufferedDelta(
                 identity,
                 message.weight * entry.scale,
                 delta,
@@ -374,4 +374,4 @@ class Serving:
                 entry.shard, term, item, entry.folded_step, sender.node_id, entry.closings
             )
             results.append(ForwardResult(entry.shard, status, *known))  # type: ignore[arg-type]
-        return Reply(encode(ForwardAnswer(results)))
+        return Response(encode(ForwardAnswer(results)))

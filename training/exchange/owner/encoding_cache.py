@@ -16,7 +16,7 @@ from training.shards.state import ShardState
 MOST_BYTES = 32 * 1024 * 1024
 
 
-class Encoded:
+class EncodingCache:
     """The encoded pieces of the shards of one owner."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:

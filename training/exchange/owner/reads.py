@@ -8,55 +8,55 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, Reply
+from overlay.transport import Buffer, Response
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, framed_bytes, frames, sized
-from training.exchange.context import Core
+from training.exchange.context import ExchangeContext
 from training.exchange.messages import (
+    DeltaHistory,
+    DeltaHistoryAnswer,
     Fetch,
-    Past,
-    PastAnswer,
+    LocateOwners,
+    LocateOwnersAnswer,
     Pull,
     PullAnswer,
     PullResult,
-    State,
     StateHead,
+    StateTransfer,
     Survey,
     SurveyAnswer,
-    WhereAnswer,
-    WhereIs,
     encode,
 )
-from training.exchange.owner.encoding_cache import Encoded
+from training.exchange.owner.encoding_cache import EncodingCache
 from training.exchange.rpc import checked
 from training.exchange.store import state_stream
-from training.exchange.store.history import past_of
+from training.exchange.store.history import highest_step_of
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.store.state_head import describe
 from training.exchange.terms import Term
 from training.shards.state import ShardState
 
 
-class Answering:
+class ReadHandler:
     """Answers for the shards this node holds."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ExchangeContext) -> None:
         self._core = core
         self._store = core.store
-        self._encoded = Encoded()
+        self._encoded = EncodingCache()
 
     def register(self) -> None:
         """Put the handlers behind the overlay's door."""
         overlay, genesis = self._core.overlay, self._core.genesis
         overlay.register("pull", checked(Pull, genesis, self._on_pull))
-        overlay.register("where_is", checked(WhereIs, genesis, self._on_where_is))
+        overlay.register("where_is", checked(LocateOwners, genesis, self._on_where_is))
         overlay.register("survey", checked(Survey, genesis, self._on_survey))
         overlay.register("fetch", checked(Fetch, genesis, self._on_fetch))
-        overlay.register("past", checked(Past, genesis, self._on_past))
+        overlay.register("past", checked(DeltaHistory, genesis, self._on_past))
 
     # -- pull ---------------------------------------------------------------------------------------------------
 
-    async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self._core.challenge(pull.fences)
         results = []
         sending: list[tuple[int, Vector, int, ShardState | None]] = []
@@ -98,7 +98,7 @@ class Answering:
                     yield buffer
 
         size = sum(framed_bytes(pull.codec, value.size) for _, value, _, _ in sending)
-        return Reply(encode(PullAnswer(results)), sized(stream(), size))
+        return Response(encode(PullAnswer(results)), sized(stream(), size))
 
     def _encoder(self, shard: int, state: ShardState, codec: CodecName) -> Callable[[int, Vector], Buffer]:
         return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)
@@ -116,25 +116,27 @@ class Answering:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    async def _on_where_is(self, _sender: Contact, message: WhereIs, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
         self._store.note(message.known)
         self._core.challenge(message.fences)
         shards = message.shards or range(len(self._store))
         known = [where for shard in shards if (where := self._store.where(shard)) is not None]
-        return Reply(encode(WhereAnswer(known)))
+        return Response(encode(LocateOwnersAnswer(known)))
 
-    async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         standings = [self._store.standing(shard, self._core.mark(shard), self._core.step) for shard in shards]
         known = [where for shard in shards if (where := self._store.where(shard)) is not None]
-        return Reply(encode(SurveyAnswer(standings, known)))
+        return Response(encode(SurveyAnswer(standings, known)))
 
-    async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
-        return Reply(encode(State(self._core.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots))
+        return Response(
+            encode(StateTransfer(self._core.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots)
+        )
 
-    async def _on_past(self, _sender: Contact, message: Past, _stream: AsyncIterator[Buffer]) -> Reply:
-        return Reply(encode(PastAnswer(*past_of(message.node, self._store.known()))))
+    async def _on_past(self, _sender: Contact, message: DeltaHistory, _stream: AsyncIterator[Buffer]) -> Response:
+        return Response(encode(DeltaHistoryAnswer(*highest_step_of(message.node, self._store.known()))))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""

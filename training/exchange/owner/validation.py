@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from training.exchange.context import Core
+from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push, PushResult
-from training.exchange.owner.delta_item import Item
+from training.exchange.owner.delta_item import IncomingDelta
 from training.shards import robust
 from training.shards.applied import DeltaId
 from training.shards.robust import FirstNorms
@@ -28,16 +28,16 @@ UNUSUAL_S = 60.0
 MOST_SAID = 1024
 
 
-class Judging:
+class DeltaValidator:
     """The judge of one node's shards."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ExchangeContext) -> None:
         self._core = core
         self._store = core.store
         self._first = FirstNorms()
         self._said_s: dict[bytes, float] = {}
 
-    def judge(self, push: Push, identity: DeltaId, item: Item) -> PushResult | None:
+    def judge(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
         """Look at the values themselves: finite, how long, clipped by how much, room in the window."""
         state, kind = self._store.owned[item.shard].state, self._store.rule.robust
         item.norm = robust.norm_of(item.delta)
@@ -64,7 +64,7 @@ class Judging:
             item.scale = robust.clip_factor(item.norm, reference)
         return None
 
-    def note_added(self, identity: DeltaId, item: Item) -> None:
+    def note_added(self, identity: DeltaId, item: IncomingDelta) -> None:
         """Counters and events of a delta that has just been added."""
         self._first.forget(item.shard)
         counters, now = self._core.counters, self._core.clock.monotonic()

@@ -6,12 +6,12 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from training.exchange.messages import (
-    Standing,
+    CopyStatus,
 )
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term
 
 
-class Worth(NamedTuple):
+class CopyRank(NamedTuple):
     """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version; of equal
     ones a state from disk, for it knows its deltas, before a bare value.
 
@@ -28,7 +28,7 @@ class Worth(NamedTuple):
     is_stored: bool
 
 
-def worth(standing: Standing, spoken: Container[Term] = ()) -> Worth:
+def rank_copy(standing: CopyStatus, spoken: Container[Term] = ()) -> CopyRank:
     """A learner is the backup, though it has not heard so, if its owner is known to have `spoken` under its promise."""
     role, term, promise = ROLE_RANK[standing.role], standing.term, ZERO_TERM
     if standing.role == "learner":
@@ -37,4 +37,4 @@ def worth(standing: Standing, spoken: Container[Term] = ()) -> Worth:
         else:
             promise = standing.fence
     has_history = role >= ROLE_RANK["learner"]
-    return Worth(term.number, has_history, term.node, role, promise, standing.version, standing.is_stored)
+    return CopyRank(term.number, has_history, term.node, role, promise, standing.version, standing.is_stored)

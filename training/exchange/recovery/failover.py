@@ -11,27 +11,27 @@ from __future__ import annotations
 import asyncio
 
 from overlay.peers import Contact
-from overlay.transport import Reply, TransportError
+from overlay.transport import Response, TransportError
 from training.encoding.frames import FrameReader
-from training.exchange.context import Core
-from training.exchange.directory import QUESTION_TIMEOUT_S, Finding
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import (
-    Appeal,
+    CopyStatus,
     Fetch,
-    Standing,
-    State,
+    LocateOwners,
+    LocateOwnersAnswer,
+    StateTransfer,
     Survey,
     SurveyAnswer,
-    Verdict,
-    WhereAnswer,
-    WhereIs,
+    TakeoverRequest,
+    TransferResult,
     encode,
 )
-from training.exchange.recovery.copy_rank import worth
+from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.rpc import checked
 from training.exchange.store import state_stream
 from training.exchange.store.replica_copies import replica_copy
-from training.exchange.terms import Fence, Term, Where
+from training.exchange.terms import Fence, OwnerInfo, Term
 from training.shards.state import ShardState
 
 #: Candidates surveyed before a take-over: all of them, the backup may be any.
@@ -48,13 +48,13 @@ RESUME_LOOK_S = 0.25
 #: again.
 RESUME_ROUNDS = 3
 
-Found = list[tuple[Contact, Standing]]
+FoundCopies = list[tuple[Contact, CopyStatus]]
 
 
-class Taking:
+class Failover:
     """Take-overs, and the answers to fences."""
 
-    def __init__(self, core: Core, finding: Finding) -> None:
+    def __init__(self, core: ExchangeContext, finding: OwnerDirectory) -> None:
         self._core = core
         self._store = core.store
         self._finding = finding
@@ -62,9 +62,9 @@ class Taking:
         self._bare: dict[int, tuple[float, float]] = {}
         #: Whether `resume` has looked around for as long as it should: replicas may be taken at once.
         self._resuming = False
-        core.overlay.register("appeal", checked(Appeal, core.genesis, self._on_appeal))
+        core.overlay.register("appeal", checked(TakeoverRequest, core.genesis, self._on_appeal))
 
-    async def _on_appeal(self, sender: Contact, message: Appeal, _stream: object) -> Reply:
+    async def _on_appeal(self, sender: Contact, message: TakeoverRequest, _stream: object) -> Response:
         """Somebody finds no owner. Nothing is believed here: the survey of a take-over asks the believed one too."""
         taken = []
         for shard in message.shards:
@@ -76,7 +76,7 @@ class Taking:
                     self._core.overlay.suspect(belief.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self._core.wake()
         others = [where for shard in message.shards if (where := self._store.where(shard)) is not None]
-        return Reply(encode(Verdict(taken, others)))
+        return Response(encode(TransferResult(taken, others)))
 
     # -- take-over ----------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Taking:
         """Own shards whose owner is gone: ask the candidates what they have, take the best, raise the term, tell."""
         before = {shard: self._store.fence(shard) for shard in shards}
         standings = await self._survey(shards)
-        told: list[Where] = []
+        told: list[OwnerInfo] = []
         from_replica = 0
         for shard in shards:
             if not self._is_ownerless(shard, standings[shard]):
@@ -104,7 +104,7 @@ class Taking:
                 self._store.fold(shard, self._core.passed_step)
             elif state.pending:
                 self._store.close_complete(shard, self._core.worker_count())
-            told.append(Where.of(shard, term, self._core.me()))
+            told.append(OwnerInfo.of(shard, term, self._core.me()))
         if told:
             self._core.log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
             await self.tell_all(told)
@@ -140,7 +140,7 @@ class Taking:
             return False
         return True
 
-    def _is_ownerless(self, shard: int, found: Found) -> bool:
+    def _is_ownerless(self, shard: int, found: FoundCopies) -> bool:
         """Dead, started anew, or it says itself that it does not own the shard. Silence of one that liveness holds for
         alive proves nothing yet."""
         belief, backed = self._store.beliefs.get(shard), self._store.backed.get(shard)
@@ -152,7 +152,7 @@ class Taking:
         said = next((standing for contact, standing in found if contact.node_id == owner), None)
         return self._core.gone(owner) if said is None else said.role != "owner"
 
-    async def tell_all(self, wheres: list[Where]) -> None:
+    async def tell_all(self, wheres: list[OwnerInfo]) -> None:
         """Tell the members of a small swarm, or the shards' candidates, who owns them now."""
         members = self._core.overlay.members()
         listeners = {peer.node_id: peer.contact for peer in members} if len(members) <= TOLD else {}
@@ -161,7 +161,7 @@ class Taking:
         listeners.pop(self._core.overlay.node_id, None)
         await asyncio.gather(*(self._tell(contact, wheres) for contact in listeners.values()))
 
-    async def _survey(self, shards: list[int]) -> dict[int, Found]:
+    async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in shards:
             contacts = (await self._finding.candidates(shard))[:SURVEYED]
@@ -175,7 +175,7 @@ class Taking:
                 theirs = asked.setdefault(contact.node_id, (contact, []))[1]
                 if contact.node_id != self._core.overlay.node_id and shard not in theirs:
                     theirs.append(shard)
-        found: dict[int, Found] = {shard: [] for shard in shards}
+        found: dict[int, FoundCopies] = {shard: [] for shard in shards}
 
         async def ask(contact: Contact, theirs: list[int], tries: int) -> None:
             try:
@@ -198,7 +198,7 @@ class Taking:
         await asyncio.gather(*(ask(contact, theirs, tries) for contact, theirs in asked.values() if theirs))
         return found
 
-    async def _best_copy(self, shard: int, others: Found) -> tuple[Term, ShardState] | None:
+    async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
         """The state to go on from and the term it had, or None when the shard has an owner or is another's to take."""
         mine = self._store.standing(shard, self._core.mark(shard), self._core.step)
         for contact, standing in others:
@@ -214,10 +214,10 @@ class Taking:
         if (mark := self._core.mark(shard)) is not None:
             spoken[mark[0]] = None
         ranked = sorted(
-            ((worth(found, spoken), contact) for contact, found in others if found.role != "none"),
+            ((rank_copy(found, spoken), contact) for contact, found in others if found.role != "none"),
             key=lambda entry: (entry[0], entry[1].node_id),
         )
-        own_rank = worth(mine, spoken)
+        own_rank = rank_copy(mine, spoken)
         if mine.role == "none" and not ranked:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
@@ -261,30 +261,32 @@ class Taking:
     async def _appeal_to(self, holder: Contact, shard: int) -> None:
         """A living node has the best copy: its own liveness will tell it, sooner when we do."""
         try:
-            await self._core.ask(holder, "appeal", Appeal(self._core.genesis, [shard]), Verdict, QUESTION_TIMEOUT_S)
+            await self._core.ask(
+                holder, "appeal", TakeoverRequest(self._core.genesis, [shard]), TransferResult, QUESTION_TIMEOUT_S
+            )
         except TransportError:
             return
 
     async def _show_fence(self, owner: Contact, shard: int) -> None:
         fence = Fence(shard, *self._store.fence(shard))
-        question = WhereIs(self._core.genesis, [shard], [], [fence])
+        question = LocateOwners(self._core.genesis, [shard], [], [fence])
         try:
-            await self._core.ask(owner, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
+            await self._core.ask(owner, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch(self._core.genesis, [shard])
         async with self._core.request("fetch", holder, message) as answer:
-            heads = self._core.decoded(holder, answer.head, State).states
+            heads = self._core.decoded(holder, answer.head, StateTransfer).states
             if len(heads) != 1 or heads[0].shard != shard:
                 return None
             return heads[0].term, await state_stream.read_state(FrameReader(answer.body), heads[0], self._store)
 
-    async def _tell(self, to: Contact, wheres: list[Where]) -> None:
+    async def _tell(self, to: Contact, wheres: list[OwnerInfo]) -> None:
         try:
-            message = WhereIs(self._core.genesis, [wheres[0].shard], wheres)
-            answer = await self._core.ask(to, "where_is", message, WhereAnswer, QUESTION_TIMEOUT_S)
+            message = LocateOwners(self._core.genesis, [wheres[0].shard], wheres)
+            answer = await self._core.ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return  # it will learn from a redirect
         self._store.note(answer.known)
@@ -295,7 +297,7 @@ class Taking:
         """Owners of ours that met a higher term: whose is it?"""
         challenges, self._core.challenges = self._core.challenges, {}
         standings = await self._survey(list(challenges))
-        risen: list[Where] = []
+        risen: list[OwnerInfo] = []
         for shard, fence in challenges.items():
             found = standings[shard]
             for contact, standing in found:
@@ -306,8 +308,8 @@ class Taking:
             # While a hand-over has no answer nobody knows whose the shard is: that is found out first.
             if owned is None or owned.moving or fence <= owned.term:
                 continue
-            mine = worth(self._store.standing(shard, None, self._core.step))
-            ranked = [(worth(one), contact) for contact, one in found]
+            mine = rank_copy(self._store.standing(shard, None, self._core.step))
+            ranked = [(rank_copy(one), contact) for contact, one in found]
             better = [(rank, contact) for rank, contact in ranked if rank > mine and rank.has_history]
             if better:
                 self._store.depose(shard)
@@ -315,7 +317,7 @@ class Taking:
                 continue
             seen = [one for _, standing in found for one in (standing.term, standing.fence)]
             self._store.drop_backup(shard, self._core.me(), fence, *seen)
-            risen.append(Where.of(shard, owned.term, self._core.me()))
+            risen.append(OwnerInfo.of(shard, owned.term, self._core.me()))
         if risen:
             self._core.log.warning("owner_rose_above_fence", count=len(risen))
             self._core.wake()

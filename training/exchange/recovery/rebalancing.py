@@ -14,18 +14,18 @@ from functools import partial
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.frames import BadFrame
-from training.exchange.backup.confirmation import Confirming
-from training.exchange.context import Core
-from training.exchange.cooperative import Turn
-from training.exchange.directory import QUESTION_TIMEOUT_S, Finding
-from training.exchange.messages import HandOver, Learn, Release, State, StateHead, Verdict
-from training.exchange.owner.deltas import Serving
-from training.exchange.recovery.failover import Taking
-from training.exchange.recovery.reconciliation import Mending
+from training.exchange.backup.confirmation import BackupConfirmation
+from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import LoopYielder
+from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
+from training.exchange.messages import HandOver, Learn, Release, StateHead, StateTransfer, TransferResult
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.recovery.failover import Failover
+from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.store import state_stream
 from training.exchange.store.records import Owned
 from training.exchange.store.state_head import describe
-from training.exchange.terms import Term, Where
+from training.exchange.terms import OwnerInfo, Term
 from training.shards.state import ShardState
 
 #: A job: called when it starts, so that one cancelled before leaves nothing behind.
@@ -40,17 +40,19 @@ DRAIN_S = 1.0
 RECHECK_S = 0.02
 
 
-class Keeping:
+class Rebalancer:
     """Moves shards so that each has a living owner and, with `replicas = 1`, a living backup."""
 
-    def __init__(self, core: Core, finding: Finding, serving: Serving, mending: Mending) -> None:
+    def __init__(
+        self, core: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler, mending: SplitReconciler
+    ) -> None:
         self._core = core
         self._store = core.store
         self._finding = finding
         self._serving = serving
         self._mending = mending
-        self._taking = Taking(core, finding)
-        self._confirming = Confirming(core)
+        self._taking = Failover(core, finding)
+        self._confirming = BackupConfirmation(core)
         self._awake = asyncio.Event()
         self._jobs: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         core.wake = self._awake.set
@@ -99,7 +101,7 @@ class Keeping:
         await self._arrange()
 
     async def resume(self, expected: int, wait_s: float) -> int:
-        """`Taking.resume`."""
+        """`Failover.resume`."""
         return await self._taking.resume(expected, wait_s)
 
     def _start(self, kind: str, target: bytes, work: Work) -> None:
@@ -212,20 +214,20 @@ class Keeping:
     async def _teach_batch(self, to: Contact, shards: list[int]) -> None:
         me = self._core.me()
         lessons: dict[int, Term] = {}
-        asked: list[Where] = []
+        asked: list[OwnerInfo] = []
         for shard in shards:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.learner is None and not owned.moving:
                 lessons[shard] = self._store.promise(shard)
-                asked.append(Where.of(shard, owned.term, me))
+                asked.append(OwnerInfo.of(shard, owned.term, me))
         if not asked:
             return
         learn = Learn(self._core.genesis, asked, [lessons[where.shard].number for where in asked])
-        verdict = await self._core.ask(to, "learn", learn, Verdict, QUESTION_TIMEOUT_S)
+        verdict = await self._core.ask(to, "learn", learn, TransferResult, QUESTION_TIMEOUT_S)
         self._store.note(verdict.others)
         snapshots: list[tuple[StateHead, ShardState]] = []
         try:
-            turn = Turn()
+            turn = LoopYielder()
             for shard in verdict.taken:
                 # From here to the end of the turn nothing else runs: snapshot and first live delta leave no gap.
                 owned, term = self._store.owned.get(shard), lessons.get(shard)
@@ -239,9 +241,9 @@ class Keeping:
             if not snapshots:
                 return
             heads = [head for head, _ in snapshots]
-            message = State(self._core.genesis, heads)
+            message = StateTransfer(self._core.genesis, heads)
             async with self._core.request("state", to, message, state_stream.body(snapshots)) as answer:
-                taken = self._core.decoded(to, answer.head, Verdict).taken
+                taken = self._core.decoded(to, answer.head, TransferResult).taken
             for head in heads:
                 if head.shard in taken:
                     self._promote_learner(head, to)
@@ -258,14 +260,14 @@ class Keeping:
         me = self._core.me()
         former = self._store.appoint(head.shard, to, head.term, me, self._core.clock.monotonic())
         if former is not None:
-            where = Where.of(head.shard, head.term, me)
+            where = OwnerInfo.of(head.shard, head.term, me)
             key = former.node_id + head.shard.to_bytes(4, "big")
             self._start("release", key, partial(self._release, former, where))
 
-    async def _release(self, former: Contact, where: Where) -> None:
+    async def _release(self, former: Contact, where: OwnerInfo) -> None:
         """Free the memory of a former backup; should it not hear this, what it has ranks below the new one's."""
         message = Release(self._core.genesis, [where])
-        await self._core.ask(former, "release", message, Verdict, QUESTION_TIMEOUT_S)
+        await self._core.ask(former, "release", message, TransferResult, QUESTION_TIMEOUT_S)
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
@@ -276,7 +278,7 @@ class Keeping:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
                 owned.moving = True
-                wheres.append(Where.of(shard, self._hand_over_term(shard), to))
+                wheres.append(OwnerInfo.of(shard, self._hand_over_term(shard), to))
         if not wheres:
             return
         if not await self._serving.drained([where.shard for where in wheres], DRAIN_S):
@@ -290,7 +292,7 @@ class Keeping:
         known = [owned.state.known_count for owned in moving]
         message = HandOver(self._core.genesis, wheres, known, [owned.untold(to.node_id) for owned in moving])
         # When no answer comes, nobody knows who owns: `moving` stays, and the next look asks again.
-        verdict = await self._core.ask(to, "hand_over", message, Verdict, QUESTION_TIMEOUT_S)
+        verdict = await self._core.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S)
         taken = dict.fromkeys(verdict.taken)
         # Refused because an earlier call was heard after all? Then this tells, before anything is done about it.
         self._store.note(verdict.others)
@@ -306,7 +308,7 @@ class Keeping:
         if taken:
             self._core.log.info("shards_handed_over", count=len(taken), to=to.node_id.hex()[:8])
 
-    def _is_moving(self, where: Where) -> bool:
+    def _is_moving(self, where: OwnerInfo) -> bool:
         owned = self._store.owned.get(where.shard)
         return owned is not None and owned.moving and owned.promised == where.term_number
 

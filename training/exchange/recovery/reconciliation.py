@@ -18,30 +18,30 @@ import numpy as np
 from overlay.membership.members import BACK
 from overlay.overlay import PeerChange
 from overlay.peers import Contact
-from overlay.transport import Buffer, Reply, TransportError
+from overlay.transport import Buffer, Response, TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
-from training.exchange.context import Core
-from training.exchange.directory import QUESTION_TIMEOUT_S, Finding
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import (
-    Found,
-    Holding,
-    Holdings,
+    FindDeltas,
+    FoundDeltas,
+    LocateOwners,
+    LocateOwnersAnswer,
     Mend,
     MendAnswer,
     Mended,
     Offer,
+    OwnedHistories,
+    OwnedHistory,
     Push,
-    Seek,
-    WhereAnswer,
-    WhereIs,
     encode,
 )
-from training.exchange.owner.delta_item import Item
-from training.exchange.owner.deltas import Serving
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.rpc import checked
-from training.exchange.store.repair_log import Difference, Entry, Remnant, Span, compare, everything
-from training.exchange.terms import Term, Where
+from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, everything
+from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
 
 #: Owners tell one more candidate of their claims this often; at once those who come back from the dead.
@@ -60,10 +60,10 @@ MOST_BYTES = 16 * 1024 * 1024
 NAMED = 32
 
 
-class Mending:
+class SplitReconciler:
     """Both sides of a repair."""
 
-    def __init__(self, core: Core, finding: Finding, serving: Serving) -> None:
+    def __init__(self, core: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler) -> None:
         self._core = core
         self._store = core.store
         self._finding = finding
@@ -72,7 +72,7 @@ class Mending:
         self._offered_s = 0.0
         self._returned: dict[bytes, None] = {}
         core.overlay.register("offer", checked(Offer, core.genesis, self._on_offer))
-        core.overlay.register("seek", checked(Seek, core.genesis, self._on_seek))
+        core.overlay.register("seek", checked(FindDeltas, core.genesis, self._on_seek))
         core.overlay.register("mend", checked(Mend, core.genesis, self._on_mend))
 
     def on_change(self, change: PeerChange) -> None:
@@ -115,7 +115,7 @@ class Mending:
         """Candidates exchange what they own: this is how two owners of one shard meet."""
         self._told_s = self._core.clock.monotonic()
         me = self._core.me()
-        claims = [Where.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
+        claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
         if not claims:
             return
         known = {peer.node_id: peer.contact for peer in self._core.overlay.members() if peer.eligible}
@@ -127,8 +127,8 @@ class Mending:
         for contact in listeners:
             shards = [claim.shard for claim in claims]
             try:
-                question = WhereIs(self._core.genesis, shards, claims)
-                answer = await self._core.ask(contact, "where_is", question, WhereAnswer, QUESTION_TIMEOUT_S)
+                question = LocateOwners(self._core.genesis, shards, claims)
+                answer = await self._core.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
                 continue
             self._store.note(answer.known)
@@ -137,8 +137,8 @@ class Mending:
 
     async def _offer(self, owner: Contact, shards: list[int]) -> None:
         question = Offer(self._core.genesis, shards)
-        answer = await self._core.ask(owner, "offer", question, Holdings, QUESTION_TIMEOUT_S)
-        wanted: list[tuple[int, Entry]] = []
+        answer = await self._core.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
+        wanted: list[tuple[int, LogEntry]] = []
         unknown: list[int] = []
         for holding in answer.holdings:
             remnant = self._store.remnants.get(holding.shard)
@@ -154,14 +154,14 @@ class Mending:
                 wanted += await self._settle(holding.shard, remnant, holding)
         await self._finding.refresh(unknown)
         while wanted:
-            batch: list[tuple[int, Entry]] = []
+            batch: list[tuple[int, LogEntry]] = []
             room = MOST_BYTES
             while wanted and (not batch or len(wanted[-1][1].payload) <= room):
                 room -= len(wanted[-1][1].payload)
                 batch.append(wanted.pop())
             await self._send(owner, batch)
 
-    def _takes_back(self, remnant: Remnant, holding: Holding) -> bool:
+    def _takes_back(self, remnant: SupersededCopy, holding: OwnedHistory) -> bool:
         newer_era = holding.era_step > remnant.state.era_step
         # A term of the same number is another side's: what is of it cannot have begun from this copy's successor.
         if not newer_era or self._core.leaving or remnant.term.number < holding.era_term[0]:
@@ -169,7 +169,7 @@ class Mending:
         # An era out of a state from disk knows its deltas, and may have all of ours.
         return bool(remnant.known().without(Applied.of_rows(holding.known)).rows())
 
-    def _take_back(self, holding: Holding, remnant: Remnant) -> None:
+    def _take_back(self, holding: OwnedHistory, remnant: SupersededCopy) -> None:
         shard = holding.shard
         if shard in self._store.owned or self._store.fence(shard) > holding.term:
             return
@@ -177,14 +177,14 @@ class Mending:
         self._told_s = 0.0  # the other learns it at once
         self._returned[holding.term.node] = None
 
-    def _own_again(self, shard: int, remnant: Remnant, above: Term) -> None:
+    def _own_again(self, shard: int, remnant: SupersededCopy, above: Term) -> None:
         term = self._store.next_term(shard, above)
         now = self._core.clock.monotonic()
         self._store.own(shard, remnant.state, term, self._core.me(), now, tenured=False)
         self._core.log.warning("shard_taken_back", shard=shard, term=term.number)
         self._core.wake()
 
-    async def _settle(self, shard: int, remnant: Remnant, holding: Holding) -> list[tuple[int, Entry]]:
+    async def _settle(self, shard: int, remnant: SupersededCopy, holding: OwnedHistory) -> list[tuple[int, LogEntry]]:
         """What the winner lacks and we have; with nothing left to send, what is lost is said, and the copy goes."""
         known = Applied.of_rows(holding.known)
         # An old copy against a newer replica: nobody can tell which deltas that one has, so none is added.
@@ -202,7 +202,7 @@ class Mending:
     async def _seek(self, shard: int, difference: Difference) -> bool:
         """This copy came to us with a history that our log does not have: its former owners may. True when found."""
         rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
-        message = Seek(self._core.genesis, shard, rows)
+        message = FindDeltas(self._core.genesis, shard, rows)
         before = len(self._store.log.of(shard))
         # Candidates on the other side of the split need not be candidates of the whole swarm.
         asked = {contact.node_id: contact for contact in await self._finding.candidates(shard)}
@@ -211,7 +211,7 @@ class Mending:
         for contact in list(asked.values())[:SOUGHT_NODES]:
             try:
                 async with self._core.request("seek", contact, message) as answer:
-                    found = self._core.decoded(contact, answer.head, Found).deltas
+                    found = self._core.decoded(contact, answer.head, FoundDeltas).deltas
                     reader = FrameReader(answer.body)
                     for one in found:
                         _, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
@@ -223,9 +223,9 @@ class Mending:
                 continue
         return len(self._store.log.of(shard)) > before
 
-    async def _on_seek(self, _sender: Contact, message: Seek, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
         if message.shard >= len(self._store):
-            return Reply(encode(Found([])))
+            return Response(encode(FoundDeltas([])))
         sought = Applied()
         for node, incarnation, ranges in message.identities:
             sought.merge(Applied.of_rows([(node, incarnation, ranges)]))
@@ -234,7 +234,7 @@ class Mending:
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
         described = [_described(shard, entry) for shard, entry in batch]
-        return Reply(encode(Found(described)), whole_if_small(_frames(batch), size))
+        return Response(encode(FoundDeltas(described)), whole_if_small(_frames(batch), size))
 
     async def _settle_own(self, shard: int) -> None:
         """This node owns the shard now whose former copy it kept."""
@@ -252,7 +252,9 @@ class Mending:
         for _, entry in await self._settle(shard, remnant, holding) if holding.status == "owner" else ():
             delta = np.empty(self._store.size(shard), dtype=np.float32)
             codecs.decode(entry.payload, entry.codec, delta)
-            await self._add(_described(shard, entry), Item(shard, delta, entry.payload, entry.codec, repair=True))
+            await self._add(
+                _described(shard, entry), IncomingDelta(shard, delta, entry.payload, entry.codec, repair=True)
+            )
 
     def _close(self, shard: int, lost: list[Span]) -> None:
         del self._store.remnants[shard]
@@ -265,7 +267,7 @@ class Mending:
             self._core.log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
         self._core.log.info("split_mended", shard=shard, lost=count)
 
-    async def _send(self, owner: Contact, batch: list[tuple[int, Entry]]) -> None:
+    async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
         message = Mend(self._core.genesis, [_described(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         self._core.counters.bytes_sent += size
@@ -275,20 +277,20 @@ class Mending:
 
     # -- the winner's side --------------------------------------------------------------------------------------
 
-    async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
-        return Reply(encode(Holdings([self._holding(shard) for shard in shards])))
+        return Response(encode(OwnedHistories([self._holding(shard) for shard in shards])))
 
-    def _holding(self, shard: int) -> Holding:
+    def _holding(self, shard: int) -> OwnedHistory:
         owned = self._store.owned.get(shard)
         if owned is None:
-            return Holding(shard, "not_owner", where=self._store.where(shard))
+            return OwnedHistory(shard, "not_owner", where=self._store.where(shard))
         if owned.moving or self._serving.unsafe(owned):
-            return Holding(shard, "retry")
+            return OwnedHistory(shard, "retry")
         state = owned.state
-        return Holding(shard, "owner", *owned.term, state.era_step, state.era_term, everything(state).rows())
+        return OwnedHistory(shard, "owner", *owned.term, state.era_step, state.era_term, everything(state).rows())
 
-    async def _on_mend(self, sender: Contact, message: Mend, stream: AsyncIterator[Buffer]) -> Reply:
+    async def _on_mend(self, sender: Contact, message: Mend, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
         added = 0
         for mended in message.deltas:
@@ -297,13 +299,13 @@ class Mending:
             size = self._store.size(mended.shard)
             delta, encoded, codec = await read_array(reader, mended.shard, Part.DELTA, size)
             self._core.counters.bytes_received += len(encoded)
-            added += await self._add(mended, Item(mended.shard, delta, encoded, codec, repair=True))
+            added += await self._add(mended, IncomingDelta(mended.shard, delta, encoded, codec, repair=True))
         if added:
             self._core.counters.repaired += added
             self._core.log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
-        return Reply(encode(MendAnswer(added)))
+        return Response(encode(MendAnswer(added)))
 
-    async def _add(self, mended: Mended, item: Item) -> bool:
+    async def _add(self, mended: Mended, item: IncomingDelta) -> bool:
         push = Push(
             genesis=self._core.genesis,
             node=mended.node,
@@ -323,10 +325,10 @@ class Mending:
         return mended.weight * mended.workers / max(mended.workers, self._core.worker_count())
 
 
-def _described(shard: int, entry: Entry) -> Mended:
+def _described(shard: int, entry: LogEntry) -> Mended:
     return Mended(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
 
 
-def _frames(batch: list[tuple[int, Entry]]) -> Iterator[Buffer]:
+def _frames(batch: list[tuple[int, LogEntry]]) -> Iterator[Buffer]:
     for shard, entry in batch:
         yield from encoded_frames(shard, bytes(entry.payload), entry.codec, Part.DELTA, step=entry.identity.step)

@@ -11,7 +11,7 @@ from training.shards.applied import Applied
 NAMED = 32
 
 
-def torn(known: Sequence[Applied]) -> list[Span]:
+def incomplete_deltas(known: Sequence[Applied]) -> list[Span]:
     """The last deltas of each origin that some shards have and others lack, once per shard that lacks them: what a
     killed swarm has lost as far as its disks can tell. Of a delta that is on no disk nobody knows."""
     latest: dict[tuple[bytes, int], int] = {}
@@ -26,7 +26,7 @@ def torn(known: Sequence[Applied]) -> list[Span]:
     ]
 
 
-def past_of(node: bytes, known: Iterable[Applied]) -> tuple[int, int]:
+def highest_step_of(node: bytes, known: Iterable[Applied]) -> tuple[int, int]:
     """The highest incarnation and the highest step of a node's deltas; (0, 0) where there are none."""
     incarnation = step = 0
     for one in known:

@@ -70,7 +70,7 @@ class Owned:
 
 
 @dataclass(slots=True)
-class Waiting:
+class BufferedDelta:
     """A delta to be added, perhaps before the state it belongs to has come.
 
     `payload` is the delta as it came, in `codec`: the repair log keeps it, so nobody may write into it again. Without
@@ -104,7 +104,7 @@ class Backed:
     term: Term
     state: ShardState | None = None
     promised: Term | None = None
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: list[BufferedDelta] = field(default_factory=list)
     #: Windows closed meanwhile, to be closed in that state too.
     closings: list[Closing] = field(default_factory=list)
     #: The number promised for the present lesson: a call to learn that is not above it came late.
@@ -128,7 +128,7 @@ class Backed:
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class KnownOwner:
     """Who owns a shard, as far as this node knows."""
 
     term: Term
@@ -136,7 +136,7 @@ class Belief:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredState:
     """A state as this node last wrote it. `clean`: nothing was acknowledged after it, for the node left in order."""
 
     term: Term

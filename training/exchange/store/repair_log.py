@@ -1,8 +1,8 @@
 """What repairs a split: a bounded log of the deltas that are in a state, and the copies that lost to a higher term.
 
 Two owners on two sides of a partition both acknowledge, and neither can know. When they meet the higher term stays; the
-other keeps its copy as a `Remnant` and offers the deltas of its log, by identity, until the winner has every one of
-them (reference/ownership.md section 4). Pure: what happens when comes in as `tick`; `mending` sends the messages.
+other keeps its copy as a `SupersededCopy` and offers the deltas of its log, by identity, until the winner has every one
+of them (reference/ownership.md section 4). Pure: what happens when comes in as `tick`; `mending` sends the messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Span = tuple[bytes, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """A delta as it is in a state: `payload` as it came over the wire, `weight` as it was added, `workers` the live
     workers then. `momentum` is False for one that came in by a repair itself."""
 
@@ -35,7 +35,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Remnant:
+class SupersededCopy:
     """A copy of a shard that lost to a higher term, and the term it had."""
 
     term: Term
@@ -68,7 +68,7 @@ class RepairLog:
         self.limit_bytes = limit_bytes
         self.seconds = seconds
         self.size_bytes = 0
-        self._shards: dict[int, dict[DeltaId, Entry]] = {}
+        self._shards: dict[int, dict[DeltaId, LogEntry]] = {}
         self._order: deque[tuple[int, DeltaId]] = deque()
         self._now_s = 0.0
         self._workers = 1.0
@@ -110,7 +110,7 @@ class RepairLog:
         entries = self._shards.setdefault(shard, {})
         if identity in entries:
             return
-        entries[identity] = Entry(identity, weight, payload, codec, momentum, workers or self._workers, self._now_s)
+        entries[identity] = LogEntry(identity, weight, payload, codec, momentum, workers or self._workers, self._now_s)
         self._order.append((shard, identity))
         self.size_bytes += len(payload)
         while self.size_bytes > self.limit_bytes:
@@ -120,11 +120,11 @@ class RepairLog:
                 self._drop(oldest_shard, entry)
                 self._crowded_out_s = entry.at_s
 
-    def _drop(self, shard: int, entry: Entry) -> None:
+    def _drop(self, shard: int, entry: LogEntry) -> None:
         del self._shards[shard][entry.identity]
         self.size_bytes -= len(entry.payload)
 
-    def of(self, shard: int) -> list[Entry]:
+    def of(self, shard: int) -> list[LogEntry]:
         """The entries of a shard, oldest first."""
         return list(self._shards.get(shard, {}).values())
 
@@ -140,7 +140,7 @@ class RepairLog:
 class Difference:
     """What a winner lacks of a remnant: what the log still has, and what it does not reach any more."""
 
-    wanted: list[Entry] = field(default_factory=list)
+    wanted: list[LogEntry] = field(default_factory=list)
     lost: list[Span] = field(default_factory=list)
 
 
@@ -153,7 +153,7 @@ def everything(state: ShardState) -> Applied:
     return known
 
 
-def compare(remnant: Remnant, winner: Applied, log: Iterable[Entry]) -> Difference:
+def compare(remnant: SupersededCopy, winner: Applied, log: Iterable[LogEntry]) -> Difference:
     """Which deltas the winner lacks: those of the log, of whichever copy; and those of the remnant that it has not."""
     winner = winner.copy()
     difference = Difference([entry for entry in log if entry.identity not in winner])

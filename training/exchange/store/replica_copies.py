@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from training.exchange.context import Core
+from training.exchange.context import ExchangeContext
 from training.exchange.terms import Term
 from training.shards.state import ShardState
 
 
-def replica_copy(core: Core, shard: int) -> tuple[Term, ShardState] | None:
+def replica_copy(core: ExchangeContext, shard: int) -> tuple[Term, ShardState] | None:
     """What this node could go on from where nobody owns or backs the shard: its state from disk, or its replica, with
     its term. Either begins a new era: whoever comes later with the whole history takes the shard back."""
     mark = core.mark(shard)
@@ -23,7 +23,7 @@ def replica_copy(core: Core, shard: int) -> tuple[Term, ShardState] | None:
     return None if mark is None else (mark[0], replica_state(core, shard))
 
 
-def replica_state(core: Core, shard: int) -> ShardState:
+def replica_state(core: ExchangeContext, shard: int) -> ShardState:
     """A state made of the replica: value and version only. Nobody knows which deltas newer than its step it lacks, so
     those that began before it are refused."""
     start, stop = core.store.bounds[shard]

@@ -20,10 +20,10 @@ import numpy as np
 from overlay.peers import Contact
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.messages import Closing, Standing
-from training.exchange.store.records import Backed, Belief, Owned, Stored, Waiting
-from training.exchange.store.repair_log import Remnant, RepairLog, everything
-from training.exchange.terms import ZERO_TERM, Fence, Role, Term, Where
+from training.exchange.messages import Closing, CopyStatus
+from training.exchange.store.records import Backed, BufferedDelta, KnownOwner, Owned, StoredState
+from training.exchange.store.repair_log import RepairLog, SupersededCopy, everything
+from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Role, Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.robust import is_complete
@@ -50,15 +50,15 @@ class ShardStore:
         self._parameter_total = parameter_total
         self.owned: dict[int, Owned] = {}
         self.backed: dict[int, Backed] = {}
-        self.beliefs: dict[int, Belief] = {}
+        self.beliefs: dict[int, KnownOwner] = {}
         #: The highest term seen per shard; persisted, so that the fence survives a restart.
         self.fences: dict[int, Term] = {}
         self.fences_changed = False
         self.log = log if log is not None else RepairLog(0, 0.0)
         #: Copies that lost to a higher term, until its owner has everything that is in them.
-        self.remnants: dict[int, Remnant] = {}
+        self.remnants: dict[int, SupersededCopy] = {}
         #: What this node had on disk when it started, until it knows who owns those shards now.
-        self.stored: dict[int, Stored] = {}
+        self.stored: dict[int, StoredState] = {}
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -99,7 +99,7 @@ class ShardStore:
             return False
         if known is not None and term == known.term and known.owner.node_id != owner.node_id:
             return False
-        self.beliefs[shard] = Belief(term, owner)
+        self.beliefs[shard] = KnownOwner(term, owner)
         self.raise_fence(shard, term)
         mine = self.owned.get(shard)
         if mine is not None and term > mine.term and owner.node_id != self.node_id:
@@ -127,7 +127,7 @@ class ShardStore:
         """Believe in this owner instead of another under the same term: a term has one owner, and that was not it."""
         known = self.beliefs.get(shard)
         if known is not None and known.term == term and shard not in self.owned:
-            self.beliefs[shard] = Belief(term, owner)
+            self.beliefs[shard] = KnownOwner(term, owner)
 
     def depose(self, shard: int) -> None:
         """Own it no more; what only this copy has is offered to whoever does."""
@@ -137,7 +137,7 @@ class ShardStore:
     def _keep_remnant(self, shard: int, term: Term, state: ShardState | None) -> None:
         if state is None:
             return
-        remnant, former = Remnant(term, state), self.remnants.get(shard)
+        remnant, former = SupersededCopy(term, state), self.remnants.get(shard)
         if former is not None:  # of two copies the better one; the deltas of both are in the log
             remnant, former = (remnant, former) if remnant.rank >= former.rank else (former, remnant)
             remnant.earlier = former.known()
@@ -168,7 +168,7 @@ class ShardStore:
                 found.append(Fence(shard, *fence))
         return found
 
-    def note(self, wheres: Iterable[Where]) -> None:
+    def note(self, wheres: Iterable[OwnerInfo]) -> None:
         """`note_owner` for a list from the wire; addresses that are none are passed over."""
         for where in wheres:
             try:
@@ -177,12 +177,12 @@ class ShardStore:
                 continue
             self.note_owner(where.shard, where.term, contact)
 
-    def where(self, shard: int) -> Where | None:
+    def where(self, shard: int) -> OwnerInfo | None:
         """What this node would tell another about a shard's owner."""
         belief = self.beliefs.get(shard)
-        return None if belief is None else Where.of(shard, belief.term, belief.owner)
+        return None if belief is None else OwnerInfo.of(shard, belief.term, belief.owner)
 
-    def elsewhere(self, shard: int) -> Where | None:
+    def elsewhere(self, shard: int) -> OwnerInfo | None:
         """Where to send somebody who takes this node for the owner; None where it does not know, or believes in itself
         without owning."""
         belief = self.beliefs.get(shard)
@@ -201,7 +201,7 @@ class ShardStore:
             self._keep_remnant(shard, backed.term, backed.state)
         owned = Owned(state=state, term=term, since=now, tenured=tenured)
         self.owned[shard] = owned
-        self.beliefs[shard] = Belief(term, me)
+        self.beliefs[shard] = KnownOwner(term, me)
         self.raise_fence(shard, term)
         return owned
 
@@ -228,7 +228,7 @@ class ShardStore:
         owned = self.owned[shard]
         former, owned.backup, owned.learner = owned.backup, backup, None
         owned.term, owned.since = term, now
-        self.beliefs[shard] = Belief(term, me)
+        self.beliefs[shard] = KnownOwner(term, me)
         self.raise_fence(shard, term)
         return former
 
@@ -239,14 +239,14 @@ class ShardStore:
         # The learner goes too, and the lesson under way: what was promised to it is below the new term.
         owned.backup, owned.learner, owned.moving, owned.term = None, None, False, self.next_term(shard, *above)
         owned.promised = owned.term.number
-        self.beliefs[shard] = Belief(owned.term, me)
+        self.beliefs[shard] = KnownOwner(owned.term, me)
         self.raise_fence(shard, owned.term)
 
     def demote(self, shard: int, owner: Contact, term: Term) -> None:
         """Hand over: the new owner's backup from now on, with the state we had as owner."""
         owned = self.owned.pop(shard)
         self.backed[shard] = Backed(owner=owner, term=term, state=owned.state, attempt=owned.promised)
-        self.beliefs[shard] = Belief(term, owner)
+        self.beliefs[shard] = KnownOwner(term, owner)
         self.raise_fence(shard, term)
 
     # -- backing up ---------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class ShardStore:
         owned = self.owned.get(shard)
         return owned is not None and any(contact.node_id == node_id for contact in owned.targets())
 
-    def not_counted_on(self, where: Where, owner: Contact) -> None:
+    def not_counted_on(self, where: OwnerInfo, owner: Contact) -> None:
         """The owner that this node backs does not count on its copy, and says who owns the shard: itself, with another
         backup, or somebody else, to whom the copy is to be offered."""
         backed = self.backed.get(where.shard)
@@ -313,7 +313,7 @@ class ShardStore:
         self,
         shard: int,
         term: Term,
-        item: Waiting,
+        item: BufferedDelta,
         folded_step: int,
         sender: bytes,
         closings: Sequence[Closing] = (),
@@ -331,11 +331,11 @@ class ShardStore:
             return "unknown", fence
         if backed.promised is not None and term >= backed.promised:
             backed.take_office(term)
-            self.beliefs[shard] = Belief(term, backed.owner)
+            self.beliefs[shard] = KnownOwner(term, backed.owner)
             self.raise_fence(shard, term)
         elif backed.in_office and term > backed.term:
             backed.term = term  # the same pair under a newer term: the owner rose above a fence
-            self.beliefs[shard] = Belief(term, backed.owner)
+            self.beliefs[shard] = KnownOwner(term, backed.owner)
             self.raise_fence(shard, term)
         if not backed.in_office:
             if self._waiting_bytes() > MOST_WAITING_BYTES:
@@ -364,7 +364,7 @@ class ShardStore:
     def _waiting_bytes(self) -> int:
         return sum(backed.waiting_bytes for backed in self.backed.values() if not backed.in_office)
 
-    def add(self, shard: int, item: Waiting) -> int:
+    def add(self, shard: int, item: BufferedDelta) -> int:
         """Add a delta that the backup has to an owned shard; returns the version."""
         state = self.owned[shard].state
         self._add(shard, state, item)
@@ -378,7 +378,7 @@ class ShardStore:
             state.apply(identity, weight, delta, self.rule)
         return state.version
 
-    def _add(self, shard: int, state: ShardState, item: Waiting) -> None:
+    def _add(self, shard: int, state: ShardState, item: BufferedDelta) -> None:
         if state.knows(item.identity):
             return
         state.norms.note(*item.identity, item.norm)
@@ -428,26 +428,26 @@ class ShardStore:
 
     # -- what is here -------------------------------------------------------------------------------------------
 
-    def standing(self, shard: int, replica: tuple[Term, int] | None, step: int) -> Standing:
+    def standing(self, shard: int, replica: tuple[Term, int] | None, step: int) -> CopyStatus:
         """What this node has of a shard, for a survey."""
         fence = max(self.fence(shard), self._promised_here(shard))
         owned, backed = self.owned.get(shard), self.backed.get(shard)
         if owned is not None:
-            return Standing(shard, "owner", *owned.term, owned.state.version, *fence, step)
+            return CopyStatus(shard, "owner", *owned.term, owned.state.version, *fence, step)
         if backed is not None and backed.state is not None:
             role: Role = "backup" if backed.in_office else "learner"
-            return Standing(shard, role, *backed.term, backed.state.version, *fence, step)
+            return CopyStatus(shard, role, *backed.term, backed.state.version, *fence, step)
         remnant = self.remnants.get(shard)
         if remnant is not None:
-            return Standing(shard, "backup", *remnant.term, remnant.state.version, *fence, step)
+            return CopyStatus(shard, "backup", *remnant.term, remnant.state.version, *fence, step)
         stored = self.stored_above(shard, replica)
         if stored is not None:
             replica = stored.term, stored.state.version
         if replica is not None:
-            return Standing(shard, "replica", *replica[0], replica[1], *fence, step, stored is not None)
-        return Standing(shard, "none", *ZERO_TERM, 0, *fence, step)
+            return CopyStatus(shard, "replica", *replica[0], replica[1], *fence, step, stored is not None)
+        return CopyStatus(shard, "none", *ZERO_TERM, 0, *fence, step)
 
-    def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> Stored | None:
+    def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> StoredState | None:
         """The state from disk, where the replica is not newer: with momentum and identities it is worth more."""
         stored = self.stored.get(shard)
         if stored is None or (replica is not None and replica > (stored.term, stored.state.version)):

@@ -16,7 +16,7 @@ import numpy as np
 
 from training.encoding.codecs import Vector
 from training.exchange.messages import StateHead
-from training.exchange.store.records import Stored
+from training.exchange.store.records import StoredState
 from training.exchange.store.state_head import describe
 from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
@@ -71,7 +71,9 @@ def _arrays(state: ShardState) -> list[Vector]:
     return [array for array in [state.value, *moving, *held] if array.size]
 
 
-def decode(raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int) -> dict[int, Stored]:
+def decode(
+    raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int
+) -> dict[int, StoredState]:
     """The states of a file, by shard. Raises `BadStates` for a torn file, another swarm's, or another layout's."""
     if len(raw) < _DIGEST_BYTES + _LENGTH_BYTES or hashlib.sha256(raw[_DIGEST_BYTES:]).digest() != raw[:_DIGEST_BYTES]:
         raise BadStates("it is damaged")
@@ -84,7 +86,7 @@ def decode(raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parame
     if head.genesis != genesis:
         raise BadStates("it is of another swarm")
     values = np.frombuffer(raw, dtype="<f4", offset=stop) if (len(raw) - stop) % 4 == 0 else np.zeros(0, np.float32)
-    found: dict[int, Stored] = {}
+    found: dict[int, StoredState] = {}
     taken = 0
 
     def take(size: int) -> Vector:
@@ -108,7 +110,7 @@ def decode(raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parame
         state.applied, state.norms = Applied.of_rows(one.applied), Norms(one.norms)
         for node, incarnation, step, weight, momentum in one.held:
             state.hold(DeltaId(node, incarnation, step), weight, take(end - begin), momentum=momentum)
-        found[one.shard] = Stored(one.term, state, head.clean)
+        found[one.shard] = StoredState(one.term, state, head.clean)
     if taken != values.size:
         raise BadStates("it is of another layout")
     return found

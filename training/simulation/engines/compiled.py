@@ -1,7 +1,7 @@
 """The compiled engines' arrays, and the loop that feeds them: what numba's functions cannot do for themselves.
 
-`Compiled` runs `kernel` (the reference engine's history), or `grouped` (its distribution, event-driven) where that is
-asked for; `slices` does the same for re-polled samples.
+`CompiledEngine` runs `kernel` (the reference engine's history), or `grouped` (its distribution, event-driven) where
+that is asked for; `slices` does the same for re-polled samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUDGET = 1 << 20
 PAGE = 4096
 
 
-class Compiled:
+class CompiledEngine:
     """One run of the compiled engine: the arrays it works on, and the loop that feeds it."""
 
     def __init__(

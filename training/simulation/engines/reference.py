@@ -45,7 +45,7 @@ class Observer(Protocol):
         """The node has completed `step` and pushes what it gained."""
 
 
-class Engine:
+class ReferenceEngine:
     """One run. `moments_s` are the times of which the spread of steps is kept; `keep_trace` keeps every completion."""
 
     def __init__(

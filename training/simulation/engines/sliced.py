@@ -28,7 +28,7 @@ LONGEST_PART = 1 / 256
 BUDGET = 1 << 22
 
 
-class Sliced:
+class SlicedEngine:
     """One run of a sampled barrier, re-polled, with chances for draws."""
 
     def __init__(self, plan: Plan, moments_s: Sequence[float] = (), *, keep_trace: bool = False) -> None:

@@ -22,7 +22,7 @@ from training.simulation.figures import published
 from training.simulation.figures.checks import CHECKS
 from training.simulation.figures.plots import Line, Panel, draw, step_panel
 from training.simulation.figures.points import Verdict, judged, measure, plan_of, points, values_of
-from training.simulation.figures.studies import SIX_WORKERS, Found, run_sequence, run_study, studies
+from training.simulation.figures.studies import SIX_WORKERS, StudyResult, run_sequence, run_study, studies
 from training.simulation.model import bounds
 from training.simulation.run import simulate
 
@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CurveOrder:
     """What to make, where, and how. `say` is told what is going on, with the share done."""
 
     names: Sequence[str]
@@ -76,7 +76,7 @@ class Order:
     say: Callable[[str, float], None]
 
 
-def reproduce(order: Order) -> list[Row]:
+def reproduce(order: CurveOrder) -> list[Row]:
     """Make the figures named. Raises `NoMatplotlib`, `BadData`, and `OSError` where a file cannot be written."""
     order.folder.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
@@ -98,7 +98,7 @@ def reproduce(order: Order) -> list[Row]:
 # -- points -----------------------------------------------------------------------------------------------------------
 
 
-def _point_figures(order: Order) -> list[Row]:
+def _point_figures(order: CurveOrder) -> list[Row]:
     names = [name for name in POINT_FIGURES if name in order.names]
     wanted = [point for point in points() if point.figure in names]
     if not wanted:
@@ -211,7 +211,7 @@ def _step_distributions() -> Panel:
 # -- inconsistency and bounds -----------------------------------------------------------------------------------------
 
 
-def _inconsistency(order: Order) -> list[Row]:
+def _inconsistency(order: CurveOrder) -> list[Row]:
     runs = [run_sequence(name) for name in SEQUENCES]
     prefix = Panel("Sequence inconsistency", "length of the prefix", "elements per node")
     density = Panel("Progress inconsistency", "steps of the swarm between two passes, per node", "density")
@@ -247,7 +247,7 @@ def _pass_moments(passes: Any) -> dict[str, float]:
     return {"mean": mean, "sd": sd, "skew": float((scaled**3).mean()), "kurtosis": float((scaled**4).mean())}
 
 
-def _bounds(order: Order) -> list[Row]:
+def _bounds(order: CurveOrder) -> list[Row]:
     rows, table = [], []
     r, length = 4, 10_000
     panels = [Panel(f"Bound on the mean{what} lag", "a = F(r)^β", "bound") for what in ("", " square of the")]
@@ -273,12 +273,12 @@ def _bounds(order: Order) -> list[Row]:
 # -- what learns ------------------------------------------------------------------------------------------------------
 
 
-def _study_figures(order: Order) -> list[Row]:
+def _study_figures(order: CurveOrder) -> list[Row]:
     names = [name for name in STUDY_FIGURES if name in order.names]
     wanted = [study for name in names for study in studies(name, order.data_dir)]
     left_out = [name for name in names if not studies(name, order.data_dir)]
     rows = [Row(name, "left out: it needs the images, --data-dir", "", "", "", None) for name in left_out]
-    found: list[Found] = []
+    found: list[StudyResult] = []
     if wanted:
         with ProcessPoolExecutor(max(1, order.processes), mp_context=get_context("spawn")) as pool:
             for result in pool.map(run_study, wanted):
@@ -294,7 +294,7 @@ def _study_figures(order: Order) -> list[Row]:
     return rows
 
 
-def _accuracy(order: Order, found: Sequence[Found]) -> list[Row]:
+def _accuracy(order: CurveOrder, found: Sequence[StudyResult]) -> list[Row]:
     updates = {name: _mean(found, name, lambda result: result.curve.updates[-1]) for name in published.MNIST}
     last = {
         name: [result.curve.score[-1] for result in found if result.study.series == name] for name in published.MNIST
@@ -329,7 +329,7 @@ def order_verdict(upper: Sequence[Sequence[float]], lower: Sequence[Sequence[flo
     return verdict
 
 
-def _stored_accuracy(order: Order, found: Sequence[Found]) -> list[Row]:
+def _stored_accuracy(order: CurveOrder, found: Sequence[StudyResult]) -> list[Row]:
     ours = {(result.study.series, result.study.x): result.curve.score[-1] for result in found}
     panel = Panel("Softmax regression, P = 60, T = 100", "slow steps in percent", "accuracy")
     rows = []
@@ -351,7 +351,7 @@ def _stored_accuracy(order: Order, found: Sequence[Found]) -> list[Row]:
     return rows
 
 
-def _factorisation(order: Order, found: Sequence[Found]) -> list[Row]:
+def _factorisation(order: CurveOrder, found: Sequence[StudyResult]) -> list[Row]:
     ours = {result.study.series: (result.curve.updates[-1], result.curve.score[-1]) for result in found}
     rows = [
         Row("factorisation", f"{name}: updates; last error", f"{theirs[0]:g}; {theirs[1]:g} (MovieLens)",
@@ -368,7 +368,7 @@ def _factorisation(order: Order, found: Sequence[Found]) -> list[Row]:
     return rows
 
 
-def _learning(order: Order, found: Sequence[Found]) -> list[Row]:
+def _learning(order: CurveOrder, found: Sequence[StudyResult]) -> list[Row]:
     groups = list(dict.fromkeys(" ".join(result.study.series.split(" ")[:2]).rstrip(",") for result in found))
     for group in groups:
         mine = [result for result in found if result.study.series.startswith(group)]
@@ -381,7 +381,7 @@ def _learning(order: Order, found: Sequence[Found]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _curve_panels(found: Sequence[Found], label: str) -> list[Panel]:
+def _curve_panels(found: Sequence[StudyResult], label: str) -> list[Panel]:
     """Against time and against updates, which tell different stories."""
     time = Panel("against time", "virtual seconds", label)
     updates = Panel("against updates", "updates at the server", label)
@@ -393,7 +393,7 @@ def _curve_panels(found: Sequence[Found], label: str) -> list[Panel]:
     return [time, updates]
 
 
-def _mean(found: Sequence[Found], series: str, value: Callable[[Found], float]) -> float:
+def _mean(found: Sequence[StudyResult], series: str, value: Callable[[StudyResult], float]) -> float:
     return statistics.fmean(value(result) for result in found if result.study.series == series)
 
 
@@ -401,7 +401,7 @@ def _claim(figure: str, text: str, right: bool) -> Row:
     return Row(figure, text, HOLDS, HOLDS if right else "fails", "order", right)
 
 
-def _write_curves(path: Path, found: Sequence[Found]) -> None:
+def _write_curves(path: Path, found: Sequence[StudyResult]) -> None:
     rows: list[tuple[Any, ...]] = []
     for result in found:
         curve = result.curve

@@ -58,7 +58,7 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StudyResult:
     """What came of it."""
 
     study: Study
@@ -66,13 +66,13 @@ class Found:
     mean_steps: float
 
 
-def run_study(study: Study) -> Found:
+def run_study(study: Study) -> StudyResult:
     """Raises `problems.BadData` where the images are not."""
     if study.server is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            return Found(study, *learn_at_server(study.plan, study.server, _problem(study)))
+            return StudyResult(study, *learn_at_server(study.plan, study.server, _problem(study)))
     outcome, curve = learn(study.plan, _problem(study), study.rule, scores=study.scores)
-    return Found(study, curve, float(outcome.steps.mean()))
+    return StudyResult(study, curve, float(outcome.steps.mean()))
 
 
 def _problem(study: Study) -> Problem:

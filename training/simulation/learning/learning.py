@@ -20,7 +20,7 @@ from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
-from training.simulation.engines.reference import Engine
+from training.simulation.engines.reference import ReferenceEngine
 from training.simulation.learning.problems import Problem, Vector
 from training.simulation.model.outcome import Outcome
 from training.simulation.model.plan import Plan
@@ -70,7 +70,7 @@ class Learner:
         self._pending: dict[int, Vector] = {}
         self._begun: list[int] = []
         self._moment_s = 0.0
-        self.engine: Engine | None = None
+        self.engine: ReferenceEngine | None = None
 
     @property
     def model(self) -> Vector:
@@ -134,7 +134,7 @@ def learn(plan: Plan, problem: Problem, rule: LearningRule, *, scores: int = 40)
     """Run a plan with a problem; the model is scored `scores` times. Diverging is a result, not an error."""
     synchronous = plan.made_barrier().synchronous
     learner = Learner(problem, rule, synchronous=synchronous, every_s=plan.duration_s / scores)
-    engine = Engine(plan, observer=learner)
+    engine = ReferenceEngine(plan, observer=learner)
     learner.engine = engine
     with np.errstate(over="ignore", invalid="ignore"):
         outcome = engine.run()

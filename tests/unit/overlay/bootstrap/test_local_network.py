@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from overlay.addresses import Address
-from overlay.bootstrap.local_network import MOST_ADDRESSES, MOST_SIGHTINGS, Announcement, Neighbourhood, Sighting, read
+from overlay.bootstrap.local_network import (
+    MOST_ADDRESSES,
+    MOST_SIGHTINGS,
+    Announcement,
+    DiscoveredNode,
+    LocalNetwork,
+    read,
+)
 from overlay.ids import ID_BYTES
 
 OWN = Announcement("run", b"\x50" * ID_BYTES, 8468, joined=False)
@@ -51,7 +58,7 @@ GOOD = OTHER.properties()
 )
 def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int) -> None:
     """Other runs and versions, ourselves, ids and addresses that are none, and addresses of elsewhere."""
-    place = Neighbourhood(OWN)
+    place = LocalNetwork(OWN)
     place.heard("x", properties, hosts, port)
 
     assert place.addresses() == []
@@ -60,7 +67,7 @@ def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int
 
 def test_the_lowest_of_those_that_start_together_founds() -> None:
     """Unless one is in a swarm already; those that only said so and are silent are given up."""
-    place = Neighbourhood(OWN)
+    place = LocalNetwork(OWN)
     assert place.shall_found()
     place.heard("higher", OTHER._replace(joined=False).properties(), ["10.0.0.1"], 1)
     assert place.shall_found()
@@ -76,11 +83,11 @@ def test_the_lowest_of_those_that_start_together_founds() -> None:
 
 def test_a_flood_of_announcements_is_bounded() -> None:
     """Beyond so many names new ones are counted and forgotten, and known ones may still change."""
-    place = Neighbourhood(OWN)
+    place = LocalNetwork(OWN)
     for number in range(1000):
         place.heard(str(number), OTHER.properties(), [f"10.0.{number // 250}.{number % 250 + 1}"], 1)
     assert len(place.addresses()) == MOST_SIGHTINGS
     assert place.ignored == 1000 - MOST_SIGHTINGS
     place.heard("0", OTHER.properties(), ["10.9.9.9"], 2)
     assert place.addresses()[0] == Address("10.9.9.9", 2)
-    assert Sighting(b"", False, ()) == (b"", False, ())
+    assert DiscoveredNode(b"", False, ()) == (b"", False, ())

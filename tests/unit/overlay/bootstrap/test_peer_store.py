@@ -7,7 +7,7 @@ import json
 import pytest
 
 from overlay.addresses import Address
-from overlay.bootstrap.peer_store import FULL_WRITE_S, MEMORY_S, MOST_PEERS, PEERS_FILE, WRITE_S, Remembered
+from overlay.bootstrap.peer_store import FULL_WRITE_S, MEMORY_S, MOST_PEERS, PEERS_FILE, WRITE_S, PeerStore
 from overlay.peers import Activity, Contact, Peer
 from tests.harness.environment import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
@@ -42,14 +42,14 @@ def peer(number: int, port: int = 0) -> Peer:
     )
 
 
-def memory(disk: MemoryDisk, clock: WallClock | None = None) -> tuple[Remembered, Lines]:
+def memory(disk: MemoryDisk, clock: WallClock | None = None) -> tuple[PeerStore, Lines]:
     log = Lines()
-    found = Remembered(disk, clock or WallClock(), log)
+    found = PeerStore(disk, clock or WallClock(), log)
     found.load()
     return found, log
 
 
-def ports(found: Remembered) -> list[int]:
+def ports(found: PeerStore) -> list[int]:
     return [address.port for address in found.addresses()]
 
 

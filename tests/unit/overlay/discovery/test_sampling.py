@@ -9,7 +9,7 @@ from kademlia.node import Node
 
 from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
 from overlay.addresses import Address
-from overlay.discovery.sampling import SLOTS, Pool, is_kept
+from overlay.discovery.sampling import SLOTS, SamplePool, is_kept
 from overlay.ids import distance, random_id
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact
@@ -59,7 +59,7 @@ def test_a_sample_takes_each_peer_from_another_ball_while_there_are_balls() -> N
     """Four balls, four peers: one of each, whatever their size; the fifth comes from any."""
     rng = random.Random(5)
     nodes = ids(40)
-    pool = Pool()
+    pool = SamplePool()
     balls = [nodes[0:3], nodes[3:20], nodes[20:25], nodes[25:40]]
     for ball in balls:
         pool.add(ball, 0.0, 12)
@@ -72,7 +72,7 @@ def test_a_sample_takes_each_peer_from_another_ball_while_there_are_balls() -> N
 def test_the_dead_leave_a_pool_and_the_oldest_ball_makes_room() -> None:
     """What is discarded is in no ball; beyond its size a pool forgets from the oldest on; its age is known."""
     nodes = ids(30)
-    pool = Pool()
+    pool = SamplePool()
     for at in range(5):
         pool.add(nodes[5 * at : 5 * at + 7], float(at), 3)
     assert pool.balls == 3

@@ -7,25 +7,33 @@ import random
 
 import pytest
 
-from overlay.kademlia.messages import News, NewsKind
-from overlay.membership.failure_detector import Action, Detector, Judged, Probe, ProbeThrough, Spread, Tell
+from overlay.kademlia.messages import Gossip, MemberState
+from overlay.membership.failure_detector import (
+    Action,
+    Broadcast,
+    FailureDetector,
+    SendNow,
+    SendPing,
+    SendPingRequest,
+    StateChanged,
+)
 from overlay.settings import LivenessSettings
 
 OWN, A, B, C, D = (bytes([number]) * 20 for number in (0, 1, 2, 3, 4))
 
 
-def detector(*members: bytes, now: float = 0.0) -> Detector:
-    made = Detector(OWN, 3, LivenessSettings(), random.Random(1), now)
+def detector(*members: bytes, now: float = 0.0) -> FailureDetector:
+    made = FailureDetector(OWN, 3, LivenessSettings(), random.Random(1), now)
     for member in members:
         assert made.answered(member, 1, now) == []
     return made
 
 
-def news(kind: NewsKind, node_id: bytes, incarnation: int = 1, refutation: int = 0) -> News:
-    return News(kind, node_id, incarnation, refutation)
+def news(kind: MemberState, node_id: bytes, incarnation: int = 1, refutation: int = 0) -> Gossip:
+    return Gossip(kind, node_id, incarnation, refutation)
 
 
-def run(made: Detector, until: float) -> list[tuple[float, Action]]:
+def run(made: FailureDetector, until: float) -> list[tuple[float, Action]]:
     """Tick at every deadline."""
     seen: list[tuple[float, Action]] = []
     while (due := made.next_deadline()) <= until:
@@ -36,7 +44,7 @@ def run(made: Detector, until: float) -> list[tuple[float, Action]]:
 def test_every_member_is_probed_within_one_pass() -> None:
     """Round-robin: four silent members, one probe a second, each exactly once per pass."""
     made = detector(A, B, C, D, now=-10.0)
-    probes = [action.node_id for _, action in run(made, 7.99 - 2) if isinstance(action, Probe)]
+    probes = [action.node_id for _, action in run(made, 7.99 - 2) if isinstance(action, SendPing)]
 
     assert sorted(probes[:4]) == [A, B, C, D]
 
@@ -45,7 +53,7 @@ def test_watched_members_are_probed_in_every_round() -> None:
     """Partners every second, until they are heard from."""
     made = detector(A, B, C, D)
     made.watch([C])
-    rounds = [due for due, action in run(made, 10.0) if action == Probe(C)]
+    rounds = [due for due, action in run(made, 10.0) if action == SendPing(C)]
 
     assert len(rounds) >= 9
     assert max(b - a for a, b in itertools.pairwise(rounds)) <= 1.001
@@ -66,24 +74,24 @@ def test_silence_leads_through_others_to_suspicion_and_death() -> None:
     made = detector(A, B, C)
     through = made.silent(A, 10.0, others=[A, B, C])
     assert len(through) == 1
-    assert isinstance(through[0], ProbeThrough)
+    assert isinstance(through[0], SendPingRequest)
     assert (through[0].node_id, sorted(through[0].via)) == (A, [B, C])
 
-    suspected = news(NewsKind.SUSPECT, A)
+    suspected = news(MemberState.SUSPECT, A)
     assert made.unreachable(A, 10.5, "silent") == [
-        Judged(A, "suspect", "silent"),
-        Tell(A, suspected),
-        Spread(suspected),
+        StateChanged(A, "suspect", "silent"),
+        SendNow(A, suspected),
+        Broadcast(suspected),
     ]
     assert made.is_suspect(A)
     assert made.is_alive(A)
     made._planned = 10.6
-    assert Probe(A) in made.tick(10.6)
+    assert SendPing(A) in made.tick(10.6)
     assert [made.silent(A, 10.9, others=[B, C]) for _ in range(3)] == [[], [], []]
     made._planned = 13.5
     actions = made.tick(13.5)
-    assert Spread(news(NewsKind.DEAD, A), at_once=True) in actions
-    assert [a.kind for a in actions if isinstance(a, Judged)] == ["dead"]
+    assert Broadcast(news(MemberState.DEAD, A), at_once=True) in actions
+    assert [a.kind for a in actions if isinstance(a, StateChanged)] == ["dead"]
     assert not made.is_alive(A)
     assert made.dead() == [A]
 
@@ -92,7 +100,7 @@ def test_without_helpers_silence_is_suspicion_at_once() -> None:
     """Two nodes: nobody to ask."""
     made = detector(A)
 
-    assert isinstance(made.silent(A, 1.0, others=[])[0], Judged)
+    assert isinstance(made.silent(A, 1.0, others=[])[0], StateChanged)
 
 
 def test_the_accused_clears_itself_by_speaking() -> None:
@@ -101,8 +109,8 @@ def test_the_accused_clears_itself_by_speaking() -> None:
     made.unreachable(A, 1.0, "silent")
 
     assert made.heard(A, 1, 1.2) == [
-        Judged(A, "refuted", "it spoke to us"),
-        Tell(A, news(NewsKind.SUSPECT, A)),
+        StateChanged(A, "refuted", "it spoke to us"),
+        SendNow(A, news(MemberState.SUSPECT, A)),
     ]
     assert not made.is_suspect(A)
 
@@ -110,12 +118,15 @@ def test_the_accused_clears_itself_by_speaking() -> None:
 def test_an_accusation_against_us_is_refuted_with_a_higher_count() -> None:
     """Each accusation at our count or above raises it; older ones, and those of former starts, do not."""
     made = detector(A)
-    alive = news(NewsKind.ALIVE, OWN, 3, 1)
+    alive = news(MemberState.ALIVE, OWN, 3, 1)
 
-    assert made.learn(news(NewsKind.SUSPECT, OWN, 3, 0), A, 1.0) == [Tell(A, alive), Spread(alive, at_once=True)]
-    assert made.learn(news(NewsKind.SUSPECT, OWN, 3, 0), A, 1.0) == []
-    assert made.learn(news(NewsKind.DEAD, OWN, 2, 7), A, 1.0) == []
-    assert made.learn(news(NewsKind.DEAD, OWN, 3, 4), A, 1.0)[0] == Tell(A, news(NewsKind.ALIVE, OWN, 3, 5))
+    assert made.learn(news(MemberState.SUSPECT, OWN, 3, 0), A, 1.0) == [
+        SendNow(A, alive),
+        Broadcast(alive, at_once=True),
+    ]
+    assert made.learn(news(MemberState.SUSPECT, OWN, 3, 0), A, 1.0) == []
+    assert made.learn(news(MemberState.DEAD, OWN, 2, 7), A, 1.0) == []
+    assert made.learn(news(MemberState.DEAD, OWN, 3, 4), A, 1.0)[0] == SendNow(A, news(MemberState.ALIVE, OWN, 3, 5))
 
 
 OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
@@ -124,50 +135,52 @@ OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
 @pytest.mark.parametrize(
     ("standing", "kind", "count", "expected"),
     [
-        ("alive", NewsKind.ALIVE, SAME, None),
-        ("alive", NewsKind.ALIVE, NEW, "spread"),
-        ("alive", NewsKind.SUSPECT, OLD, None),
-        ("alive", NewsKind.SUSPECT, SAME, "suspect"),
-        ("alive", NewsKind.DEAD, OLD, None),
-        ("alive", NewsKind.DEAD, SAME, "suspect"),
-        ("alive", NewsKind.LEFT, SAME, "left"),
-        ("suspect", NewsKind.ALIVE, SAME, None),
-        ("suspect", NewsKind.ALIVE, NEW, "refuted"),
-        ("suspect", NewsKind.SUSPECT, SAME, None),
-        ("suspect", NewsKind.DEAD, SAME, "asked"),
-        ("suspect", NewsKind.LEFT, SAME, "left"),
+        ("alive", MemberState.ALIVE, SAME, None),
+        ("alive", MemberState.ALIVE, NEW, "spread"),
+        ("alive", MemberState.SUSPECT, OLD, None),
+        ("alive", MemberState.SUSPECT, SAME, "suspect"),
+        ("alive", MemberState.DEAD, OLD, None),
+        ("alive", MemberState.DEAD, SAME, "suspect"),
+        ("alive", MemberState.LEFT, SAME, "left"),
+        ("suspect", MemberState.ALIVE, SAME, None),
+        ("suspect", MemberState.ALIVE, NEW, "refuted"),
+        ("suspect", MemberState.SUSPECT, SAME, None),
+        ("suspect", MemberState.DEAD, SAME, "asked"),
+        ("suspect", MemberState.LEFT, SAME, "left"),
     ],
 )
-def test_news_by_state(standing: str, kind: NewsKind, count: tuple[int, int], expected: str | None) -> None:
+def test_news_by_state(standing: str, kind: MemberState, count: tuple[int, int], expected: str | None) -> None:
     """At equal incarnation and refutation: left, dead > suspect > alive; alive needs more."""
     made = detector(A, B)
-    made.learn(news(NewsKind.ALIVE, A, *SAME), A, 0.0)
+    made.learn(news(MemberState.ALIVE, A, *SAME), A, 0.0)
     if standing == "suspect":
         made.unreachable(A, 1.0, "silent")
 
-    own_word = kind in (NewsKind.ALIVE, NewsKind.LEFT)
+    own_word = kind in (MemberState.ALIVE, MemberState.LEFT)
     actions = made.learn(news(kind, A, *count), A if own_word else B, 5.0)
 
-    kinds = [action.kind for action in actions if isinstance(action, Judged)]
+    kinds = [action.kind for action in actions if isinstance(action, StateChanged)]
     if expected is None:
         assert actions == []
     elif expected == "asked":
-        assert actions == [Probe(A)]
+        assert actions == [SendPing(A)]
     elif expected == "spread":
-        assert actions == [Spread(news(kind, A, *count))]
+        assert actions == [Broadcast(news(kind, A, *count))]
     else:
         assert kinds == [expected]
-        assert (Spread(news(kind, A, *count)) in actions) is (kind is not NewsKind.DEAD), "a death is asked about first"
+        assert (Broadcast(news(kind, A, *count)) in actions) is (kind is not MemberState.DEAD), (
+            "a death is asked about first"
+        )
 
 
 def test_a_suspect_is_asked_in_every_round_and_any_answer_clears_it() -> None:
     """Suspected on hearsay, its refutations lost: it is probed every second all the same, and one answer is enough."""
     made = detector(A, B, C, D, now=3.9)
-    made.learn(news(NewsKind.SUSPECT, A), B, 5.0)
-    probes = [due for due, action in run(made, 7.95) if action == Probe(A) and due > 5.0]
+    made.learn(news(MemberState.SUSPECT, A), B, 5.0)
+    probes = [due for due, action in run(made, 7.95) if action == SendPing(A) and due > 5.0]
 
     assert len(probes) == 3
-    assert Judged(A, "refuted", "it spoke to us") in made.heard(A, 1, 7.95)
+    assert StateChanged(A, "refuted", "it spoke to us") in made.heard(A, 1, 7.95)
 
 
 def test_a_suspect_is_told_with_every_probe() -> None:
@@ -176,8 +189,8 @@ def test_a_suspect_is_told_with_every_probe() -> None:
     made.unreachable(A, 5.0, "silent")
     seen = [(due, action) for due, action in run(made, 7.95) if due > 5.0]
 
-    told = [due for due, action in seen if action == Tell(A, news(NewsKind.SUSPECT, A))]
-    assert told == [due for due, action in seen if action == Probe(A)]
+    told = [due for due, action in seen if action == SendNow(A, news(MemberState.SUSPECT, A))]
+    assert told == [due for due, action in seen if action == SendPing(A)]
     assert len(told) == 3
 
 
@@ -185,15 +198,17 @@ def test_nobody_is_buried_whom_we_did_not_find_silent_ourselves() -> None:
     """A suspicion that ends before three of our questions were left unanswered goes on; the third ends it."""
     made = detector(A, B, now=2.0)
     made.silent(A, 2.5, others=[B])
-    made.learn(news(NewsKind.SUSPECT, A), B, 3.0)
+    made.learn(news(MemberState.SUSPECT, A), B, 3.0)
     made.silent(A, 4.0, others=[B])
     made.silent(A, 5.0, others=[B])
     actions = [action for _, action in run(made, 6.5)]
-    assert not [action for action in actions if isinstance(action, Judged)], "its silence of before does not count"
+    assert not [action for action in actions if isinstance(action, StateChanged)], (
+        "its silence of before does not count"
+    )
     assert made.is_suspect(A)
 
     assert made.silent(A, 6.5, others=[B]) == []
-    assert [action.kind for _, action in run(made, 6.8) if isinstance(action, Judged)] == ["dead"]
+    assert [action.kind for _, action in run(made, 6.8) if isinstance(action, StateChanged)] == ["dead"]
 
 
 def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
@@ -204,28 +219,30 @@ def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
         made.unreachable(node_id, 2.0, "silent")
     seen = run(made, 8.3)
 
-    asked = [action.node_id for due, action in seen if isinstance(action, Probe) and 2.0 < due < 5.0]
+    asked = [action.node_id for due, action in seen if isinstance(action, SendPing) and 2.0 < due < 5.0]
     assert len(asked) <= 3 * 17
     assert set(asked) >= set(nodes[:32])
-    assert {action.node_id for _, action in seen if isinstance(action, Judged) and action.kind == "dead"} == set(nodes)
+    assert {action.node_id for _, action in seen if isinstance(action, StateChanged) and action.kind == "dead"} == set(
+        nodes
+    )
 
 
 def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
     """Suspected and asked at once, three times; said again it is not asked again; silence buries it and is told, an
     answer lets it refute."""
-    dead, reason = news(NewsKind.DEAD, A), "others say it is dead, and it does not answer us"
+    dead, reason = news(MemberState.DEAD, A), "others say it is dead, and it does not answer us"
     silent, answering = detector(A, B, C), detector(A, B, C)
     for made in (silent, answering):
-        assert made.learn(dead, B, 5.0) == [Judged(A, "suspect", "others say it is dead"), Probe(A)]
+        assert made.learn(dead, B, 5.0) == [StateChanged(A, "suspect", "others say it is dead"), SendPing(A)]
         assert made.learn(dead, C, 5.1) == []
-        assert made.silent(A, 5.2, others=[B, C]) == [Probe(A)]
-        assert made.silent(A, 5.4, others=[B, C]) == [Probe(A)]
+        assert made.silent(A, 5.2, others=[B, C]) == [SendPing(A)]
+        assert made.silent(A, 5.4, others=[B, C]) == [SendPing(A)]
 
-    assert silent.silent(A, 5.6, others=[B, C]) == [Judged(A, "dead", reason), Spread(dead)]
+    assert silent.silent(A, 5.6, others=[B, C]) == [StateChanged(A, "dead", reason), Broadcast(dead)]
     assert not silent.is_alive(A)
-    assert answering.heard(A, 1, 5.6)[0] == Judged(A, "refuted", "it spoke to us")
+    assert answering.heard(A, 1, 5.6)[0] == StateChanged(A, "refuted", "it spoke to us")
     later = answering.silent(A, 9.0, others=[B, C])
-    assert [type(action) for action in later] == [ProbeThrough], "a later silence begins anew"
+    assert [type(action) for action in later] == [SendPingRequest], "a later silence begins anew"
 
 
 def test_a_death_on_hearsay_is_believed_of_whom_we_find_silent_too() -> None:
@@ -235,17 +252,17 @@ def test_a_death_on_hearsay_is_believed_of_whom_we_find_silent_too() -> None:
     for at in (6.0, 7.0, 7.1):
         made.silent(A, at, others=[B])
 
-    actions = made.learn(news(NewsKind.DEAD, A), B, 7.2)
-    assert [action.kind for action in actions if isinstance(action, Judged)] == ["dead"]
+    actions = made.learn(news(MemberState.DEAD, A), B, 7.2)
+    assert [action.kind for action in actions if isinstance(action, StateChanged)] == ["dead"]
 
 
-@pytest.mark.parametrize("kind", [NewsKind.SUSPECT, NewsKind.DEAD])
-def test_what_is_said_to_be_refuted_is_looked_into_and_not_believed(kind: NewsKind) -> None:
+@pytest.mark.parametrize("kind", [MemberState.SUSPECT, MemberState.DEAD])
+def test_what_is_said_to_be_refuted_is_looked_into_and_not_believed(kind: MemberState) -> None:
     """A refutation that others told of outranks the older accusation as far as this: ask, and believe neither."""
     made = detector(A, B)
-    made.learn(news(NewsKind.ALIVE, A, *SAME), B, 2.0)
+    made.learn(news(MemberState.ALIVE, A, *SAME), B, 2.0)
 
-    assert made.learn(news(kind, A, *OLD), B, 5.0) == [Probe(A)]
+    assert made.learn(news(kind, A, *OLD), B, 5.0) == [SendPing(A)]
     assert made.learn(news(kind, A, *OLD), C, 5.1) == []
     assert not made.is_suspect(A)
     made.learn(news(kind, A, *SAME), B, 6.0)
@@ -255,18 +272,18 @@ def test_what_is_said_to_be_refuted_is_looked_into_and_not_believed(kind: NewsKi
 def test_leaves_and_refutations_are_believed_from_their_node_alone() -> None:
     """From others they make us ask it, once, and pass them on; its own answer is what counts."""
     made = detector(A, B, C)
-    left = news(NewsKind.LEFT, A, *SAME)
+    left = news(MemberState.LEFT, A, *SAME)
 
-    assert made.learn(left, B, 1.0) == [Probe(A), Spread(left)]
+    assert made.learn(left, B, 1.0) == [SendPing(A), Broadcast(left)]
     assert made.learn(left, C, 1.5) == []
     assert made.is_alive(A)
     made.unreachable(A, 2.0, "silent")
-    alive = news(NewsKind.ALIVE, A, *NEW)
-    assert made.learn(alive, B, 2.5) == [Probe(A), Spread(alive)]
+    alive = news(MemberState.ALIVE, A, *NEW)
+    assert made.learn(alive, B, 2.5) == [SendPing(A), Broadcast(alive)]
     assert made.is_suspect(A)
-    assert Judged(A, "refuted", "it spoke to us") in made.heard(A, 1, 2.6)
+    assert StateChanged(A, "refuted", "it spoke to us") in made.heard(A, 1, 2.6)
     # What it refuted is old news from now on.
-    assert made.learn(news(NewsKind.SUSPECT, A, *SAME), C, 9.0) == []
+    assert made.learn(news(MemberState.SUSPECT, A, *SAME), C, 9.0) == []
     assert made.is_alive(A)
 
 
@@ -274,9 +291,9 @@ def test_we_do_not_believe_ill_of_those_we_just_heard() -> None:
     """They are told instead, so that they can refute."""
     made = detector(A, B)
     made.heard(A, 1, 5.0)
-    dead = news(NewsKind.DEAD, A)
+    dead = news(MemberState.DEAD, A)
 
-    assert made.learn(dead, B, 5.5) == [Tell(A, dead)]
+    assert made.learn(dead, B, 5.5) == [SendNow(A, dead)]
     assert made.is_alive(A)
 
 
@@ -284,11 +301,11 @@ def test_the_dead_rise_by_answering_only() -> None:
     """News of their life makes us ask; their answer makes them members, and lets them refute old news."""
     made = detector(A, B)
     made.declare_dead(A, 1.0, "certain")
-    alive = news(NewsKind.ALIVE, A, 1, 1)
+    alive = news(MemberState.ALIVE, A, 1, 1)
 
-    assert made.learn(alive, B, 2.0) == [Probe(A), Spread(alive)]
+    assert made.learn(alive, B, 2.0) == [SendPing(A), Broadcast(alive)]
     assert not made.is_alive(A)
-    assert made.answered(A, 1, 2.1) == [Tell(A, news(NewsKind.DEAD, A, 1, 1))]
+    assert made.answered(A, 1, 2.1) == [SendNow(A, news(MemberState.DEAD, A, 1, 1))]
     assert made.is_alive(A)
 
 
@@ -309,7 +326,7 @@ def test_hints_probe_at_once_but_not_again_and_again() -> None:
     """A second hint within 0.2 s adds nothing; a hint about a stranger neither."""
     made = detector(A)
 
-    assert made.hint(A, 1.0) == [Probe(A)]
+    assert made.hint(A, 1.0) == [SendPing(A)]
     assert made.hint(A, 1.1) == []
     assert made.hint(B, 1.1) == []
 
@@ -318,6 +335,6 @@ def test_who_leaves_is_gone_and_stays_gone() -> None:
     """Left by its own word, in a beat or in its news; it is not dialled as the dead are."""
     made = detector(A, B)
 
-    assert [a.kind for a in made.left(A, 1.0) if isinstance(a, Judged)] == ["left"]
-    assert made.learn(news(NewsKind.LEFT, B), B, 9.0)[0] == Judged(B, "left", "it left")
+    assert [a.kind for a in made.left(A, 1.0) if isinstance(a, StateChanged)] == ["left"]
+    assert made.learn(news(MemberState.LEFT, B), B, 9.0)[0] == StateChanged(B, "left", "it left")
     assert made.dead() == []

@@ -236,15 +236,15 @@ def test_nobody_speaks_in_anothers_name(ends: tuple[End, End]) -> None:
     # c lives at b's address and has heard the offer; it accepts what it can make look like its own.
     a.seal(b, b"hello")
     made = next(iter(a.sealer._offers.values()))[1]
-    from overlay.sealing.handshake import make_acceptance
+    from overlay.sealing.handshake import make_response
 
-    acceptance = make_acceptance(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32)
+    acceptance = make_response(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32)
     sealed = made.epoch.enclose(ACCEPTANCE, acceptance.content, b"n" * 12)
 
     assert a.open(sealed, b) == []
     assert a.dropped() == {"impostor": 1}
     # With b's public key in it, the signature does not hold.
-    pretended = make_acceptance(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32).content
+    pretended = make_response(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32).content
     pretended = pretended[:8] + b.identity.public_key + pretended[40:]
     assert a.open(made.epoch.enclose(ACCEPTANCE, pretended, b"m" * 12), b) == []
     assert a.dropped() == {"impostor": 1, "unsigned": 1}
@@ -480,13 +480,13 @@ def test_rotation_step_by_step() -> None:
 def test_a_flood_of_offers_is_bounded(ends: tuple[End, End]) -> None:
     """A member that makes thousands of offers under invented ids costs a bounded number of answers and pairs."""
     _, b = ends
-    from overlay.sealing.handshake import Epoch, make_offer
+    from overlay.sealing.handshake import Epoch, make_init
 
     epoch = Epoch(KEY, "tests")
     answers = 0
     for number in range(2600):
         stranger = identity_from_seed(number.to_bytes(32, "big"))
-        offer = make_offer(stranger, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
+        offer = make_init(stranger, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
         sealed = epoch.enclose(OFFER, offer.content, number.to_bytes(12, "big"))
         opened = b.sealer.open(sealed, Address("10.0.0.9", 9), 1.0, WALL + 1)
         answers += len(opened.send)

@@ -18,13 +18,13 @@ from cryptography.x509.oid import NameOID
 
 from overlay.identity import identity_from_seed
 from overlay.sealing.certificate_maker import authority, deliver, node_certificate
-from overlay.sealing.certificate_request import Order
+from overlay.sealing.certificate_request import CertificateRequest
 from overlay.sealing.client_hello import MOST_HELLO_BYTES, server_name
 from overlay.sealing.refusal import Refused
 from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import Admission, Judgement
-from overlay.sealing.tls import Credentials, NoNode, id_of_certificate
+from overlay.sealing.tickets import Judgement, TicketVerifier
+from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
 
 KEY, NEXT_KEY = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
 RING = KeyRing((KEY,))
@@ -33,9 +33,11 @@ WALL = 1_767_225_600.0
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
-def admission(own_id: bytes = NODE, keys: KeyRing = RING, run: str = "tests", started: float = WALL - 10) -> Admission:
+def admission(
+    own_id: bytes = NODE, keys: KeyRing = RING, run: str = "tests", started: float = WALL - 10
+) -> TicketVerifier:
     token = random.Random(f"{own_id.hex()}/{started}/{keys.fingerprints}").randbytes
-    return Admission(keys, run, own_id, token, started_wall=started)
+    return TicketVerifier(keys, run, own_id, token, started_wall=started)
 
 
 def hello(name: str) -> bytes:
@@ -48,7 +50,7 @@ def hello(name: str) -> bytes:
     return outgoing.read()
 
 
-def refusal(judge: Admission, beginning: bytes, wall: float = WALL) -> str:
+def refusal(judge: TicketVerifier, beginning: bytes, wall: float = WALL) -> str:
     with pytest.raises(Refused) as caught:
         judge.judge(beginning, wall)
     return str(caught.value)
@@ -85,7 +87,7 @@ def test_who_is_not_admitted() -> None:
 def test_a_member_with_a_wrong_clock_is_told_of() -> None:
     """Whoever watches the gate learns by how much a member's clock is ahead; of strangers' it learns nothing."""
     ahead: list[float] = []
-    gate = Admission(KeyRing((KEY,)), "tests", NODE, bytes, started_wall=WALL, clock_differs=ahead.append)
+    gate = TicketVerifier(KeyRing((KEY,)), "tests", NODE, bytes, started_wall=WALL, clock_differs=ahead.append)
     refusal(gate, hello(admission(OTHER).ticket(NODE, WALL + 90)))
     refusal(gate, hello(admission(OTHER, KeyRing((NEXT_KEY,))).ticket(NODE, WALL + 90)))
 
@@ -194,11 +196,11 @@ def test_what_is_no_nodes_certificate() -> None:
         .sign(key, SHA256())
         .public_bytes(Encoding.DER)
     )
-    with pytest.raises(NoNode, match="Ed25519"):
+    with pytest.raises(NotANodeCertificate, match="Ed25519"):
         id_of_certificate(foreign)
     good = node_certificate(b"g" * 32, KEY, "tests", NOW)[1].public_bytes(Encoding.DER)
     for size in range(0, 200, 3):
-        with pytest.raises(NoNode):
+        with pytest.raises(NotANodeCertificate):
             id_of_certificate(good[:size])
     rng = random.Random(12)
     print("seed 12")
@@ -207,12 +209,12 @@ def test_what_is_no_nodes_certificate() -> None:
         junk[rng.randrange(len(junk))] ^= 1 << rng.randrange(8)
         try:
             assert len(id_of_certificate(bytes(junk))) == 20
-        except NoNode:
+        except NotANodeCertificate:
             pass
 
 
 def credentials(seed: bytes, keys: KeyRing, run: str = "tests") -> Credentials:
-    return Credentials.of(deliver(Order(seed, run, [key.secret for key in keys], time.time())))
+    return Credentials.of(deliver(CertificateRequest(seed, run, [key.secret for key in keys], time.time())))
 
 
 def handshake(client: Credentials, server: Credentials) -> tuple[bytes, bytes]:

@@ -7,7 +7,7 @@ import pytest
 
 from overlay.addresses import is_loopback, split_address
 from p2pnode.config.load import Override, load
-from p2pnode.config.rules import advise, check
+from p2pnode.config.rules import check, warnings_for
 from p2pnode.config.settings import Config
 from p2pnode.errors import UserError
 from training.goal import Goal
@@ -103,15 +103,15 @@ def test_irrelevant_and_unusual_values_are_accepted(settings: list[str]) -> None
 )
 def test_regrettable_combinations_are_warned_of(settings: list[str], word: str) -> None:
     """What works but is probably not wanted starts, with a warning that says what to do."""
-    problems = advise(load(None, {}, overrides(*settings)).config)
+    problems = warnings_for(load(None, {}, overrides(*settings)).config)
 
     assert any(word in problem.what and problem.do for problem in problems)
 
 
 def test_defaults_need_no_warning() -> None:
     """The defaults are what we recommend, and momentum 0.9 is fine under bsp."""
-    assert advise(Config()) == []
-    assert advise(load(None, {}, overrides("exchange.outer_momentum=0.9", "barrier.method=bsp")).config) == []
+    assert warnings_for(Config()) == []
+    assert warnings_for(load(None, {}, overrides("exchange.outer_momentum=0.9", "barrier.method=bsp")).config) == []
 
 
 @pytest.mark.parametrize(

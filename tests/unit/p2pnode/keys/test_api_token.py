@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.client import Found, NodeClient
+from p2pnode.client import NodeClient, RunningNode
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys import api_token
 
@@ -84,7 +84,7 @@ def test_the_client_gives_the_token_only_where_it_is_needed(tmp_path: Path) -> N
     path = tmp_path / "status.token"
     token = api_token.load_or_make(path, NEW)
 
-    here = NodeClient.of(Found("127.0.0.1:1", os.getpid(), "ab", str(path)))
+    here = NodeClient.of(RunningNode("127.0.0.1:1", os.getpid(), "ab", str(path)))
     there = NodeClient("192.0.2.1:1", token_file=str(path))
     assert "Authorization" not in here._headers("GET")
     assert here._headers("POST")["Authorization"] == f"Bearer {token}"

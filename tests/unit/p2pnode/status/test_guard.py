@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from p2pnode.status.guard import CHANGES, READS, WRONG_TOKENS, Asking, Guard, Refusal
+from p2pnode.status.guard import CHANGES, READS, WRONG_TOKENS, Guard, Refusal, RequestFacts
 
 TOKEN = "correct-horse-battery"
-READ = Asking(
+READ = RequestFacts(
     method="GET",
     path="/status",
     peer="127.0.0.1",

@@ -16,7 +16,7 @@ from training.barriers.predicates import (
     asp,
     bsp,
     make_barrier,
-    most,
+    quantile_of,
     resample_after,
     sample_size,
     ssp,
@@ -138,14 +138,14 @@ def test_quantile_passes_when_that_share_is_far_enough(quantile: float, behind: 
 
 
 def test_a_quantile_of_one_is_the_predicate_itself() -> None:
-    """`most(p, 1)` adds nothing, not even a call."""
-    assert most(bsp, 1.0) is bsp
+    """`quantile_of(p, 1)` adds nothing, not even a call."""
+    assert quantile_of(bsp, 1.0) is bsp
 
 
 @pytest.mark.parametrize("hundredths", range(1, 101))
 def test_quantile_is_exact_for_every_share_and_sample(hundredths: int) -> None:
     """Exactly ⌈q·n⌉ of n peers are needed for every two-digit q; 0.28 · 25 is 7.000000000000001 in floating point."""
-    quorum = most(bsp, hundredths / 100)
+    quorum = quantile_of(bsp, hundredths / 100)
     wrong = []
     for size in range(1, 51):
         needed = -(-hundredths * size // 100)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from overlay.discovery.population import Population
-from overlay.peers import STALL_FLOOR_S, Activity, Beat, Peer, PeerTable
+from overlay.peers import STALL_FLOOR_S, Activity, Heartbeat, Peer, PeerTable
 from tests.harness.environment import VirtualClock
 from tests.harness.virtual_loop import run
 from training.barriers.predicates import make_barrier
-from training.barriers.waiter import Gate
+from training.barriers.waiter import BarrierWaiter
 from training.settings import BarrierMethod, BarrierSettings
 
 MINE = 20
@@ -53,7 +53,7 @@ class FakeOverlay:
     def hear(self, node_id: bytes, step: int) -> None:
         """A beat of the peer arrives."""
         incarnation = self.incarnations[node_id]
-        beat = Beat(node_id, incarnation, incarnation, 8468, "", int(self.activities[node_id]), step, 0.1)
+        beat = Heartbeat(node_id, incarnation, incarnation, 8468, "", int(self.activities[node_id]), step, 0.1)
         self.peers.observe(beat, "10.0.0.1", self.clock.monotonic())
 
     def population(self) -> Population:
@@ -87,7 +87,7 @@ class FakeOverlay:
                 self.hear(node_id, self.steps[node_id])
 
 
-Scenario = Callable[[FakeOverlay, Gate], Coroutine[Any, Any, None]]
+Scenario = Callable[[FakeOverlay, BarrierWaiter], Coroutine[Any, Any, None]]
 
 
 def play(scenario: Scenario, method: BarrierMethod = "pbsp", **settings: Any) -> None:
@@ -97,7 +97,7 @@ def play(scenario: Scenario, method: BarrierMethod = "pbsp", **settings: Any) ->
         clock = VirtualClock()
         overlay = FakeOverlay(clock)
         chosen = BarrierSettings(method=method, **settings)
-        await scenario(overlay, Gate(overlay, make_barrier(chosen), chosen, clock))  # type: ignore[arg-type]
+        await scenario(overlay, BarrierWaiter(overlay, make_barrier(chosen), chosen, clock))  # type: ignore[arg-type]
 
     run(main(), limit_s=600.0, strict=True)
 
@@ -112,7 +112,7 @@ def later(delay_s: float, change: Callable[[], None]) -> None:
 def test_asp_draws_nobody() -> None:
     """Without a barrier nothing is sampled, asked or waited for."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         assert await gate.wait(MINE, 1.0) == 0.0
         assert (overlay.draws, overlay.asked) == ([], [])
@@ -124,7 +124,7 @@ def test_asp_draws_nobody() -> None:
 def test_a_node_alone_goes_on(method: BarrierMethod) -> None:
     """Nobody to look at holds nobody."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         assert await gate.wait(MINE, 1.0) == 0.0
         assert overlay.asked == []
 
@@ -137,7 +137,7 @@ def test_a_node_alone_goes_on(method: BarrierMethod) -> None:
 def test_peers_known_to_be_far_enough_are_not_asked(method: BarrierMethod, far_enough: int) -> None:
     """Steps never go back within an incarnation: old news that suffices costs no message and no time."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         for number in range(1, 5):
             overlay.add(number, far_enough + number - 1)
         assert await gate.wait(MINE, 1.0) == 0.0
@@ -151,7 +151,7 @@ def test_peers_known_to_be_far_enough_are_not_asked(method: BarrierMethod, far_e
 def test_only_those_believed_behind_are_asked(method: BarrierMethod) -> None:
     """Of four peers the two whose last news is old are asked; their answers let us pass in one round."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         for number, known in [(1, MINE), (2, MINE - 3), (3, MINE + 5), (4, MINE - 1)]:
             overlay.add(number, MINE, known=known)
         assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
@@ -167,7 +167,7 @@ def test_only_those_believed_behind_are_asked(method: BarrierMethod) -> None:
 def test_every_re_poll_draws_a_fresh_sample() -> None:
     """A laggard that stays behind holds nobody who does not draw it again: PSP, not a held sample."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
         overlay.add(2, MINE)
         overlay.samples = [[1], [1], [1], [2]]
@@ -182,7 +182,7 @@ def test_every_re_poll_draws_a_fresh_sample() -> None:
 def test_the_sample_follows_the_population() -> None:
     """β is asked for anew at each draw: the swarm may grow while we wait."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
         overlay.estimate = 4.0
         later(0.15, lambda: setattr(overlay, "estimate", 50.0))
@@ -196,7 +196,7 @@ def test_the_sample_follows_the_population() -> None:
 def test_a_configured_sample_is_asked_for() -> None:
     """`barrier.sample` overrules the population."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.estimate = 1e6
         await gate.wait(MINE, 1.0)
         assert overlay.draws == [3]
@@ -211,7 +211,7 @@ def test_a_configured_sample_is_asked_for() -> None:
 def test_the_pause_between_two_polls(resample_s: float, step_seconds: float, pause_s: float) -> None:
     """A twentieth of the median step, not below 20 ms, or what is configured."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
         overlay.add(2, MINE)
         overlay.samples = [[1], [2]]
@@ -223,7 +223,7 @@ def test_the_pause_between_two_polls(resample_s: float, step_seconds: float, pau
 def test_a_peer_that_moves_lets_us_on() -> None:
     """The barrier opens at the first poll after the laggard has completed its step."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 5)
         later(3.0, lambda: overlay.steps.update({node(1): MINE - 4}))
         waited = await gate.wait(MINE, 2.0)
@@ -235,7 +235,7 @@ def test_a_peer_that_moves_lets_us_on() -> None:
 def test_a_peer_that_restarted_is_taken_at_its_new_step() -> None:
     """A new incarnation may be behind where the former was ahead: what it says now counts."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 3, known=MINE + 7)
         overlay.incarnations[node(1)] = 2
         overlay.hear(node(1), 3)
@@ -249,7 +249,7 @@ def test_a_peer_that_restarted_is_taken_at_its_new_step() -> None:
 def test_a_peer_that_vanished_between_draw_and_answer_is_not_counted() -> None:
     """Forgotten while it was asked: nobody is there to wait for."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
         overlay.silent[node(1)] = None
         later(QUERY_S / 2, lambda: overlay.peers.remove(node(1)) and None)
@@ -265,7 +265,7 @@ def test_a_peer_that_vanished_between_draw_and_answer_is_not_counted() -> None:
 def test_a_silent_peer_leaves_a_sampled_barrier(method: BarrierMethod) -> None:
     """Alive as far as anybody knows, but no answer: the sample goes on without it."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         overlay.add(2, MINE)
         overlay.silent[node(1)] = None
@@ -278,7 +278,7 @@ def test_a_silent_peer_leaves_a_sampled_barrier(method: BarrierMethod) -> None:
 def test_a_silent_peer_does_not_excuse_one_that_answers() -> None:
     """Who answers "behind" holds a sampled barrier, whoever else is silent."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         overlay.add(2, MINE - 1)
         overlay.silent[node(1)] = None
@@ -293,7 +293,7 @@ def test_a_silent_peer_does_not_excuse_one_that_answers() -> None:
 def test_a_silent_peer_holds_a_complete_barrier_until_it_is_dead(method: BarrierMethod) -> None:
     """bsp and ssp wait for everybody that liveness has not given up, and not a poll longer."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         overlay.add(2, MINE)
         overlay.silent[node(1)] = None
@@ -308,7 +308,7 @@ def test_a_silent_peer_holds_a_complete_barrier_until_it_is_dead(method: Barrier
 def test_a_peer_that_dies_while_asked_holds_nobody(method: BarrierMethod) -> None:
     """Death counts at the moment of decision, not at that of the draw."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         later(QUERY_S / 2, lambda: overlay.dead.update({node(1): None}))
         assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
@@ -319,7 +319,7 @@ def test_a_peer_that_dies_while_asked_holds_nobody(method: BarrierMethod) -> Non
 def test_an_answer_in_the_same_instant_is_an_answer() -> None:
     """On a fast network an answer may carry the very time of the question."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
 
         async def at_once(node_ids: Sequence[bytes]) -> None:
@@ -342,7 +342,7 @@ def test_an_answer_in_the_same_instant_is_an_answer() -> None:
 def test_who_does_not_train_is_not_waited_for(method: BarrierMethod, activity: Activity) -> None:
     """Paused, stalled, finished, leaving and joining nodes hold nobody, sampled or not."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0, activity=activity)
         assert await gate.wait(MINE, 1.0) <= QUERY_S
 
@@ -353,7 +353,7 @@ def test_who_does_not_train_is_not_waited_for(method: BarrierMethod, activity: A
 def test_a_ready_node_is_waited_for(method: BarrierMethod) -> None:
     """Its first step is waited for like any other's: those who begin together begin together."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0, activity=Activity.READY)
 
         def begin() -> None:
@@ -371,7 +371,7 @@ def test_a_ready_node_is_waited_for(method: BarrierMethod) -> None:
 def test_a_ready_node_that_never_begins_holds_nobody_for_long(method: BarrierMethod) -> None:
     """Ready without a step for as long as a stall is allowed: after that it is skipped."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0, activity=Activity.READY)
         waited = await gate.wait(5, 1.0)
         assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
@@ -384,7 +384,7 @@ def test_a_ready_node_that_never_begins_holds_nobody_for_long(method: BarrierMet
 def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod) -> None:
     """It waited an hour for the last one, as we did; from our own beginning it has as long as a stall is allowed."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0, activity=Activity.READY)
         await asyncio.sleep(60.0)
         assert await gate.wait(1, 1.0) <= 2 * QUERY_S  # as if we had begun long ago
@@ -400,7 +400,7 @@ def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod
 def test_a_peer_without_progress_is_skipped_until_it_moves(method: BarrierMethod) -> None:
     """It answers, it says "training", and its step stands still: after max(10 s, 4 steps) nobody waits for it."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 9)
         waited = await gate.wait(MINE, 1.0)
         assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
@@ -418,7 +418,7 @@ def test_a_peer_without_progress_is_skipped_until_it_moves(method: BarrierMethod
 def test_a_quantile_lets_the_slowest_behind() -> None:
     """Three of four are far enough for 0.75; the fourth is asked, and not waited for."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         for number in (2, 3, 4):
             overlay.add(number, MINE)
@@ -434,7 +434,7 @@ def most_are_near(mine: int, others: Sequence[int]) -> bool:
 def test_a_custom_barrier_sees_fresh_steps_of_the_whole_sample() -> None:
     """Only the predicate knows what is enough, so everybody is asked at each test."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         for number in (1, 2, 3):
             overlay.add(number, MINE - 5, known=0)
         later(1.0, lambda: overlay.steps.update({node(1): MINE}))
@@ -449,7 +449,7 @@ def test_a_custom_barrier_sees_fresh_steps_of_the_whole_sample() -> None:
 def test_a_custom_barrier_may_refuse_an_empty_sample() -> None:
     """ "At least two others" with nobody there is a wait, not a crash of the step loop."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         def arrive() -> None:
             overlay.add(1, MINE)
             overlay.add(2, MINE)
@@ -466,7 +466,7 @@ def test_a_custom_barrier_may_refuse_an_empty_sample() -> None:
 def test_whom_it_waits_for_is_shown_while_it_waits() -> None:
     """Slowest peer, its step, how many are behind, how many were counted, since when; and nothing afterwards."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         for number, step in [(1, MINE - 2), (2, MINE - 7), (3, MINE), (4, 0)]:
             overlay.add(number, step)
         overlay.silent[node(4)] = None
@@ -487,7 +487,7 @@ def test_whom_it_waits_for_is_shown_while_it_waits() -> None:
 def test_the_shown_peer_follows_the_last_sample() -> None:
     """A slowest peer that caught up is replaced by the one that is now last."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 9)
         overlay.add(2, MINE - 3)
         wait = asyncio.create_task(gate.wait(MINE, 1.0))
@@ -505,7 +505,7 @@ def test_the_shown_peer_follows_the_last_sample() -> None:
 def test_a_cancelled_wait_shows_nothing_more() -> None:
     """Leaving while waiting: the node does not claim to wait for somebody for ever."""
 
-    async def scenario(overlay: FakeOverlay, gate: Gate) -> None:
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         wait = asyncio.create_task(gate.wait(MINE, 1.0))
         await asyncio.sleep(0.5)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from training.exchange.context import FEW, GLANCE_S, Core
+from training.exchange.context import FEW, GLANCE_S, ExchangeContext
 from training.settings import ExchangeSettings
 
 
@@ -33,9 +33,9 @@ class Crowd:
         return len(self.peers) + 1.0
 
 
-def core_among(crowd: Crowd, clock: Clock) -> Core:
+def core_among(crowd: Crowd, clock: Clock) -> ExchangeContext:
     nobody: Any = None
-    return Core(
+    return ExchangeContext(
         overlay=cast(Any, crowd),
         store=nobody,
         genesis=b"",

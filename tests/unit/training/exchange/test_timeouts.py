@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from training.exchange.timeouts import DEVIATIONS, ENOUGH, FORWARD, MOST_KEYS, REMEMBERED, REQUEST, Deadlines
+from training.exchange.timeouts import DEVIATIONS, ENOUGH, FORWARD, MOST_KEYS, REMEMBERED, REQUEST, AdaptiveTimeouts
 
 PEER, OTHER, STRANGER = b"p" * 20, b"o" * 20, b"s" * 20
 
 
-def measured(*seconds: float, peer: bytes = PEER) -> Deadlines:
-    deadlines = Deadlines()
+def measured(*seconds: float, peer: bytes = PEER) -> AdaptiveTimeouts:
+    deadlines = AdaptiveTimeouts()
     for one in seconds:
         deadlines.answered("push", peer, one)
     return deadlines
@@ -18,8 +18,8 @@ def measured(*seconds: float, peer: bytes = PEER) -> Deadlines:
 
 def test_before_anything_is_measured_the_first_values_hold() -> None:
     """Also while there are too few answers to say anything."""
-    assert Deadlines().of("push", PEER) == REQUEST.first_s
-    assert Deadlines().of("forward", PEER) == FORWARD.first_s
+    assert AdaptiveTimeouts().of("push", PEER) == REQUEST.first_s
+    assert AdaptiveTimeouts().of("forward", PEER) == FORWARD.first_s
     assert measured(*[2.9] * (ENOUGH - 1)).of("push", PEER) == REQUEST.first_s
 
 
@@ -80,7 +80,7 @@ def test_silence_gives_more_time_until_an_answer_comes() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """More peers than a node can know: the one longest without an answer goes."""
-    deadlines = Deadlines()
+    deadlines = AdaptiveTimeouts()
     for number in range(MOST_KEYS + 50):
         peer = number.to_bytes(20, "big")
         deadlines.answered("push", peer, 1.0)

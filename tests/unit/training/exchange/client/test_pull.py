@@ -20,7 +20,7 @@ from tests.harness.environment import VirtualClock
 from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
-from training.exchange.client.pull import SLOW_S, Pulling
+from training.exchange.client.pull import SLOW_S, PullClient
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.terms import ZERO_TERM, Term
 
@@ -80,7 +80,7 @@ class Store:
         return True
 
 
-def pulling_over(line: Line) -> tuple[Pulling, Any, Lines]:
+def pulling_over(line: Line) -> tuple[PullClient, Any, Lines]:
     log = Lines()
     replica = np.zeros(SHARDS * SIZE, np.float32)
     core: Any = SimpleNamespace(
@@ -108,7 +108,7 @@ def pulling_over(line: Line) -> tuple[Pulling, Any, Lines]:
         failed=lambda *_: None,
         refresh=refresh,
     )
-    return Pulling(core, finding), core, log
+    return PullClient(core, finding), core, log
 
 
 def test_on_a_slow_line_every_shard_has_its_turn() -> None:
@@ -241,7 +241,7 @@ class Swarm:
                 answer.head = encode(PullAnswer(results))
             yield answer
 
-    def pulling(self) -> tuple[Pulling, Any, Lines]:
+    def pulling(self) -> tuple[PullClient, Any, Lines]:
         pulling, core, log = pulling_over(self)  # type: ignore[arg-type]
         half = SHARDS // 2
         pulling._finding.by_owner = lambda shards: (  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ import pytest
 
 from training.encoding import codecs
 from training.exchange.owner import encoding_cache as module
-from training.exchange.owner.encoding_cache import Encoded
+from training.exchange.owner.encoding_cache import EncodingCache
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
@@ -39,7 +39,7 @@ def state(seed: int = 1) -> ShardState:
 
 def test_one_encoding_for_all_who_pull_a_version(encodings: list[int]) -> None:
     """The second who pulls is sent what was encoded for the first; another piece or codec is another."""
-    kept, one = Encoded(), state()
+    kept, one = EncodingCache(), state()
     first = kept.piece(0, one, 0, one.value, "bfloat16")
     assert kept.piece(0, one, 0, one.value, "bfloat16") is first
     assert first == plainly(one.value, "bfloat16")
@@ -50,7 +50,7 @@ def test_one_encoding_for_all_who_pull_a_version(encodings: list[int]) -> None:
 
 def test_a_delta_makes_it_anew(encodings: list[int]) -> None:
     """After an addition the value that goes out is the value with it."""
-    kept, one = Encoded(), state()
+    kept, one = EncodingCache(), state()
     before = bytes(kept.piece(0, one, 0, one.value, "bfloat16"))
     one.apply(DeltaId(b"n" * 20, 1, 1), 1.0, np.ones(SIZE, np.float32), Rule(outer_lr=1.0, outer_momentum=0.0))
     after = kept.piece(0, one, 0, one.value, "bfloat16")
@@ -61,7 +61,7 @@ def test_a_delta_makes_it_anew(encodings: list[int]) -> None:
 
 def test_another_state_of_the_same_version_is_another(encodings: list[int]) -> None:
     """A shard that was lost and came back may have the version it had, and other values; the old ones are not kept."""
-    kept, one = Encoded(), state(1)
+    kept, one = EncodingCache(), state(1)
     kept.piece(0, one, 0, one.value, "bfloat16")
     other = state(2)
     assert kept.piece(0, other, 0, other.value, "bfloat16") == plainly(other.value, "bfloat16")
@@ -72,7 +72,7 @@ def test_another_state_of_the_same_version_is_another(encodings: list[int]) -> N
 
 def test_it_is_bounded() -> None:
     """The oldest go first, and nothing that is asked for is refused."""
-    kept = Encoded(most_bytes=5 * 2 * SIZE)
+    kept = EncodingCache(most_bytes=5 * 2 * SIZE)
     one = state()
     pieces = [kept.piece(shard, one, 0, one.value, "bfloat16") for shard in range(8)]
     assert kept.size_bytes == 5 * 2 * SIZE

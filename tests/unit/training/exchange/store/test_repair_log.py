@@ -20,10 +20,10 @@ from tests.harness.stores import (
     zeros,
 )
 from training.encoding import codecs
-from training.exchange.messages import Standing
-from training.exchange.recovery.copy_rank import worth
-from training.exchange.store.records import Waiting
-from training.exchange.store.repair_log import Remnant, RepairLog, compare
+from training.exchange.messages import CopyStatus
+from training.exchange.recovery.copy_rank import rank_copy
+from training.exchange.store.records import BufferedDelta
+from training.exchange.store.repair_log import RepairLog, SupersededCopy, compare
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM
 from training.shards.applied import Applied, DeltaId
@@ -46,7 +46,7 @@ def test_a_delta_without_a_payload_is_added_exactly_and_logged_in_its_codec() ->
     own = np.array([1.0 + 2.0**-20, -3.0, 0.5, 2.0**-20], dtype=np.float32)
     for codec, per_value, rounded in (("float32", 4, own), ("bfloat16", 2, [1.0, -3.0, 0.5, 2.0**-20])):
         store = logged("a")
-        store.add(0, Waiting(DeltaId(IDS["a"], 1, 1), 1.0, own.copy(), False, codec=codec))  # type: ignore[arg-type]
+        store.add(0, BufferedDelta(DeltaId(IDS["a"], 1, 1), 1.0, own.copy(), False, codec=codec))  # type: ignore[arg-type]
 
         (entry,) = store.log.of(0)
         assert (store.owned[0].state.value == own).all()
@@ -144,7 +144,7 @@ def test_a_comparison_offers_what_the_log_has_and_names_what_it_has_not() -> Non
     for step in (2, 3):
         winner.add(DeltaId(IDS["x"], 1, step))
 
-    found = compare(Remnant(term(1, "a"), store.owned[0].state), winner, store.log.of(0))
+    found = compare(SupersededCopy(term(1, "a"), store.owned[0].state), winner, store.log.of(0))
 
     assert [entry.identity.step for entry in found.wanted] == [4, 5]
     assert found.lost == [(IDS["x"], 1, 1, 1)]
@@ -314,9 +314,9 @@ def test_a_learner_without_a_state_forgets_a_restarted_owner() -> None:
 
 def test_of_two_sides_of_a_split_the_history_is_worth_more_than_a_replica() -> None:
     """Under one number a replica cannot come after the state, whosever id is higher; under a later number it may."""
-    whole = Standing(0, "backup", *term(7, "a"), 41, *ZERO_TERM, 9)
-    beside = Standing(0, "replica", *term(7, "c"), 41, *ZERO_TERM, 9)
-    after = Standing(0, "replica", *term(8, "b"), 41, *ZERO_TERM, 9)
+    whole = CopyStatus(0, "backup", *term(7, "a"), 41, *ZERO_TERM, 9)
+    beside = CopyStatus(0, "replica", *term(7, "c"), 41, *ZERO_TERM, 9)
+    after = CopyStatus(0, "replica", *term(8, "b"), 41, *ZERO_TERM, 9)
 
-    assert worth(beside) < worth(whole) < worth(after)
-    assert not worth(after).has_history
+    assert rank_copy(beside) < rank_copy(whole) < rank_copy(after)
+    assert not rank_copy(after).has_history

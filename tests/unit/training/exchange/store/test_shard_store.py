@@ -8,8 +8,8 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.messages import Standing, decode, encode
-from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term, Where
+from training.exchange.messages import CopyStatus, decode, encode
+from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import DeltaId
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def test_news_with_an_address_that_is_none_are_passed_over() -> None:
     store = store_of("a")
     store.note(
         [
-            Where(0, 1, IDS["b"], IDS["b"], "not-an-address", 1),
-            Where(1, 1, IDS["b"], IDS["b"], "", 1),
-            Where(2, 1, IDS["b"], IDS["b"], "10.0.0.1", 8468),
+            OwnerInfo(0, 1, IDS["b"], IDS["b"], "not-an-address", 1),
+            OwnerInfo(1, 1, IDS["b"], IDS["b"], "", 1),
+            OwnerInfo(2, 1, IDS["b"], IDS["b"], "10.0.0.1", 8468),
         ]
     )
 
@@ -157,7 +157,7 @@ def test_what_is_believed_is_told() -> None:
 
     assert store.where(0) is None
     assert where is not None
-    again = decode(encode(where), Where)
+    again = decode(encode(where), OwnerInfo)
     assert (again.shard, again.term, again.contact()) == (2, term(5, "c"), contact("b"))
 
 
@@ -410,7 +410,7 @@ def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
     backup.accept_forward(0, term(2, "a"), delta(1), 0, IDS["a"])
     owner.add(0, delta(1))
 
-    def rank(standing: Standing) -> tuple[Term, int, int]:
+    def rank(standing: CopyStatus) -> tuple[Term, int, int]:
         return standing.term, ROLE_RANK[standing.role], standing.version
 
     assert rank(backup.standing(0, None, 0)) > rank(learner.standing(0, None, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.harness.stores import BOUNDS, IDS, PARAMETERS, contact, term
-from training.exchange.store.records import Waiting
+from training.exchange.store.records import BufferedDelta
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -14,9 +14,11 @@ TRIMMED = Rule(outer_lr=1.0, outer_momentum=0.0, robust="trimmed-mean")
 NODES = [bytes([number]) * 20 for number in range(1, 9)]
 
 
-def delta(node: int, step: int, amount: float = 1.0, *, momentum: bool = True, synchronous: bool = False) -> Waiting:
+def delta(
+    node: int, step: int, amount: float = 1.0, *, momentum: bool = True, synchronous: bool = False
+) -> BufferedDelta:
     values = np.full(4, amount, dtype=np.float32)
-    return Waiting(DeltaId(NODES[node], 1, step), 0.25, values, synchronous, momentum=momentum)
+    return BufferedDelta(DeltaId(NODES[node], 1, step), 0.25, values, synchronous, momentum=momentum)
 
 
 def pair() -> tuple[ShardStore, ShardStore]:
@@ -38,7 +40,7 @@ def teach(owner: ShardStore, store: ShardStore, name: str) -> None:
     owner.appoint(0, contact(name), promised, contact("a"), 0.0)
 
 
-def push(owner: ShardStore, backup: ShardStore, item: Waiting, *, to: str = "b", workers: float = 4.0) -> None:
+def push(owner: ShardStore, backup: ShardStore, item: BufferedDelta, *, to: str = "b", workers: float = 4.0) -> None:
     """Forward, hear the answer, add, close: as `exchange.serving` does."""
     owned = owner.owned[0]
     untold, closed = owned.untold(IDS[to]), owned.closed

@@ -9,7 +9,7 @@ from tests.harness.environment import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.checkpoint import CheckpointState
-from training.exchange.store.history import past_of, torn
+from training.exchange.store.history import highest_step_of, incomplete_deltas
 from training.exchange.store.state_files import BadStates, batches, decode, encode
 from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
@@ -125,13 +125,13 @@ def test_deltas_that_only_some_shards_have_are_lost_and_named() -> None:
     one = applied((NODE, 1, 1), (NODE, 1, 2), (OTHER, 1, 4))
     two = applied((NODE, 1, 2), (NODE, 1, 5), (OTHER, 1, 4))
 
-    assert torn([one, two, Applied()]) == [(NODE, 1, 3, 5)]
-    assert torn([one, one.copy()]) == []
+    assert incomplete_deltas([one, two, Applied()]) == [(NODE, 1, 3, 5)]
+    assert incomplete_deltas([one, one.copy()]) == []
 
 
 def test_the_past_of_a_node_is_its_highest_start_and_step() -> None:
     """Over all states, and each by itself: the highest step may be of an earlier start."""
     states = [applied((NODE, 1, 30), (OTHER, 9, 99)), applied((NODE, 3, 12))]
 
-    assert past_of(NODE, states) == (3, 30)
-    assert past_of(b"x" * 20, states) == (0, 0)
+    assert highest_step_of(NODE, states) == (3, 30)
+    assert highest_step_of(b"x" * 20, states) == (0, 0)

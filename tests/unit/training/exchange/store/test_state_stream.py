@@ -12,7 +12,7 @@ import pytest
 from overlay.transport import Buffer
 from tests.harness.stores import IDS, SUM, store_of, term, zeros
 from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.messages import State, StateHead, decode, encode
+from training.exchange.messages import StateHead, StateTransfer, decode, encode
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import describe
@@ -41,13 +41,14 @@ def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
 
 def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, ShardState]:
     heads = [describe(shard, term(7, "a"), state) for shard, state in states.items()]
-    payload = encode(State(b"g", heads))
+    payload = encode(StateTransfer(b"g", heads))
     body = list(state_stream.body([(head, states[head.shard]) for head in heads]))
 
     async def receive() -> dict[int, ShardState]:
         reader = FrameReader(stream(body))
         found = {
-            head.shard: await state_stream.read_state(reader, head, into) for head in decode(payload, State).states
+            head.shard: await state_stream.read_state(reader, head, into)
+            for head in decode(payload, StateTransfer).states
         }
         assert await reader.header() is None
         return found

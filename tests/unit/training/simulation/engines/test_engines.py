@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.training.barriers.test_predicates import pass_probability
 from training.barriers.predicates import make_barrier
 from training.settings import BarrierSettings
-from training.simulation.engines.reference import Engine
+from training.simulation.engines.reference import ReferenceEngine
 from training.simulation.model.outcome import Outcome
 from training.simulation.model.plan import DISCIPLINES, Churn, Plan
 from training.simulation.model.random_streams import Stream
@@ -228,7 +228,7 @@ def test_the_dead_hold_a_complete_barrier_until_they_are_found() -> None:
 
 def test_a_biased_sampler_draws_the_wide_more_often() -> None:
     """The owner of a random id: of 200 nodes the most drawn is drawn at least three times as often as the mean."""
-    engine = Engine(plan("pssp", 200, 5, sampler="biased"))
+    engine = ReferenceEngine(plan("pssp", 200, 5, sampler="biased"))
     counts = np.zeros(200)
     for _ in range(4000):
         for peer in engine._sampler.draw(0, 5, 0.0, lambda _peer: False):

@@ -90,12 +90,12 @@ def test_slices_make_the_history_of_one_queue(changes: dict[str, Any]) -> None:
 
 def test_the_end_of_a_budget_changes_nothing() -> None:
     """A run that comes up for air after each few completions is the run that does not."""
-    from training.simulation.engines.sliced import Sliced
+    from training.simulation.engines.sliced import SlicedEngine
 
     swarm = plan(nodes=300, duration_s=20.0)
     moments_s = (5.0, 12.5)
-    whole = Sliced(swarm, moments_s).run()
-    pieces = Sliced(swarm, moments_s)
+    whole = SlicedEngine(swarm, moments_s).run()
+    pieces = SlicedEngine(swarm, moments_s)
     pieces.budget = 7
     broken = pieces.run()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.simulation.engines.reference import Engine
+from training.simulation.engines.reference import ReferenceEngine
 from training.simulation.figures.points import plan_of
 from training.simulation.model import metrics
 from training.simulation.model.random_streams import Stream
@@ -19,7 +19,7 @@ from training.simulation.model.step_times import BadModel, Stragglers, parse_ste
 def test_sequence_inconsistency_is_the_symmetric_difference_of_prefixes() -> None:
     """For every prefix: |true △ noisy| / P, with the true sequence giving each node a step in turn."""
     nodes = 7
-    trace = Engine(plan_of("ssp(2)", nodes, 12), keep_trace=True).run().trace
+    trace = ReferenceEngine(plan_of("ssp(2)", nodes, 12), keep_trace=True).run().trace
     assert trace is not None
     done = [0] * nodes
     noisy = []
@@ -35,7 +35,7 @@ def test_sequence_inconsistency_is_the_symmetric_difference_of_prefixes() -> Non
 def test_progress_inconsistency_is_the_distance_of_step_vectors() -> None:
     """At each pass: Σ |steps now − steps at the node's previous pass| / P."""
     nodes = 6
-    engine = Engine(plan_of("pssp(1,2)", nodes, 12), keep_trace=True)
+    engine = ReferenceEngine(plan_of("pssp(1,2)", nodes, 12), keep_trace=True)
     last = {node: [0] * nodes for node in range(nodes)}
     expected = []
     passing = engine._pass
@@ -56,7 +56,7 @@ def test_bsp_is_nearly_consistent_and_asp_is_not() -> None:
     """After many steps the prefix of bsp differs from the true one by at most a round, that of asp by several."""
     found = {}
     for name in ("bsp", "asp"):
-        trace = Engine(plan_of(name, 20, 100), keep_trace=True).run().trace
+        trace = ReferenceEngine(plan_of(name, 20, 100), keep_trace=True).run().trace
         assert trace is not None
         found[name] = metrics.sequence_inconsistency(trace, 20)[-200:].mean()
 
@@ -74,7 +74,7 @@ def test_lag_share_counts_pairs() -> None:
 
 def test_waiting_and_working_fill_the_time() -> None:
     """Per node: seconds at work plus seconds waited are the whole run, but for the step in hand at the end."""
-    run = Engine(plan_of("bsp", 10, 50, steps="constant:1", slow="10%x3")).run()
+    run = ReferenceEngine(plan_of("bsp", 10, 50, steps="constant:1", slow="10%x3")).run()
 
     assert run.waited_s[1] + run.steps[1] * 1.0 == pytest.approx(50, abs=1.0)
     assert run.waited_s[0] == pytest.approx(0.0)
