@@ -1,14 +1,15 @@
-"""The other doors: clock, entropy, disk, thread pool and log, each a small interface with its real implementation.
+"""The environment of a node: clock, entropy, disk, executor and log, each a small interface.
 
-Decisions never touch these: they get `now`, a `random.Random`, bytes. Services get the doors from the composition
-root, so that the simulated network can put a virtual clock, seeded entropy, a disk that tears, and threads that run
-inline behind the same code.
+Pure modules never use these: they get `now`, a `random.Random` and bytes. Services get one `Environment` from the
+composition root. The simulated network passes a virtual clock, seeded entropy, a disk with torn writes, and an
+executor that runs inline; `overlay.system` has the real ones.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
@@ -74,3 +75,14 @@ class Log(Protocol):
     def warning(self, event: str, **fields: Any) -> None: ...
 
     def error(self, event: str, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What every service of a node may need of the machine, as one parameter."""
+
+    clock: Clock
+    entropy: Entropy
+    disk: Disk
+    executor: Executor
+    log: Log

@@ -109,12 +109,12 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         )
         transport = sealed.transport
         log.info("swarm_closed", keys=keys.fingerprints)
-    doors = NodeEnvironment(
+    environment = NodeEnvironment(
         transport=transport,
         clock=clock,
         entropy=entropy,
         disk=disk,
-        workers=workers,
+        executor=workers,
         log=log,
         make_trainer=make_trainer,
         state_path=folder,
@@ -122,14 +122,14 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         gateway=_gateway(config, entropy),
         lan=mdns.ZeroconfLan() if config.swarm.discover == "lan" else None,
     )
-    node = Node(config, doors)
+    node = Node(config, environment)
     _leave_on_signals(node)
     loop_delay = LoopDelay(clock)
     services = [asyncio.create_task(loop_delay.run(), name="loop-delay")]
     if sealed is not None:
         services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
     token_path = api_token.token_path(folder, config.status.token_file)
-    token = api_token.load_or_make(token_path, doors.entropy.token(api_token.TOKEN_BYTES))
+    token = api_token.load_or_make(token_path, environment.entropy.token(api_token.TOKEN_BYTES))
     report = StatusReport(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
     # It joins and starts its trainer, which takes seconds to load, while this process loads its own HTTP server.
     running = asyncio.create_task(node.run(), name="node")
@@ -140,7 +140,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
 
         server = StatusServer(report, config.status, token, clock)
         address = await server.start()
-        _write_status_file(doors.disk, folder, address, node, token_path)
+        _write_status_file(environment.disk, folder, address, node, token_path)
         trim_heap()
         log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
         await running

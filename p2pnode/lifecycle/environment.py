@@ -7,22 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.bootstrap.local_network import Lan
-from overlay.environment import Clock, Disk, Entropy, Executor, Log
+from overlay.environment import Environment
 from overlay.nat.port_mapping import Gateway
 from overlay.transport import Transport
 from training.trainer_link.interface import Trainer
 
 
-@dataclass(slots=True)
-class NodeEnvironment:
-    """Everything a node touches the world through. `state_path` is where the trainer may write its own state."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnvironment(Environment):
+    """`Environment`, and the transport and trainer of one node. `state_path`: where the trainer may keep its state."""
 
     transport: Transport
-    clock: Clock
-    entropy: Entropy
-    disk: Disk
-    workers: Executor
-    log: Log
     #: (node id, callback for the trainer's state) → trainer
     make_trainer: Callable[[bytes, Callable[[str], None]], Trainer]
     state_path: Path | None = None

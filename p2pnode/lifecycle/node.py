@@ -52,30 +52,30 @@ GENESIS_FILE = "genesis"
 class Node:
     """One node of a swarm. `run` lives its whole life; the other calls may come at any time from the same loop."""
 
-    def __init__(self, config: Config, doors: NodeEnvironment) -> None:
+    def __init__(self, config: Config, environment: NodeEnvironment) -> None:
         self.config = config
-        self.doors = doors
-        self.log = doors.log
+        self.environment = environment
+        self.log = environment.log
         try:
-            self.identity = load_identity(doors.disk, doors.entropy)
-            self.incarnation = next_incarnation(doors.disk)
-            self._stored_genesis = doors.disk.read(GENESIS_FILE)
+            self.identity = load_identity(environment.disk, environment.entropy)
+            self.incarnation = next_incarnation(environment.disk)
+            self._stored_genesis = environment.disk.read(GENESIS_FILE)
         except (UnreadableIdentity, OSError) as error:
             raise state_directory_unusable(config.node.state_dir, error) from error
         self.overlay = Overlay(
             identity=self.identity,
             incarnation=self.incarnation,
-            boot=int.from_bytes(doors.entropy.token(4), "big"),
+            boot=int.from_bytes(environment.entropy.token(4), "big"),
             node=config.node,
             swarm=config.swarm,
             liveness=config.liveness,
-            transport=doors.transport,
-            clock=doors.clock,
-            entropy=doors.entropy,
-            disk=doors.disk,
-            log=doors.log,
-            gateway=doors.gateway,
-            lan=doors.lan,
+            transport=environment.transport,
+            clock=environment.clock,
+            entropy=environment.entropy,
+            disk=environment.disk,
+            log=environment.log,
+            gateway=environment.gateway,
+            lan=environment.lan,
         )
         try:
             self.barrier = make_barrier(config.barrier)
@@ -83,9 +83,9 @@ class Node:
             raise UserError(
                 str(error), hint="it needs the form package.module:function", exit_code=ExitCode.CONFIGURATION
             ) from error
-        self.gate = BarrierWaiter(self.overlay, self.barrier, config.barrier, doors.clock)
+        self.gate = BarrierWaiter(self.overlay, self.barrier, config.barrier, environment.clock)
         self.progress = Progress()
-        self.trainer = doors.make_trainer(self.identity.node_id, self.trainer_state_changed)
+        self.trainer = environment.make_trainer(self.identity.node_id, self.trainer_state_changed)
         self.exchange: Exchange | None = None
         self.loop: StepLoop | None = None
         self.manifest: Manifest | None = None
@@ -206,9 +206,9 @@ class Node:
     async def _start_trainer(self) -> TrainerHello:
         restore = ""
         try:
-            found = checkpoint.newest(self.doors.disk, self.log)
-            if found is not None and self.doors.state_path is not None:
-                file = self.doors.state_path / checkpoint.folder_of(found.step) / "trainer.state"
+            found = checkpoint.newest(self.environment.disk, self.log)
+            if found is not None and self.environment.state_path is not None:
+                file = self.environment.state_path / checkpoint.folder_of(found.step) / "trainer.state"
                 restore = str(file) if file.exists() else ""
             hello = await self.trainer.start(restore)
         except TrainerFailed as error:
@@ -224,7 +224,7 @@ class Node:
             self.log.warning("checkpoint_passed_over", step=found.step, reason="another model or another swarm")
             return
         try:
-            checkpoint.read_vector(self.doors.disk, found, hello.layout, self.trainer.vector)
+            checkpoint.read_vector(self.environment.disk, found, hello.layout, self.trainer.vector)
         except (ValueError, OSError) as error:
             self.log.warning("checkpoint_unreadable", step=found.step, reason=str(error))
             return
@@ -239,7 +239,7 @@ class Node:
         try:
             if bootstraps or self._stored_genesis is None:
                 if not bootstraps and not self.overlay.remembered() and not await self.overlay.join_near():
-                    self._found(self.doors.entropy.token(16))
+                    self._found(self.environment.entropy.token(16))
                     return
                 if self.overlay.genesis is None:
                     await self.overlay.join(bootstraps, genesis=self._stored_genesis)
@@ -277,7 +277,7 @@ class Node:
     def _store_genesis(self, genesis: bytes) -> None:
         """Without it the next start would not know its swarm."""
         try:
-            self.doors.disk.write(GENESIS_FILE, genesis)
+            self.environment.disk.write(GENESIS_FILE, genesis)
         except OSError as error:
             raise state_directory_unusable(self.config.node.state_dir, error) from error
         self._stored_genesis = genesis
@@ -303,10 +303,10 @@ class Node:
             staleness=self.barrier.staleness,
             replica=self.trainer.vector,
             incarnation=self.incarnation,
-            clock=self.doors.clock,
-            random_source=self.doors.entropy.random,
-            workers=self.doors.workers,
-            disk=self.doors.disk,
+            clock=self.environment.clock,
+            random_source=self.environment.entropy.random,
+            workers=self.environment.executor,
+            disk=self.environment.disk,
             log=self.log,
         )
         if self._restored is not None:
@@ -318,7 +318,7 @@ class Node:
             gate=self.gate,
             training=config.training,
             settings=config.exchange,
-            clock=self.doors.clock,
+            clock=self.environment.clock,
             log=self.log,
             progress=self.progress,
         )
@@ -328,11 +328,11 @@ class Node:
             self.manifest,
             self.trainer,
             self.progress,
-            clock=self.doors.clock,
-            disk=self.doors.disk,
-            workers=self.doors.workers,
+            clock=self.environment.clock,
+            disk=self.environment.disk,
+            workers=self.environment.executor,
             log=self.log,
-            state_path=self.doors.state_path,
+            state_path=self.environment.state_path,
             on_saved=self.loop.restart_from,
         )
         if self.progress.paused:
@@ -360,9 +360,9 @@ class Node:
         self.exchange.core.step = found.step
         self.exchange.offer(found.terms())
         if self.config.exchange.enabled:
-            states = await self.doors.workers.run(
+            states = await self.environment.executor.run(
                 checkpoint.read_states,
-                self.doors.disk,
+                self.environment.disk,
                 found,
                 self.exchange.store.bounds,
                 self.manifest.layout.parameter_total,
@@ -377,7 +377,7 @@ class Node:
         if incarnation >= self.incarnation:
             self.log.warning("incarnation_raised", counted=self.incarnation, seen=incarnation)
             try:
-                self.incarnation = keep_incarnation(self.doors.disk, incarnation + 1)
+                self.incarnation = keep_incarnation(self.environment.disk, incarnation + 1)
             except OSError as error:
                 raise state_directory_unusable(self.config.node.state_dir, error) from error
             self.exchange.core.incarnation = self.incarnation
@@ -398,7 +398,7 @@ class Node:
 
         Replica and delta are claimed already; outbox and repair log fill later and have limits of their own.
         """
-        available = self.doors.available_memory()
+        available = self.environment.available_memory()
         share, alone = self.budget(), self.budget(nodes=1)
         if available is None or share is None or alone is None:
             return
@@ -439,7 +439,7 @@ class Node:
 
     async def _fetch_vector(self, peer: Contact) -> None:
         assert self.exchange is not None
-        began = self.doors.clock.monotonic()
+        began = self.environment.clock.monotonic()
         while True:
             try:
                 report = await self.exchange.join(peer)
@@ -449,7 +449,7 @@ class Node:
                 await asyncio.sleep(MANIFEST_RETRY_S)
                 assert self.manifest is not None
                 peer = await self._agree(self.manifest)
-        seconds = self.doors.clock.monotonic() - began
+        seconds = self.environment.clock.monotonic() - began
         self.log.info("vector_fetched", shards=report.changed, seconds=round(seconds, 3))
 
     async def _wait_for_nodes(self) -> None:
@@ -494,7 +494,7 @@ class Node:
 
     def _others_need_us(self) -> bool:
         """Somebody trains, or is on its way to the vector that this node may be the last to have."""
-        now = self.doors.clock.monotonic()
+        now = self.environment.clock.monotonic()
         on_the_way = (Activity.JOINING, Activity.READY)
         return any(peer.is_worker(now) or peer.activity in on_the_way for peer in self.overlay.members())
 

@@ -64,7 +64,7 @@ def _training(node: Node) -> Iterator[Family]:
     yield Family("p2pnode_population", "gauge", "Nodes of the swarm, estimated, with its interval.", estimates)
     yield single("p2pnode_workers", "gauge", "Live nodes that train.", node.overlay.workers())
     waiting = node.gate.waiting
-    since = 0.0 if waiting is None else node.doors.clock.monotonic() - waiting.since
+    since = 0.0 if waiting is None else node.environment.clock.monotonic() - waiting.since
     yield single(
         "p2pnode_barrier_waiting_seconds", "gauge", "How long the barrier has been waiting; 0: it is not.", since
     )

@@ -39,7 +39,7 @@ class StatusReport:
         self._node = node
         self._events = events
         self._loop_delay = loop_delay
-        self._started = node.doors.clock.monotonic()
+        self._started = node.environment.clock.monotonic()
 
     @property
     def events(self) -> EventRing:
@@ -59,7 +59,7 @@ class StatusReport:
         return families(self._node, self._loop_delay, self._uptime_s())
 
     def _uptime_s(self) -> float:
-        return round(self._node.doors.clock.monotonic() - self._started, 3)
+        return round(self._node.environment.clock.monotonic() - self._started, 3)
 
     def status(self) -> dict[str, Any]:
         """The whole status, `schema` 1."""
@@ -121,7 +121,7 @@ class StatusReport:
 
     def peers(self) -> list[dict[str, Any]]:
         """One entry per live peer, furthest ahead first."""
-        now = self._node.doors.clock.monotonic()
+        now = self._node.environment.clock.monotonic()
         step = self._node.progress.step
         ordered = sorted(self._node.overlay.members(), key=lambda peer: (-peer.step, peer.node_id))
         return [
@@ -171,7 +171,7 @@ class StatusReport:
         if waiting is None:
             return None
         return {
-            "since_seconds": round(self._node.doors.clock.monotonic() - waiting.since, 3),
+            "since_seconds": round(self._node.environment.clock.monotonic() - waiting.since, 3),
             "behind": waiting.behind,
             "sampled": waiting.sampled,
             "slowest": waiting.slowest.hex(),
@@ -232,7 +232,7 @@ class StatusReport:
         return {
             "budget_bytes": None if budget is None else budget.total,
             "parts": {} if budget is None else budget.parts(),
-            "available_bytes": self._node.doors.available_memory(),
+            "available_bytes": self._node.environment.available_memory(),
         }
 
     def _summary(self) -> str:
@@ -289,7 +289,7 @@ class StatusReport:
             steps = exchange.pushing.outstanding_steps
             findings.append(_finding("warning", f"deltas of {len(steps)} steps wait for their owners", "see /steps"))
         waiting = node.gate.waiting
-        if waiting is not None and node.doors.clock.monotonic() - waiting.since > 10:
+        if waiting is not None and node.environment.clock.monotonic() - waiting.since > 10:
             findings.append(_finding("warning", f"waiting for {short(waiting.slowest)}", "see /peers"))
         return findings
 

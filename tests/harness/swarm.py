@@ -87,18 +87,18 @@ class Swarm:
             trainer.on_state = on_state
             return trainer
 
-        doors = NodeEnvironment(
+        environment = NodeEnvironment(
             transport=self.network.transport(host.address, PORT),
             clock=self.clock,
             entropy=SeededEntropy(f"{self.seed}/{name}/{host.starts}"),
             disk=host.disk,
-            workers=InlineWorkers(),
+            executor=InlineWorkers(),
             log=ListLog(self.records, name, self.clock),
             make_trainer=make_trainer,
             available_memory=lambda: self.available_memory,
             lan=self.make_lan(host.address),
         )
-        host.node = Node(configured(chosen), doors)
+        host.node = Node(configured(chosen), environment)
         host.task = asyncio.create_task(host.node.run(), name=f"node-{name}")
         return host
 
