@@ -5,19 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from kademlia.node import Node
 
 from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
-from overlay.addresses import Address
-from overlay.discovery.sampling import SLOTS, SamplePool, is_kept
+from overlay.discovery.sampling import SLOTS, SamplePool, ball_radius, inside_ball, is_kept, pick_slot
 from overlay.ids import distance, random_id
-from overlay.kademlia.routing_table import ContactTable
-from overlay.peers import Contact
-
-
-def ids(count: int) -> list[bytes]:
-    rng = random.Random(1)
-    return [random_id(rng) for _ in range(count)]
+from tests.harness.peers import ids
 
 
 def test_draws_from_the_pool_are_uniform_and_the_closest_node_is_not() -> None:
@@ -84,21 +76,41 @@ def test_the_dead_leave_a_pool_and_the_oldest_ball_makes_room() -> None:
     assert len(pool.ids()) == 16
 
 
-@pytest.mark.parametrize("size", [0, 3, 20, 60, 400])
-def test_the_closest_are_exact_whatever_the_table_holds(size: int) -> None:
-    """Against a plain sort, for random targets and members, with removed, unlisted and skipped ones."""
-    rng = random.Random(size)
-    table = ContactTable(20, Node(random_id(rng)))
-    for number in range(size):
-        table.add(Contact(random_id(rng), Address("10.0.0.1", 1000 + number)))
-    for entry in rng.sample(list(table), len(table) // 4):
-        table.remove(entry.node_id)
-    members = [entry.node_id for entry in table]
-    for node_id in members[::5]:
-        table.list_to_others(node_id, False)
-    listed = [node_id for index, node_id in enumerate(members) if index % 5]
-    for _ in range(100):
-        target = rng.choice([random_id(rng), *listed[:1]])
-        skip = rng.choice([None, *listed])
-        expected = sorted((node_id for node_id in listed if node_id != skip), key=lambda n: distance(n, target))[:26]
-        assert [entry.id for entry in table.closest(target, 26, skip=skip)] == expected
+def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
+    """Chi-square over 60 nodes: slots in XOR balls pass, "closest to a random id" fails; so the test has power."""
+    rng = random.Random(9)
+    nodes = ids(60, seed=10)
+    radius = ball_radius(60)
+    uniform, naive = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, 0)
+    draws = tries = 0
+    while draws < 6000:
+        target = random_id(rng)
+        tries += 1
+        inside = sorted(inside_ball(target, nodes, radius), key=lambda n: distance(n, target))[:20]
+        drawn = pick_slot(inside, 20, rng)
+        naive[min(nodes, key=lambda n: distance(n, target))] += 1
+        if drawn is not None:
+            uniform[drawn] += 1
+            draws += 1
+
+    def chi_square(counts: dict[bytes, int]) -> float:
+        mean = sum(counts.values()) / len(counts)
+        return sum((count - mean) ** 2 / mean for count in counts.values())
+
+    # 59 degrees of freedom: 98.3 is the 0.999 quantile.
+    assert chi_square(uniform) < 98.3
+    assert chi_square(naive) > 1000
+    assert draws / tries == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_pool_forgets_and_draws_without_replacement() -> None:
+    """Balls age out after two minutes; a draw holds nobody twice and only those allowed."""
+    pool = SamplePool()
+    nodes = ids(12)
+    pool.add(nodes[:8], 0.0, 12)
+    pool.add(nodes[4:], 60.0, 12)
+    drawn = pool.draw(20, lambda node_id: node_id != nodes[5], random.Random(1))
+
+    assert sorted(drawn) == sorted(set(nodes) - {nodes[5]})
+    pool.expire(121.0)
+    assert pool.ids() == nodes[4:]

@@ -1,0 +1,69 @@
+"""The iterative lookup: window, slow peers, termination."""
+
+from __future__ import annotations
+
+import random
+
+from overlay.ids import distance, random_id
+from overlay.kademlia.lookup import Lookup
+from tests.harness.peers import contact, ids
+
+
+def test_a_lookup_ends_with_the_k_closest_that_answered() -> None:
+    """Dead candidates fall out, slow ones give up their place in the window, ourselves take part."""
+    own, *others = ids(30, seed=5)
+    target = others[0]
+    ranked = sorted([own, *others], key=lambda node_id: distance(node_id, target))
+    dead = {ranked[1], ranked[4]}
+    lookup = Lookup(target, contact(own), 5, 3, [contact(ranked[-1])])
+    while not lookup.done:
+        asked = lookup.next_queries()
+        assert asked
+        for peer in asked:
+            if peer.node_id in dead:
+                lookup.slow(peer.node_id)
+                lookup.failed(peer.node_id)
+            else:
+                lookup.answered(peer.node_id, [contact(other) for other in others])
+
+    assert [c.node_id for c in lookup.result()] == [n for n in ranked if n not in dead][:5]
+
+
+def test_a_slow_peer_frees_its_place() -> None:
+    """With a window of 3 and three silent peers, three more are asked."""
+    own, *others = ids(10, seed=6)
+    lookup = Lookup(own, contact(own), 8, 3, [contact(node_id) for node_id in others])
+    first = lookup.next_queries()
+    assert len(first) == 3
+    assert lookup.next_queries() == []
+    for peer in first:
+        lookup.slow(peer.node_id)
+    assert len(lookup.next_queries()) == 3
+    assert not lookup.done
+
+
+def test_a_lookup_asks_all_the_closest_at_once_when_nobody_closer_turns_up() -> None:
+    """While answers bring closer nodes the window is 3; after one that brings none, the 8 closest are asked."""
+    own, *others = ids(30, seed=7)
+    target = random_id(random.Random(7))
+    ranked = sorted(others, key=lambda node_id: distance(node_id, target))
+    lookup = Lookup(target, contact(own), 8, 3, [contact(node_id) for node_id in ranked[10:14]])
+    first = lookup.next_queries()
+    assert len(first) == 3
+    lookup.answered(first[0].node_id, [contact(node_id) for node_id in ranked[:10]])
+    assert len(lookup.next_queries()) == 1, "it brought closer ones: the window stays"
+    lookup.answered(first[1].node_id, [contact(node_id) for node_id in ranked[:10]])
+    assert len(lookup.next_queries()) >= 6, "nothing new: the rest is asked at once"
+    assert lookup.rounds == 2
+
+
+def test_whoever_would_replace_a_slow_peer_is_asked_before_it_has_failed() -> None:
+    """All of the 5 closest are silent: the next 5 are asked while the lookup still waits for those."""
+    own, *others = ids(20, seed=8)
+    target = random_id(random.Random(8))
+    ranked = sorted(others, key=lambda node_id: distance(node_id, target))
+    lookup = Lookup(target, contact(own), 5, 5, [contact(node_id) for node_id in others])
+    for peer in lookup.next_queries():
+        lookup.slow(peer.node_id)
+    assert {peer.node_id for peer in lookup.next_queries()} <= set(ranked[4:10])
+    assert not lookup.done

@@ -1,0 +1,104 @@
+"""The datagrams of the overlay: golden bytes, sizes, malformed input."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.kademlia import messages
+from overlay.peers import Contact
+from overlay.transport import MAX_DATAGRAM_BYTES
+from tests.harness.peers import beat, ids
+
+
+def test_datagrams_are_what_the_specification_says() -> None:
+    """Golden bytes: kind, message id, then [tag, beat, body, news] in MessagePack."""
+    head = messages.encode_head(b"swarmtag", beat(step=3, eligible=True))
+    datagram = messages.encode(
+        messages.REQUEST, b"m" * 20, head, messages.Ping(), [messages.Gossip(1, b"s" * 20, 2, 0)]
+    )
+
+    assert datagram.hex() == (
+        "00" + "6d" * 20 + "94" + "c408" + b"swarmtag".hex() + "9a" + "c414" + "6e" * 20 + "0107cd2114a00003"
+        "cb000000000000000000c3" + "91a470696e67" + "9194" + "01c414" + "73" * 20 + "0200"
+    )
+    message_id, message = messages.decode(datagram)
+    assert message_id == b"m" * 20
+    assert message.beat == beat(step=3, eligible=True)
+
+
+def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
+    """IPv4 and IPv6 mixed, largest beat, most news: at most 1400 bytes; the own id and bad entries are left out."""
+    nodes = ids(40, seed=7)
+    v4 = [Contact(node_id, Address("10.1.2.3", 9)) for node_id in nodes[:10]]
+    v6 = [Contact(node_id, Address("2001:db8::1", 65535)) for node_id in nodes[10:20]]
+    packed = messages.pack_nodes([messages.pack_contact(c) for c in (*v4, *v6)])
+    largest = beat(
+        incarnation=2**63 - 1,
+        boot=2**64 - 1,
+        port=65535,
+        host="f" * 0 + "2001:db8:1111:2222:3333:4444:5555:6666",
+        step=2**63 - 1,
+        step_seconds=math.pi,
+        samples=2**63 - 1,
+    )
+    news = [messages.Gossip(3, node_id, 2**63 - 1, 2**63 - 1) for node_id in nodes[: messages.MAX_GOSSIP]]
+    datagram = messages.encode(messages.RESPONSE, b"m" * 20, messages.encode_head(b"swarmtag", largest), packed, news)
+    contacts, malformed = messages.unpack_nodes(packed, nodes[0])
+
+    assert len(datagram) <= MAX_DATAGRAM_BYTES
+    assert malformed == 0
+    assert contacts == [*v4[1:], *v6]
+    only_v4, _ = messages.unpack_nodes(packed, b"o" * 20, ipv6=False)
+    assert only_v4 == v4
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"i" * 20 + bytes([10, 0, 0, 1]) + b"\x00\x00",  # port 0
+        b"i" * 20 + bytes([0, 0, 0, 0]) + b"\x00\x01",  # unspecified
+        b"i" * 20 + bytes([224, 0, 0, 1]) + b"\x00\x01",  # multicast
+        b"i" * 20 + bytes([255, 255, 255, 255]) + b"\x00\x01",  # broadcast
+        b"i" * 25,  # cut off
+    ],
+)
+def test_contacts_that_cannot_be_sent_to_are_counted_and_dropped(entry: bytes) -> None:
+    """None of them becomes a contact."""
+    assert messages.unpack_nodes(messages.Nodes(entry, b""), b"o" * 20) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("datagram", "reason"),
+    [
+        (b"", "short"),
+        (b"\x00" * 21, "short"),
+        (b"\x02" + b"\x00" * 40, "kind"),
+        (b"\x00" + b"\x00" * 2000, "long"),
+        (b"\x00" * 21 + b"\x94" * 1300, "content"),
+        (b"\x00" * 21 + b"\x91" * 1300, "content"),
+    ],
+)
+def test_what_is_no_datagram_says_why(datagram: bytes, reason: str) -> None:
+    """`Malformed` with a constant reason, whatever the bytes, nested ones included."""
+    with pytest.raises(messages.Malformed, match=reason):
+        messages.decode(datagram)
+
+
+@pytest.mark.parametrize("change", [{"port": 0}, {"step": -1}, {"step_seconds": math.nan}, {"activity": 9}])
+def test_impossible_beats_do_not_decode(change: dict[str, object]) -> None:
+    """Ranges are checked by the decoder."""
+    head = messages.encode_head(b"swarmtag", beat(**change))
+
+    with pytest.raises(messages.Malformed, match="content"):
+        messages.decode(messages.encode(messages.REQUEST, b"m" * 20, head, messages.Ping()))
+
+
+def test_a_host_that_is_no_address_does_not_pass() -> None:
+    """A name in a beat could block on a resolver."""
+    head = messages.encode_head(b"swarmtag", beat(host="example.org"))
+
+    with pytest.raises(messages.Malformed, match="host"):
+        messages.decode(messages.encode(messages.REQUEST, b"m" * 20, head, messages.Ping()))
