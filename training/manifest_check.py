@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, RequestRejected, Response, TransportError
 from training.manifest import Manifest, compare, explain
-
-if TYPE_CHECKING:
-    from overlay.overlay import Overlay
+from training.swarm import Swarm
 
 QUESTION_TIMEOUT_S = 3.0
 
@@ -21,7 +18,7 @@ class ManifestRefused(Exception):
     """This node and the swarm disagree; the text names the fields with both sides' values."""
 
 
-def register(overlay: Overlay, manifest: Manifest) -> None:
+def register(overlay: Swarm, manifest: Manifest) -> None:
     """Answer joiners with our manifest, or with what does not fit."""
 
     async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
@@ -38,7 +35,7 @@ def register(overlay: Overlay, manifest: Manifest) -> None:
     overlay.register("manifest", handler)
 
 
-async def compare_with(overlay: Overlay, peer: Contact, proposal: Manifest) -> None:
+async def compare_with(overlay: Swarm, peer: Contact, proposal: Manifest) -> None:
     """Compare our proposal with a peer's manifest. Raises `ManifestRefused`, or `TransportError` when it has none
     (yet) or cannot be reached: another peer may do."""
     try:

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlay.environment import Clock, Log
 from overlay.peers import Activity
@@ -20,11 +20,8 @@ from training.exchange.exchange import Exchange
 from training.goal import End, Goal
 from training.progress import Progress
 from training.settings import ExchangeSettings, TrainingSettings
+from training.swarm import Swarm
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
-
-if TYPE_CHECKING:
-    from overlay.overlay import Overlay
-
 
 RESTART_FIRST_S = 0.5
 RESTART_MOST_S = 30.0
@@ -41,7 +38,7 @@ class StepLoop:
     def __init__(
         self,
         *,
-        overlay: Overlay,
+        overlay: Swarm,
         exchange: Exchange,
         trainer: Trainer,
         gate: BarrierWaiter,

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from overlay.environment import Clock
 from overlay.peers import Peer
 from training.barriers.predicates import Barrier, resample_after, sample_size
 from training.settings import BarrierSettings
-
-if TYPE_CHECKING:
-    from overlay.overlay import Overlay
+from training.swarm import Swarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class BarrierWait:
 class BarrierWaiter:
     """Runs one node's barrier."""
 
-    def __init__(self, overlay: Overlay, barrier: Barrier, settings: BarrierSettings, clock: Clock) -> None:
+    def __init__(self, overlay: Swarm, barrier: Barrier, settings: BarrierSettings, clock: Clock) -> None:
         self._overlay = overlay
         self.barrier = barrier
         self._settings = settings

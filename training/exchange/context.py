@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,10 +20,7 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM, Fence, Term
 from training.exchange.timeouts import AdaptiveTimeouts, Kind
 from training.settings import ExchangeSettings
-
-if TYPE_CHECKING:
-    from overlay.overlay import Overlay
-
+from training.swarm import Swarm
 
 #: Answers that need a look at every peer are good for this long.
 GLANCE_S = 0.2
@@ -39,7 +35,7 @@ class ExchangeContext:
     """Shared by serving, pushing, pulling and keeping. `replica` is the vector as last pulled (the trainer's own
     shared memory); `marks[i]` is the (term, version) of its shard *i*, the term by which it ranks."""
 
-    overlay: Overlay
+    overlay: Swarm
     store: ShardStore
     genesis: bytes
     settings: ExchangeSettings

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlay.environment import Clock, Disk, Executor, Log
-from overlay.peers import Contact
+from overlay.peers import Contact, PeerChange
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
 from training.exchange.backup.handler import BackupHandler
@@ -33,9 +32,7 @@ from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
 from training.shards.state import ShardState
-
-if TYPE_CHECKING:
-    from overlay.overlay import Overlay, PeerChange
+from training.swarm import Swarm
 
 FENCES_FILE = "fences.msgpack"
 #: A pull under relaxed barriers goes on with the older copy of a shard after this long; the detection bound under bsp.
@@ -51,7 +48,7 @@ class Exchange:
     def __init__(
         self,
         *,
-        overlay: Overlay,
+        overlay: Swarm,
         manifest: Manifest,
         settings: ExchangeSettings,
         staleness: int | None,

@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 
 from overlay.membership.members import BACK
-from overlay.overlay import PeerChange
-from overlay.peers import Contact
+from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
