@@ -66,7 +66,7 @@ format: $(STAMP) ## Bring the code into the form that check asks for
 docs: $(STAMP) ## Write node.toml and docs/config.md anew from the settings in the code
 	$(BIN)/python -m p2pnode.config.documentation
 
-bench: $(STAMP) ## Measure the figures the README shows; ARGS go to the benchmarks
+bench: $(STAMP) ## Measure the figures of docs/figures.md; ARGS go to the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 pins: ## Resolve constraints.txt anew

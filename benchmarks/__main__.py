@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and the README's table.
+"""`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and its pages.
 
 Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`

@@ -19,7 +19,7 @@ from benchmarks.record import ROOT
 LINES = ROOT / "benchmarks" / "performance.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
-#: What the page shows, in this order. In the README's table only those of their figures stand that have an aim.
+#: What the page shows, in this order. docs/figures.md shows only those of their figures that have an aim.
 SHOWN = ("peers", "exchange", "kernels", "step", "barriers")
 
 #: Colours of what is compared.

@@ -1,7 +1,7 @@
-"""What a benchmark found, as a JSON line, as an entry of `figures.json`, and as a row of the README's table.
+"""Results of benchmarks: a JSON line, an entry of `figures.json`, a row of docs/figures.md, and six rows of the README.
 
-Decides nothing about measuring. A figure is the median of some repetitions with their lowest and highest; a figure
-without its command, its conditions and its machine is none. Entries of benchmarks that did not run stay as they are.
+A figure is the median of its repetitions with their lowest and highest value. Each carries its command, its conditions
+and its machine. Entries of benchmarks that did not run stay as they are. This module does not measure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,12 +23,13 @@ from training import kernels
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "benchmarks" / "figures.json"
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "figures.md"
 
 #: Packages whose version changes the figures.
 PACKAGES = ("torch", "numpy", "uvloop", "aiohttp", "kademlia")
 
-#: So many figures that the README shows those with an aim alone. `figures.json` has them all, and docs/performance.md
-#: those of the exchange.
+#: These have so many figures that docs/figures.md shows only those with an aim. `figures.json` has them all, and
+#: docs/performance.md those of the exchange.
 AIMS_ALONE = (
     "exchange",
     "kernels",
@@ -94,6 +95,49 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
             return None
         limit = float(match[2])
         return self.median <= limit if match[1] == "≤" else self.median >= limit
+
+
+class Headline(NamedTuple):
+    """A figure that the README shows; `baseline` is what it is compared with."""
+
+    benchmark: str
+    name: str
+    shown: str
+    baseline: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.benchmark, self.name
+
+
+HEADLINES = (
+    Headline(
+        "peers",
+        "speed of p2pnode float32, plain over hivemind none, 25 M among 4",
+        "speed of an exchange of 25 M parameters among four, over hivemind's",
+        "hivemind 1.1.12, float32, same run",
+    ),
+    Headline(
+        "peers",
+        "p2pnode float32, plain beside gloo, 25 M among 4",
+        "the same, over an all-reduce",
+        "gloo, a fixed group without failures, same run",
+    ),
+    Headline("start", "start of the process to first step done", "start of a daemon to its first step", "5 s, the aim"),
+    Headline("start", "resident memory of an idle daemon", "memory of an idle daemon", "80 MB, the aim"),
+    Headline(
+        "process_faults",
+        "faults: longest time of a survivor without a step",
+        "longest pause of a node while others crash, stop and restart",
+        "10 s, the detection bound",
+    ),
+    Headline(
+        "partition",
+        "partition 3 | 3: steps acknowledged on a side that are missing or doubled",
+        "acknowledged steps lost or doubled by a network partition",
+        "0, the promise",
+    ),
+)
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +224,7 @@ def merged(known: Sequence[Figure], fresh: Sequence[Figure]) -> list[Figure]:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """The README's part between the markers, ending in a newline; empty without figures."""
+    """The part of docs/figures.md between the markers, ending in a newline; empty without figures."""
     if not figures:
         return ""
     lines = ["| figure | median | lowest to highest | aim | command |", "|---|---|---|---|---|"]
@@ -188,22 +232,36 @@ def table(figures: Sequence[Figure]) -> str:
         if figure.benchmark in AIMS_ALONE and not figure.aim:
             continue
         low, high = (_number(value) for value in figure.spread)
-        median = f"{_number(figure.median)} {figure.unit}".strip()
         aim = figure.aim + (" **missed**" if figure.met is False else "")
         name = figure.name.replace("|", "\\|")  # a bar would end the cell
         lines.append(
-            f"| {name} | {median} | {low} to {high}, {figure.repetitions} times | {aim} | `{figure.command}` |"
+            f"| {name} | {_median(figure)} | {low} to {high}, {figure.repetitions} times | {aim} | `{figure.command}` |"
         )
     conditions = dict.fromkeys(f"* `{figure.benchmark}`: {figure.conditions}" for figure in figures)
     machines = dict.fromkeys(figure.machine for figure in figures)
     return "\n".join([*lines, "", *conditions, "", *(f"Machine: {text}." for text in machines), ""])
 
 
-def with_table(readme: str, figures: Sequence[Figure]) -> str:
-    """The README with its table renewed. Raises `ValueError` where the markers are missing."""
-    text, count = _MARKED.subn(lambda match: match[1] + table(figures) + match[2], readme)
+def headlines(figures: Sequence[Figure]) -> str:
+    """The part of the README between the markers: a row per headline that was measured; empty without figures."""
+    by_key = {(figure.benchmark, figure.name): figure for figure in figures}
+    found = [(headline, by_key[headline.key]) for headline in HEADLINES if headline.key in by_key]
+    if not found:
+        return ""
+    lines = ["| figure | measured | baseline | command |", "|---|---|---|---|"]
+    for headline, figure in found:
+        lines.append(
+            f"| {headline.shown} | {_median(figure)} | {headline.baseline} | `make bench ARGS={figure.benchmark}` |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def renewed(page: str, content: str, name: str) -> str:
+    """The page with the content between its markers. `name` is the page's, for the message of the `ValueError` that is
+    raised where the markers are missing."""
+    text, count = _MARKED.subn(lambda match: match[1] + content + match[2], page)
     if count != 1:
-        raise ValueError("README.md has no lines <!-- figures: begin … --> and <!-- figures: end -->")
+        raise ValueError(f"{name} has no lines <!-- figures: begin … --> and <!-- figures: end -->")
     return text
 
 
@@ -214,12 +272,16 @@ def load(path: Path = FIGURES) -> list[Figure]:
     return msgspec.json.decode(path.read_bytes(), type=Figures).figures
 
 
-def write(figures: Sequence[Figure], path: Path = FIGURES, readme: Path = README) -> None:
-    """Write `figures.json` and the README's table."""
-    text = with_table(readme.read_text(encoding="utf-8"), figures)
+def write(figures: Sequence[Figure], path: Path = FIGURES, page: Path = PAGE, readme: Path = README) -> None:
+    """Write `figures.json`, the table of docs/figures.md and the headlines of the README."""
+    texts = {
+        page: renewed(page.read_text(encoding="utf-8"), table(figures), page.name),
+        readme: renewed(readme.read_text(encoding="utf-8"), headlines(figures), readme.name),
+    }
     content = msgspec.json.format(msgspec.json.encode(Figures(schema=1, figures=list(figures))), indent=1)
     path.write_bytes(content + b"\n")
-    readme.write_text(text, encoding="utf-8")
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
 
 
 def _rounded(value: float) -> float:
@@ -229,3 +291,7 @@ def _rounded(value: float) -> float:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _median(figure: Figure) -> str:
+    return f"{_number(figure.median)} {figure.unit}".strip()

@@ -1,4 +1,4 @@
-"""The record of the benchmarks: figures, their file, and the README's table."""
+"""The record of the benchmarks: figures, their file, the table of docs/figures.md, and the README's headlines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import record
 from benchmarks.__main__ import BY_NAME, STANDING, command_of, main, parser
 from benchmarks.record import Figure, Outcome, Series
 
-README = "before\n<!-- figures: begin (written by `make bench`) -->\nold\n<!-- figures: end -->\nafter\n"
+PAGE = "before\n<!-- figures: begin (written by `make bench`) -->\nold\n<!-- figures: end -->\nafter\n"
 
 
 def figure(benchmark: str = "start", name: str = "joined", *, median: float = 2.0, aim: str = "≤ 5") -> Figure:
@@ -29,11 +29,22 @@ def figure(benchmark: str = "start", name: str = "joined", *, median: float = 2.
     )
 
 
-def test_readme_shows_the_committed_figures() -> None:
-    """The README's table is what figures.json renders, to the letter."""
-    readme = record.README.read_text(encoding="utf-8")
+def test_the_pages_show_the_committed_figures() -> None:
+    """The table of docs/figures.md and the headlines of the README are what figures.json renders, to the letter."""
+    page, readme = (path.read_text(encoding="utf-8") for path in (record.PAGE, record.README))
 
-    assert record.with_table(readme, record.load()) == readme
+    assert record.renewed(page, record.table(record.load()), "figures.md") == page
+    assert record.renewed(readme, record.headlines(record.load()), "README.md") == readme
+
+
+def test_every_headline_was_measured() -> None:
+    """The README shows six figures; each of them is in figures.json, with its baseline."""
+    shown = record.headlines(record.load())
+
+    assert len(record.HEADLINES) == 6
+    for headline in record.HEADLINES:
+        assert f"| {headline.shown} |" in shown
+        assert headline.baseline
 
 
 def test_every_figure_belongs_to_a_benchmark_there_is() -> None:
@@ -98,13 +109,13 @@ def test_two_figures_of_one_name_are_refused() -> None:
 
 def test_the_table_stands_between_its_markers() -> None:
     """Only what is between the markers changes, and writing twice changes nothing more."""
-    once = record.with_table(README, [figure(median=7.0)])
+    once = record.renewed(PAGE, record.table([figure(median=7.0)]), "figures.md")
 
     assert once.startswith("before\n<!-- figures: begin")
     assert once.endswith("<!-- figures: end -->\nafter\n")
     assert "old" not in once
     assert "| joined | 7 s | 1 to 3, 3 times | ≤ 5 **missed** | `make bench ARGS=start` |" in once
-    assert record.with_table(once, [figure(median=7.0)]) == once
+    assert record.renewed(once, record.table([figure(median=7.0)]), "figures.md") == once
 
 
 def test_a_bar_in_a_name_does_not_end_the_cell() -> None:
@@ -114,21 +125,25 @@ def test_a_bar_in_a_name_does_not_end_the_cell() -> None:
     assert "| 3 \\| 3 |" in rows[2]
 
 
-def test_a_readme_without_markers_is_refused() -> None:
-    """The table is never put where nobody asked for it."""
-    with pytest.raises(ValueError, match="figures: begin"):
-        record.with_table("nothing here\n", [figure()])
+def test_a_page_without_markers_is_refused() -> None:
+    """Without markers nothing is inserted, and the message names the page."""
+    with pytest.raises(ValueError, match=r"README.md has no lines <!-- figures: begin"):
+        record.renewed("nothing here\n", record.table([figure()]), "README.md")
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    """figures.json holds the figures whole, and the README shows them."""
-    file, readme = tmp_path / "figures.json", tmp_path / "README.md"
-    readme.write_text(README, encoding="utf-8")
+    """figures.json holds the figures whole, docs/figures.md shows all of them, and the README the headlines."""
+    file, page, readme = tmp_path / "figures.json", tmp_path / "figures.md", tmp_path / "README.md"
+    page.write_text(PAGE, encoding="utf-8")
+    readme.write_text(PAGE, encoding="utf-8")
+    figures = [figure(), figure("start", "resident memory of an idle daemon")]
 
-    record.write([figure()], file, readme)
+    record.write(figures, file, page, readme)
 
-    assert record.load(file) == [figure()]
-    assert record.table([figure()]) in readme.read_text(encoding="utf-8")
+    assert record.load(file) == figures
+    assert record.table(figures) in page.read_text(encoding="utf-8")
+    assert "| memory of an idle daemon | 2 s | 80 MB, the aim |" in readme.read_text(encoding="utf-8")
+    assert "| joined |" not in readme.read_text(encoding="utf-8")
 
 
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
