@@ -1,7 +1,7 @@
 """Node ids and keys: 160 bits, compared by XOR.
 
 A node id is the first 160 bits of the SHA-256 of the node's public key (DESIGN section 4), so ids are uniform and
-nobody chooses one; a key id is a SHA-1, as in Kademlia. Pure: randomness is passed in.
+nobody chooses one; a key id is a SHA-1, as in Kademlia. Pure. Randomness is passed in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a node knows of its peers: addresses, life signs, and steps that ride on every message.
 
 A `Heartbeat` is the small record that every message carries, both ways; `PeerTable` folds beats into knowledge. Steps
-only rise within an incarnation, so old news can never undo new. Pure: `now` (monotonic seconds) is passed in. Who
+only rise within an incarnation, so old news can never undo new. Pure. `now` (monotonic seconds) is passed in. Who
 counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barriers".
 """
 

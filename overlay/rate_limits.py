@@ -1,6 +1,6 @@
 """How much one party may ask of this node: token buckets, and a bounded table of them by peer.
 
-Pure: `now` is passed in, nothing waits. A bucket holds up to `burst` tokens and gains `rate_per_s` of them; who finds
+Pure. `now` is passed in, nothing waits. A bucket holds up to `burst` tokens and gains `rate_per_s` of them; who finds
 too few is told how long it takes until there are enough. Nothing here says who a peer is: the caller brings an id it
 believes (a node's, or an address). A stranger who makes up ids gets a fresh bucket for each, so that a table also has
 one bucket that all newcomers share.

@@ -1,7 +1,7 @@
 """The vector: which tensors it is made of, in which order, and how it is cut into shards.
 
 Trainable parameters come first, sorted by canonical name, tied ones once; then the floating-point buffers that training
-changes. Everything is float32 in the vector whatever the model's own dtype. Pure, and free of torch: the trainer
+changes. Everything is float32 in the vector whatever the model's own dtype. Pure. No torch: the trainer
 builds a `Layout`, the daemon checks and cuts it.
 """
 

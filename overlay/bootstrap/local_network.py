@@ -5,7 +5,7 @@ is a rumour: an address to dial, beside the bootstraps and the remembered peers,
 that start together the one with the lowest id founds, and the others wait for it. Multicast DNS itself is the door's
 business (`overlay.bootstrap.mdns`).
 
-Pure but for `LocalNetwork.look`, which waits.
+All but `LocalNetwork.look`, which waits, is pure.
 """
 
 from __future__ import annotations

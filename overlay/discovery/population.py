@@ -5,7 +5,7 @@ golden figures: reference/population-and-sampling.md sections 2, 3 and 5. Pooled
 over a sliding window of lookups with random targets; the own id is among the distances where it belongs. Where the
 newest lookups contradict the older ones, the swarm has changed and the older ones no longer count.
 
-Pure: `now` in seconds is an argument.
+Pure. `now` in seconds is an argument.
 """
 
 from __future__ import annotations

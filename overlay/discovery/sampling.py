@@ -10,7 +10,7 @@ C with the slot drawn later, so that one kept ball serves many draws; keeping ev
 of S, favours sparse regions by a few per cent. Members of one ball are neighbours, so a sample takes each of its peers
 from another ball. A ball is dropped after two minutes, because a pool that is never renewed is a held sample.
 
-Pure: `now` and the generator are arguments. Who is alive and training is the caller's `allowed`.
+Pure. `now` and the generator are arguments. Who is alive and training is the caller's `allowed`.
 """
 
 from __future__ import annotations

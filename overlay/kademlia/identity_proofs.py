@@ -5,7 +5,7 @@ heard before fits), the asker's id, and its own beat as it stands in the answer,
 An id enters a table, moves to another address or counts as restarted only with it (DESIGN section 4, "Identity"), and
 nothing else makes a node believe that another process uses its own identity.
 
-It does not bind the datagrams that follow: that is the seal's work. Pure but for the count of signatures made: a
+It does not bind the datagrams that follow: that is the seal's work. Pure. It keeps a count of signatures made: a
 signature costs tens of microseconds and a stranger may ask for it, so a second holds only so many.
 """
 

@@ -6,7 +6,7 @@ request, the proof in its response (`overlay.kademlia.identity_proofs`). Bodies 
 *is* the explicit table of remote procedures: what is not listed here does not decode, and nesting and sizes are bounded
 by the types. `encode` and `decode` are where sealing will stand.
 
-Pure. Contacts travel packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 of them need 520 bytes.
+Contacts travel packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 of them need 520 bytes.
 """
 
 from __future__ import annotations

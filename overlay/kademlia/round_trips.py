@@ -4,7 +4,7 @@ A wait is the mean of the measured round trips plus four deviations (RFC 6298), 
 settings give; one retry follows, and the whole call never exceeds the ceiling. An address that stayed silent is not
 tried again on hearsay until its entry expires or it speaks itself (reference/kademlia.md section 4 d).
 
-Pure: `now` in seconds is an argument.
+Pure. `now` in seconds is an argument.
 """
 
 from __future__ import annotations

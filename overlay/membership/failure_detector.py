@@ -11,6 +11,8 @@ every deadline moves by the lag, and time-outs stretch.
 
 The detection bound for watched members with default settings (seconds): 0.5 still fresh + 1 until the next round +
 0.5 direct + 0.5 indirect + 3 suspicion + 0.5 until its last probe has failed = 6.
+
+Pure.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and its boot nonce, signed, inside an AEAD under a key that only members can der
 and cannot make any; who has it still cannot speak for another id. The keys of the pair follow by HKDF from the X25519
 secret, salted by the swarm key's epoch and run, over both ids, both boot nonces and all that was said.
 
-Pure, and without memory: freshness and replays are judged by `overlay.sealing.sealer`. Wire form: docs/protocol.md.
+Pure. It keeps no state: freshness and replays are judged by `overlay.sealing.sealer`. Wire form: docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ silence: no answer, no state, one counter. An offer is answered once, only by th
 after that node's start and within `CLOCK_BOUND_S` of its clock; so what was heard by another peer or before a restart
 opens nothing.
 
-Pure: the time (`now` monotonic, `wall` since 1970) and the randomness come in, datagrams to send and to deliver go out.
+Pure. The time (`now` monotonic, `wall` since 1970) and the randomness come in, datagrams to send and to deliver go out.
 No timers: what is lost is offered again when the room above sends again.
 """
 

@@ -4,7 +4,7 @@ Everything is derived with HKDF-SHA256 (RFC 5869) for one run, so that a key use
 other. One key is one *epoch*; a `KeyRing` holds the epoch in use and, while keys are rotated, a second one that is
 accepted too. A key shows itself in no `repr`, no message of an error, no log: what may be shown is its fingerprint.
 
-Pure: reading and writing the file is the caller's.
+Pure. Reading and writing the file is the caller's.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ bytes of HMAC-SHA256 over a random number, the time and the id of the node that 
 clock bound, and not if older than this node's start. Who has none gets silence and costs a few hundred bytes for a few
 seconds. TLS itself is left as it is. A first `hello` means no id yet; its ticket is good for any node, once each.
 
-Pure: bytes and the time in, a judgement out.
+Pure. Bytes and the time in, a decision out.
 """
 
 from __future__ import annotations

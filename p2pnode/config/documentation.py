@@ -1,7 +1,7 @@
 """Texts generated from the settings: `node.toml`, docs/config.md, and a configuration written back as TOML.
 
 `python -m p2pnode.config.documentation` rewrites both files at the root of the repository; a test holds them equal to
-the code. Pure but for that command: every function takes values and returns text.
+the code. But for that command every function is pure: it takes values and returns text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who may ask what of the HTTP API: one decision per request, from plain facts.
 
-Pure: the server brings the facts, the clock and the token; the answer is None or a refusal. It defends against four
+Pure. The server brings the facts, the clock and the token; the answer is None or a refusal. It defends against four
 parties: a web page that the user visits (Host, Origin, and a header that no form can send), a name made to point at
 the loopback (Host: DNS rebinding), another user of the machine (the token, for everything that changes state), and
 somebody who only wants the node to be busy (rates). On an address other than the loopback everything but the two

@@ -1,4 +1,4 @@
-"""The text form in which Prometheus reads a node's counters and sizes. Pure: families in, text out.
+"""The text form in which Prometheus reads a node's counters and sizes. Pure. Families in, text out.
 
 Written here because the package `prometheus-client` takes 0.52 MB of a daemon that has 1.6 MB left of its 80, and keeps
 a second copy of counters that exist already. What it would do stands on one page of rules:

@@ -2,7 +2,7 @@
 
 `bsp` and `ssp` look at completed steps only and never change. Probabilistic Synchronous Parallel is not a third
 predicate: it hands them a sample instead of everybody (Wang, Catterall, Mortier, arXiv 1709.07772; definition in
-`docs/psp.md`). Pure: this module draws nothing and waits for nothing; `training.barriers.waiter` runs it.
+`docs/psp.md`). Pure. This module draws nothing and waits for nothing; `training.barriers.waiter` runs it.
 """
 
 from __future__ import annotations

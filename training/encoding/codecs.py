@@ -4,7 +4,7 @@ The daemon has no torch, and NumPy has no bfloat16, so that conversion works on 
 there are compiled kernels (`training.kernels`), else in several of NumPy's, to the same bits.
 An int8 block is a little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes; a value is off by
 half a scale at most. A lossy codec is made exact over time by error feedback: what it rounds off one delta is added to
-the next (Seide et al., Interspeech 2014); the sender keeps it (`training.exchange.client.push`).
+the next (Seide et al., Interspeech 2014); the sender keeps it (`training.exchange.client.push`). Pure.
 """
 
 from __future__ import annotations

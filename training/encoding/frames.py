@@ -2,7 +2,7 @@
 
 A frame is a 32-byte header and a payload. The header names the shard, which of its arrays the payload belongs to, the
 first value, the codec, the payload's size, and the step and version it stands for. The receiver knows from the head
-of the request which shards come and how long they are, so nothing is allocated on a stranger's word.
+of the request which shards come and how long they are, so nothing is allocated on a stranger's word. Pure.
 """
 
 from __future__ import annotations

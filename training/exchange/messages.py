@@ -1,7 +1,7 @@
 """The words of the exchange: heads of requests and answers, as MessagePack through msgspec.
 
 Every struct is checked on decoding (types, lengths of lists and texts); what a handler gets is typed. Arrays travel as
-frames in the body (`training.encoding.frames`). `docs/protocol.md` describes the same messages.
+frames in the body (`training.encoding.frames`). `docs/protocol.md` describes the same messages. Pure.
 """
 
 from __future__ import annotations

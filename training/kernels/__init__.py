@@ -5,7 +5,7 @@ in three to ten passes for each of these and to the same bits (tests/property/te
 the library knows nothing of Python, and other threads run meanwhile.
 
 Arrays are float32, aligned, in one piece and do not overlap: `fits` tells what can be seen of it. Sizes that do not go
-together raise `ValueError` before anything is touched. Pure: memory in, memory out.
+together raise `ValueError` before anything is touched. Pure. Memory in, memory out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which barrier, sample and staleness for a swarm whose step times are known: try them all, and choose by one rule.
 
 The rule: of the barriers that keep at least `keep` of asp's progress, the one whose nodes lie closest together (least
-standard deviation of completed steps); among equals the one that asks less. Pure but for the simulations.
+standard deviation of completed steps); among equals the one that asks less. All but the simulations is pure.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ imported, and what a contract cannot express is read from the syntax tree: pure 
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -19,28 +20,10 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("p2pnode", "training", "overlay")
 TRAINERS_SIDE = ("training/trainer/", "training/tasks/")
 
-#: Decisions: facts in, decisions out.
-PURE = (
-    "overlay/kademlia/broadcast_queue.py",
-    "overlay/ids.py",
-    "overlay/membership/failure_detector.py",
-    "overlay/kademlia/lookup.py",
-    "overlay/peers.py",
-    "overlay/discovery/placement.py",
-    "overlay/discovery/population.py",
-    "overlay/kademlia/identity_proofs.py",
-    "overlay/kademlia/address_limit.py",
-    "overlay/kademlia/routing_table.py",
-    "overlay/discovery/sampling.py",
-    "training/barriers/predicates.py",
-    "training/encoding/codecs.py",
-    "training/exchange/messages.py",
-    "training/exchange/store/shard_store.py",
-    "training/encoding/frames.py",
-    "training/layout.py",
-    "training/manifest.py",
-    "training/shards/state.py",
-)
+#: The claim of a module docstring; in the docstring of a package it covers every module of the folder.
+PURE = re.compile(r"(?<![\w`])Pure\.(?=\s|$)")
+#: Other forms of the claim, which the check would pass over.
+ALMOST_PURE = re.compile(r"(?<![\w`])Pure(?:[:;,]| but | and )")
 IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading", "time", "torch", "uuid", "secrets"}
 
 #: The real doors, which is where clocks and entropy come in, and the far side of the trainer's.
@@ -74,6 +57,17 @@ def sources(*packages: str) -> list[str]:
 
 def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def docstring(path: str) -> str:
+    return ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) or ""
+
+
+def pure_modules() -> list[str]:
+    """The modules that claim to be pure, by themselves or by their package."""
+    claimed = {path for path in sources(*PACKAGES) if PURE.search(docstring(path))}
+    folders = tuple(path.removesuffix("__init__.py") for path in claimed if path.endswith("/__init__.py"))
+    return [path for path in sources(*PACKAGES) if path in claimed or path.startswith(folders)]
 
 
 def imported_names(path: str) -> set[str]:
@@ -169,10 +163,18 @@ def test_a_breach_is_noticed(tmp_path: Path, path: str, breach: str, contract: s
     assert [line for line in broken if line.startswith(contract)] != []
 
 
-@pytest.mark.parametrize("path", PURE)
-def test_a_decision_is_pure(path: str) -> None:
-    """Decisions import no event loop, socket, clock, operating system or torch."""
+@pytest.mark.parametrize("path", pure_modules())
+def test_a_module_that_claims_to_be_pure_is(path: str) -> None:
+    """A module with the sentence "Pure." imports no event loop, socket, clock, operating system or torch."""
     assert imported_names(path) & IMPURE_IMPORTS == set()
+
+
+def test_purity_is_claimed_in_one_form() -> None:
+    """No docstring makes the claim in a form that is not checked, and some modules of each layer make it."""
+    other_forms = [path for path in sources(*PACKAGES) if ALMOST_PURE.search(docstring(path))]
+
+    assert other_forms == []
+    assert {path.partition("/")[0] for path in pure_modules()} == set(PACKAGES)
 
 
 @pytest.mark.parametrize(

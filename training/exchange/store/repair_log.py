@@ -2,7 +2,7 @@
 
 Two owners on two sides of a partition both acknowledge, and neither can know. When they meet the higher term stays; the
 other keeps its copy as a `SupersededCopy` and offers the deltas of its log, by identity, until the winner has every one
-of them (reference/ownership.md section 4). Pure: what happens when comes in as `tick`; `mending` sends the messages.
+of them (reference/ownership.md section 4). Pure. What happens when comes in as `tick`; `mending` sends the messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which shards this node owns or backs up, under which terms, and what it believes of the others.
 
-Pure: requests and discoveries come in as calls, answers go out as values; no message is sent from here. The rules that
+Pure. Requests and discoveries come in as calls, answers go out as values; no message is sent from here. The rules that
 keep an acknowledged delta from being lost or doubled:
 
 * a term is a pair (number, raiser) and only rises; what has a lower term than the highest seen is fenced off,

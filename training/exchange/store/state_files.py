@@ -2,7 +2,7 @@
 
 A node that starts again owns nothing because of them. It shows them like a replica that it had pulled: only when nobody
 living has more does the swarm go on from the highest (DESIGN section 5, promise 7). A file holds a few states whole,
-under its own SHA-256: a torn one is passed over, the others count. Pure; `p2pnode.lifecycle.node` reads and writes the
+under its own SHA-256: a torn one is passed over, the others count. Pure. `p2pnode.lifecycle.node` reads and writes the
 files.
 """
 
