@@ -269,7 +269,7 @@ class Sealer:
                 self._forget_route(next(iter(self._routes)))
         if not pair.confirmed or route.pair is None or route.pair.born <= pair.born:
             route.pair = pair
-        pair.confirmed = True
+        pair.confirm()
         return self._flush(Address(key[1], key[2]), route, now)
 
     def _flush(self, to: Address, route: _Route, now: float) -> list[tuple[Address, bytes]]:

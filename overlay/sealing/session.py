@@ -77,6 +77,10 @@ class Session:
         self._out = AESGCM(key_out)
         self._seen = 0
 
+    def confirm(self) -> None:
+        """The other side has used the session."""
+        self.confirmed = True
+
     def seal(self, datagram: bytes, now: float) -> bytes:
         """One datagram as it goes on the wire."""
         self.sent += 1

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from overlay.addresses import Address
+from overlay.environment import Clock
 from overlay.sockets import http1 as http
 from overlay.sockets.connection import Connection, ConnectionClosed
-from overlay.sockets.connection_pool import ConnectionPool, PooledConnection
+from overlay.sockets.connection_pool import ConnectionPool, PooledConnection, StreamSeal
 from overlay.sockets.framing import (
     BadFraming,
     BodyFailed,
@@ -35,8 +36,7 @@ class _Upload:
         self._deadline = deadline
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
-        #: False once the answer is there, or will never be: reading it has its own bound.
-        self.timed = True
+        self._is_timed = True
         self.error: Exception | None = None
 
     def begin(self, connection: Connection, beginning: bytes) -> None:
@@ -76,8 +76,12 @@ class _Upload:
         self._move_deadline(asyncio.get_running_loop().time() + self._timeout_s)
 
     def _move_deadline(self, when: float | None) -> None:
-        if self.timed and not self._deadline.expired():
+        if self._is_timed and not self._deadline.expired():
             self._deadline.reschedule(when)
+
+    def stop_timing(self) -> None:
+        """Leave the deadline alone: the response has begun, or will never come, and reading it has its own bound."""
+        self._is_timed = False
 
     async def end(self) -> None:
         """Stop sending; nothing touches the body any more."""
@@ -90,43 +94,49 @@ class _Upload:
             self._task.result()
 
 
+class StreamClient:
+    """Sends requests over pooled connections. `is_open`: whether requests may be sent."""
+
+    def __init__(self, seal: StreamSeal | None, clock: Clock, is_open: Callable[[], bool]) -> None:
+        self.is_open = is_open
+        self.is_sealed = seal is not None
+        self.pool = ConnectionPool(seal, clock)
+        #: Requests under way, in the order of their start.
+        self.active: dict[StreamRequest, bool] = {}
+
+    def request(self, to: Address, name: str, head: bytes, body: Body, timeout_s: float) -> StreamRequest:
+        """See `Transport.request`."""
+        return StreamRequest(self, to, name, head, body, timeout_s)
+
+    def close(self) -> None:
+        """Abort the requests under way and close every idle connection."""
+        for request in list(self.active):
+            request.abort()
+        self.pool.close()
+
+
 class StreamRequest:
     """The `async with` around one request."""
 
-    def __init__(
-        self,
-        is_open: Callable[[], bool],
-        pool: ConnectionPool | None,
-        asking: dict[StreamRequest, bool],
-        to: Address,
-        name: str,
-        head: bytes,
-        body: Body,
-        timeout_s: float,
-        *,
-        sealed: bool,
-    ) -> None:
-        self._is_open = is_open
-        self._pool = pool
-        self._asking = asking
+    def __init__(self, client: StreamClient, to: Address, name: str, head: bytes, body: Body, timeout_s: float) -> None:
+        self._client = client
         self._to = to
         self._name = name
         self._head = head
         self._body = body
         self._timeout_s = timeout_s
-        self._sealed = sealed
         self._link: PooledConnection | None = None
         self._upload: _Upload | None = None
         self._answer: HttpBody | None = None
         self._is_last = False
 
     async def __aenter__(self) -> ReceivedResponse:
-        if self._pool is None or not self._is_open():
+        if not self._client.is_open():
             await BodyWriter(self._body).close()
             raise TransportError("closed", self._to, "was not asked: our own transport is closed")
-        self._asking[self] = True
+        self._client.active[self] = True
         try:
-            return await self._ask(self._pool)
+            return await self._ask(self._client.pool)
         except BaseException as error:
             await self._leave(failed=True)
             if isinstance(error, Exception):
@@ -146,7 +156,7 @@ class StreamRequest:
             # The peer had closed an idle connection of ours (it restarted): nothing was answered, so ask once more.
             stale = self._link
             replayable = isinstance(self._body, list | tuple)
-            if stale is None or stale.is_new or not replayable or not self._is_open():
+            if stale is None or stale.is_new or not replayable or not self._client.is_open():
                 raise
             if self._upload is not None:
                 await self._upload.end()
@@ -163,10 +173,7 @@ class StreamRequest:
         if head.status != http.OK:
             raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {head.status})")
         inflow = BodyReader(body, self._translate)
-        try:
-            answer = ReceivedResponse(await inflow.head(), inflow, self._link.found)
-        except BadFraming as error:
-            raise TransportError("foreign", self._to, f"answered, but {error}") from error
+        answer = ReceivedResponse(await inflow.head(), inflow, self._link.found)
         self._answer = body
         return answer
 
@@ -187,7 +194,7 @@ class StreamRequest:
                 return await http.read_answer_head(connection)
         finally:
             if upload is not None:
-                upload.timed = False
+                upload.stop_timing()
 
     def abort(self) -> None:
         """Our own transport closes."""
@@ -195,7 +202,7 @@ class StreamRequest:
             self._link.connection.abort()
 
     async def _leave(self, *, failed: bool) -> None:
-        self._asking.pop(self, None)
+        self._client.active.pop(self, None)
         link, upload = self._link, self._upload
         if link is not None:
             unsent = upload is not None and upload.unsent
@@ -203,8 +210,7 @@ class StreamRequest:
                 # Half a message is left on the connection: it cannot be used again, and the peer learns that we left.
                 link.connection.abort()
             else:
-                assert self._pool is not None
-                self._pool.keep(self._to, link)
+                self._client.pool.keep(self._to, link)
         if upload is not None:
             await upload.end()
         elif link is None:
@@ -216,14 +222,16 @@ class StreamRequest:
             return self._upload.error
         if isinstance(error, TransportError):
             return error
-        if not self._is_open():
+        if isinstance(error, BadFraming):
+            return TransportError("foreign", self._to, f"answered, but {error}")
+        if not self._client.is_open():
             return TransportError("closed", self._to, "did not answer before our own transport closed")
         if isinstance(error, TimeoutError):
             return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
         if isinstance(error, NotOurHttp):
             return _foreign(self._to)
         if isinstance(error, OSError):
-            silent = self._answer is None and not self._sealed
+            silent = self._answer is None and not self._client.is_sealed
             hint = "; a swarm with a key does so to those without" if silent else ""
             return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__}){hint}")
         return error

@@ -40,6 +40,10 @@ class StreamSeal:
     admission: TicketVerifier
     credentials: Credentials
 
+    def use(self, credentials: Credentials) -> None:
+        """New connections use these contexts."""
+        self.credentials = credentials
+
 
 def proven_id(connection: Connection) -> bytes:
     """Who is at the other end, by its certificate; empty where there is none. Raises `NotANodeCertificate`."""
@@ -94,12 +98,8 @@ class ConnectionPool:
             _, connection = await asyncio.get_running_loop().create_connection(
                 Connection, to.host, to.port, ssl=context, server_hostname=ticket
             )
-        except ssl.SSLError as error:
-            raise TransportError("foreign", to, _without_tls(error)) from error
-        except TimeoutError as error:
-            raise TransportError("timeout", to, "did not answer") from error
         except OSError as error:
-            raise _unconnected(to, error, sealed=self._seal is not None) from error
+            raise _connect_error(to, error, sealed=self._seal is not None) from error
         try:
             link = PooledConnection(connection, context, proven_id(connection))
         except NotANodeCertificate as error:
@@ -145,18 +145,19 @@ class ConnectionPool:
             raise TransportError("rejected", to, f"is {short(link.found)}, we asked for {short(expected)}")
 
 
-def _without_tls(error: ssl.SSLError) -> str:
-    """What a failed handshake means."""
+def _connect_error(to: Address, error: OSError, *, sealed: bool) -> TransportError:
+    """What a failed connection attempt or TLS handshake means."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "has no certificate of this swarm: another key, or another run"
-    return "does not speak TLS as a node of this swarm does: it may belong to an open swarm, and this node's has a key"
-
-
-def _unconnected(to: Address, error: OSError, *, sealed: bool) -> TransportError:
+        return TransportError("foreign", to, "has no certificate of this swarm: another key, or another run")
+    if isinstance(error, ssl.SSLError):
+        reason = (
+            "does not speak TLS as a node of this swarm does: it may belong to an open swarm, and this node's has a key"
+        )
+        return TransportError("foreign", to, reason)
     number = error.errno
     if number == errno.ECONNREFUSED:
         return TransportError("refused", to, "refused the connection: nobody listens there")
-    if number == errno.ETIMEDOUT:
+    if number == errno.ETIMEDOUT or isinstance(error, TimeoutError):
         return TransportError("timeout", to, "did not answer")
     if number in _UNREACHABLE:
         return TransportError("refused", to, f"cannot be reached: {os.strerror(number)}")

@@ -35,12 +35,19 @@ class BodyReader:
     `translate` turns whatever the stream raises into the error for the one who reads.
     """
 
-    def __init__(self, body: HttpBody, translate: Callable[[Exception], Exception]) -> None:
+    def __init__(
+        self,
+        body: HttpBody,
+        translate: Callable[[Exception], Exception],
+        *,
+        small_head_bytes: int = MAX_HEAD_BYTES,
+        large_head: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        """A head above `small_head_bytes` is read inside `large_head()`, which may wait or refuse."""
         self._body = body
         self._translate = translate
-        #: How many bytes of head are read without asking, and whom to ask for more; set by the serving end.
-        self.small_head_bytes = MAX_HEAD_BYTES
-        self.large_head: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        self._small_head_bytes = small_head_bytes
+        self._large_head = large_head
         self.broken = False
 
     async def head(self) -> bytes:
@@ -51,9 +58,9 @@ class BodyReader:
         length = int.from_bytes(length_bytes, "big")
         if length > MAX_HEAD_BYTES:
             raise BadFraming(f"announced a head of {length} bytes; at most {MAX_HEAD_BYTES} are read")
-        if length <= self.small_head_bytes:
+        if length <= self._small_head_bytes:
             return await self._read_head(length)
-        async with self.large_head():
+        async with self._large_head():
             return await self._read_head(length)
 
     async def _read_head(self, length: int) -> bytes:

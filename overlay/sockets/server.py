@@ -64,10 +64,8 @@ class StreamServer:
     def end_idle(self) -> None:
         """What open connections were admitted by is not valid any more: they end, at once or when what passes on them
         has passed."""
-        for connection, conversation in list(self._conversations.items()):
-            conversation.is_last = True
-            if not conversation.is_busy:
-                connection.abort()
+        for conversation in list(self._conversations.values()):
+            conversation.end_soon()
 
     async def close(self, within_s: float) -> None:
         """End all conversations; their handlers are cancelled."""
@@ -108,9 +106,12 @@ class StreamServer:
         *,
         is_last: bool,
     ) -> bool:
-        inflow = BodyReader(body, functools.partial(_explain, source))
-        inflow.small_head_bytes = LARGE_HEAD_BYTES
-        inflow.large_head = functools.partial(self._turns.large_head, party)
+        inflow = BodyReader(
+            body,
+            functools.partial(_explain, source),
+            small_head_bytes=LARGE_HEAD_BYTES,
+            large_head=functools.partial(self._turns.large_head, party),
+        )
         try:
             reply = await self._on_request(Request(head.name, source, await inflow.head(), inflow))
         except (RequestRejected, BadFraming) as refusal:
@@ -154,6 +155,12 @@ class _ServerConnection:
         """The connection is gone. Who waits on it hears so; a handler that waits for something else is cancelled."""
         if self.is_busy and not self._connection.is_awaited and self.task is not asyncio.current_task():
             self.task.cancel()
+
+    def end_soon(self) -> None:
+        """Close the connection now if it is idle, or else after the request under way."""
+        self.is_last = True
+        if not self.is_busy:
+            self._connection.abort()
 
     async def _run(self) -> None:
         # Whatever the other side does ends its own connection, and is counted there: strangers send junk.

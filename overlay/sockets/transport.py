@@ -18,8 +18,8 @@ from overlay.addresses import Address
 from overlay.environment import Clock, Log
 from overlay.sealing.sealer import MAX_SEALED_BYTES
 from overlay.sealing.tls import Credentials
-from overlay.sockets.client import StreamRequest
-from overlay.sockets.connection_pool import ConnectionPool, StreamSeal
+from overlay.sockets.client import StreamClient, StreamRequest
+from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.listener import Listener, bind_pair
 from overlay.sockets.server import StreamServer
 from overlay.sockets.ticket_gate import TicketGate
@@ -51,8 +51,7 @@ class SocketTransport:
         self._datagrams: DatagramSocket | None = None
         self._listener: Listener | None = None
         self._server: StreamServer | None = None
-        self._pool: ConnectionPool | None = None
-        self._asking: dict[StreamRequest, bool] = {}
+        self._client = StreamClient(seal, clock, lambda: self._is_open)
 
     @property
     def is_open(self) -> bool:
@@ -67,7 +66,7 @@ class SocketTransport:
         """New connections show and accept these certificates. `end_others`: what open ones were admitted by is not
         valid any more, so they end, at once or when what passes on them has passed."""
         assert self._seal is not None
-        self._seal.credentials = credentials
+        self._seal.use(credentials)
         if end_others and self._server is not None:
             self._server.end_idle()
 
@@ -79,7 +78,6 @@ class SocketTransport:
         host = await _literal(self.address.host)
         datagrams, stream, self.address = bind_pair(host, self.address.port)
         self._server = StreamServer(on_request, self._log, self._counters)
-        self._pool = ConnectionPool(self._seal, self._clock)
         try:
             if self._seal is None:
                 self._listener = Listener(stream, lambda stream, _host: self._admit(stream))
@@ -109,17 +107,7 @@ class SocketTransport:
         """See `Transport.request`."""
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
-        return StreamRequest(
-            lambda: self._is_open,
-            self._pool,
-            self._asking,
-            to,
-            name,
-            head,
-            body,
-            timeout_s,
-            sealed=self._seal is not None,
-        )
+        return self._client.request(to, name, head, body, timeout_s)
 
     async def close(self) -> None:
         """See `Transport.close`; takes less than a second."""
@@ -136,10 +124,7 @@ class SocketTransport:
             await asyncio.wait(list(self._handshaking), timeout=CLOSE_S)
         if self._server is not None:
             await self._server.close(CLOSE_S)
-        for asked in list(self._asking):
-            asked.abort()
-        if self._pool is not None:
-            self._pool.close()
+        self._client.close()
         # Connections are gone only after their `connection_lost`, a few turns of the loop later.
         for _ in range(4):
             await asyncio.sleep(0)

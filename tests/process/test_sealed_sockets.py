@@ -430,7 +430,7 @@ def test_half_open_connections_do_not_keep_members_out(run: Run) -> None:
                 sockets.append(stalled)
                 if number % 100 == 99:
                     assert (await ask(one, two.home))[2] == two.identity.node_id
-                    one.sockets._pool._idle.clear()  # type: ignore[union-attr]
+                    one.sockets._client.pool._idle.clear()
             for stalled in sockets[::2]:
                 with contextlib.suppress(OSError):
                     stalled.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
