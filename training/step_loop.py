@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import Any
 
-from overlay.environment import Clock, Log
+from overlay.environment import Environment
 from overlay.peers import Activity
 from training.barriers.waiter import BarrierWaiter
 from training.exchange.exchange import Exchange
@@ -44,8 +44,7 @@ class StepLoop:
         gate: BarrierWaiter,
         training: TrainingSettings,
         settings: ExchangeSettings,
-        clock: Clock,
-        log: Log,
+        environment: Environment,
         progress: Progress,
     ) -> None:
         self._overlay = overlay
@@ -54,8 +53,8 @@ class StepLoop:
         self._gate = gate
         self._training = training
         self._settings = settings
-        self._clock = clock
-        self._log = log
+        self._clock = environment.clock
+        self._log = environment.log
         self.progress = progress
         self._goal = Goal.parse(training.until)
         self._resumed = asyncio.Event()

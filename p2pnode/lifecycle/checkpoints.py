@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
-from overlay.environment import Clock, Disk, Executor, Log
 from p2pnode.config.settings import Config
+from p2pnode.lifecycle.environment import NodeEnvironment
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.exchange.exchange import Exchange
@@ -21,8 +20,8 @@ from training.trainer_link.interface import Trainer, TrainerFailed
 
 
 class CheckpointWriter:
-    """The checkpoints of a node that has come to its vector. `state_path` is where the trainer writes its own state;
-    `on_saved` is told of the file it wrote."""
+    """The checkpoints of a node that has the vector. The trainer writes its own state under `environment.state_path`;
+    `on_saved` is called with the name of that file."""
 
     def __init__(
         self,
@@ -31,12 +30,8 @@ class CheckpointWriter:
         manifest: Manifest,
         trainer: Trainer,
         progress: Progress,
+        environment: NodeEnvironment,
         *,
-        clock: Clock,
-        disk: Disk,
-        workers: Executor,
-        log: Log,
-        state_path: Path | None,
         on_saved: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -44,13 +39,13 @@ class CheckpointWriter:
         self._manifest = manifest
         self._trainer = trainer
         self._progress = progress
-        self._clock = clock
-        self._disk = disk
-        self._workers = workers
-        self._log = log
-        self._state_path = state_path
+        self._clock = environment.clock
+        self._disk = environment.disk
+        self._executor = environment.executor
+        self._log = environment.log
+        self._state_path = environment.state_path
         self._on_saved = on_saved
-        self._last = clock.monotonic()
+        self._last = environment.clock.monotonic()
 
     async def when_due(self) -> None:
         """Write one if the last is `training.checkpoint_s` old."""
@@ -88,7 +83,7 @@ class CheckpointWriter:
         try:
             await self._save_trainer(state.step, trainer_s)
             await self._write_states(state.step)
-            await self._workers.run(checkpoint.write, self._disk, state, layout, self._trainer.vector, keep)
+            await self._executor.run(checkpoint.write, self._disk, state, layout, self._trainer.vector, keep)
         except OSError as error:
             self._log.error("checkpoint_not_written", step=state.step, reason=str(error))
             return
@@ -108,9 +103,9 @@ class CheckpointWriter:
                 _, term, state = held[shard]
                 copies.append((shard, term, state.copy()))
                 await asyncio.sleep(0)
-            raw = await self._workers.run(state_files.encode, self._exchange.core.genesis, copies, clean=clean)
-            await self._workers.run(checkpoint.write_states, disk, folder, number, raw)
-        await self._workers.run(checkpoint.keep_states, disk, folder, len(files))
+            raw = await self._executor.run(state_files.encode, self._exchange.core.genesis, copies, clean=clean)
+            await self._executor.run(checkpoint.write_states, disk, folder, number, raw)
+        await self._executor.run(checkpoint.keep_states, disk, folder, len(files))
 
     async def _save_trainer(self, step: int, timeout_s: float | None) -> None:
         if self._state_path is None:

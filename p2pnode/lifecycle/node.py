@@ -303,11 +303,7 @@ class Node:
             staleness=self.barrier.staleness,
             replica=self.trainer.vector,
             incarnation=self.incarnation,
-            clock=self.environment.clock,
-            random_source=self.environment.entropy.random,
-            workers=self.environment.executor,
-            disk=self.environment.disk,
-            log=self.log,
+            environment=self.environment,
         )
         if self._restored is not None:
             await self._offer(self._restored)
@@ -318,8 +314,7 @@ class Node:
             gate=self.gate,
             training=config.training,
             settings=config.exchange,
-            clock=self.environment.clock,
-            log=self.log,
+            environment=self.environment,
             progress=self.progress,
         )
         self.saving = CheckpointWriter(
@@ -328,11 +323,7 @@ class Node:
             self.manifest,
             self.trainer,
             self.progress,
-            clock=self.environment.clock,
-            disk=self.environment.disk,
-            workers=self.environment.executor,
-            log=self.log,
-            state_path=self.environment.state_path,
+            self.environment,
             on_saved=self.loop.restart_from,
         )
         if self.progress.paused:

@@ -20,6 +20,7 @@ import numpy as np
 
 from overlay.addresses import Address
 from overlay.discovery.placement import rank
+from overlay.environment import Environment
 from overlay.membership.members import BACK
 from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
@@ -211,6 +212,16 @@ class Overlay:
             task.add_done_callback(lambda done: self.tasks.pop(done, None))
 
 
+class StartEntropy:
+    """The randomness of one start of a node."""
+
+    def __init__(self, seed: str) -> None:
+        self.random = random.Random(seed)
+
+    def token(self, size_bytes: int) -> bytes:
+        return self.random.randbytes(size_bytes)
+
+
 @dataclass
 class Member:
     """One machine: its disk outlives its process."""
@@ -290,11 +301,13 @@ class World:
             staleness=None,
             replica=np.zeros(self.manifest.layout.total, np.float32),
             incarnation=member.starts,
-            clock=self.clock,
-            random_source=random.Random(f"{self.seed}/{name}/{member.starts}"),
-            workers=InlineWorkers(),
-            disk=member.disk,
-            log=ListLog(self.records, name, self.clock),
+            environment=Environment(
+                clock=self.clock,
+                entropy=StartEntropy(f"{self.seed}/{name}/{member.starts}"),
+                disk=member.disk,
+                executor=InlineWorkers(),
+                log=ListLog(self.records, name, self.clock),
+            ),
         )
         member.overlay, member.exchange = overlay, exchange
         await exchange.start()

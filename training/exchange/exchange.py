@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterable
 
 import msgspec
 
-from overlay.environment import Clock, Disk, Executor, Log
+from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
@@ -54,11 +53,7 @@ class Exchange:
         staleness: int | None,
         replica: Vector,
         incarnation: int,
-        clock: Clock,
-        random_source: random.Random,
-        workers: Executor,
-        disk: Disk,
-        log: Log,
+        environment: Environment,
     ) -> None:
         layout = manifest.layout
         bounds = shard_bounds(layout.total, manifest.shards)
@@ -72,15 +67,15 @@ class Exchange:
             synchronous=manifest.barrier_family == "bsp",
             # Promise 8: more than max(10, 4·s) steps behind is refused; without a staleness nothing is too late.
             stale_limit=None if staleness is None else max(10, 4 * staleness),
-            clock=clock,
-            workers=workers,
-            log=log,
+            clock=environment.clock,
+            workers=environment.executor,
+            log=environment.log,
             incarnation=incarnation,
-            random=random_source,
+            random=environment.entropy.random,
             replica=replica,
             marks=[(ZERO_TERM, 0)] * len(bounds),
         )
-        self._disk = disk
+        self._disk = environment.disk
         self._load_fences()
         self.serving = DeltaHandler(self.core)
         self.answering = ReadHandler(self.core)
