@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from training.barriers.predicates import resample_after, sample_size
 from training.settings import BarrierSettings
-from training.simulation.figures.points import barrier_of
+from training.simulation.model.barrier_names import parse_barrier
 from training.simulation.model.metrics import summary
 from training.simulation.model.plan import Plan
 from training.simulation.model.step_times import StepTimes, Stragglers
@@ -80,7 +80,7 @@ def candidates(workers: float) -> dict[str, BarrierSettings]:
     betas = sorted({beta for beta in (1, 2, 4, largest) if beta < max(2.0, workers - 1)})
     names = ["asp", "bsp", "ssp(4)", *(f"pbsp({beta})" for beta in betas)]
     names += [f"pssp({staleness},{beta})" for staleness in (1, 2, 4, 8) for beta in betas]
-    return {name: barrier_of(name) for name in names}
+    return {name: parse_barrier(name) for name in names}
 
 
 def advise(

@@ -5,22 +5,20 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
-from training.settings import BarrierMethod, BarrierSettings
 from training.simulation.figures import published
 from training.simulation.figures.published import Range
+from training.simulation.model.barrier_names import parse_barrier
 from training.simulation.model.metrics import summary
 from training.simulation.model.plan import Discipline, Plan
 from training.simulation.model.step_times import parse_step_times, parse_stragglers
 from training.simulation.run import simulate
 
-_NAME = re.compile(r"^(asp|bsp|ssp|pbsp|pssp)(?:\((\d+)(?:,(\d+))?\))?$")
 #: Runs per point: complete barriers have one global clock and are cheap; sampled ones average over their nodes.
 SEEDS_SAMPLED, SEEDS_SMALL, SEEDS_COMPLETE = 2, 4, 12
 
@@ -61,25 +59,6 @@ class Verdict:
         return low * (1 - self.tolerance) <= self.ours <= high * (1 + self.tolerance)
 
 
-def barrier_of(name: str) -> BarrierSettings:
-    """`bsp`, `ssp(4)`, `pbsp(10)`, `pssp(4,10)`; staleness first, as in the literature."""
-    match = _NAME.match(name)
-    if match is None:
-        raise ValueError(f'"{name}" is no barrier: write asp, bsp, ssp(4), pbsp(10) or pssp(4,10)')
-    method: BarrierMethod = match[1]  # type: ignore[assignment]
-    numbers = [int(number) for number in match.groups()[1:] if number]
-    match method:
-        case "ssp":
-            return BarrierSettings(method=method, staleness=numbers[0] if numbers else 4)
-        case "pbsp":
-            return BarrierSettings(method=method, sample=numbers[0] if numbers else 0)
-        case "pssp":
-            staleness, sample = (*numbers, 0, 0)[:2] if numbers else (4, 0)
-            return BarrierSettings(method=method, staleness=staleness, sample=sample)
-        case _:
-            return BarrierSettings(method=method)
-
-
 def plan_of(
     barrier: str, nodes: int, duration_s: float, how: str = "event", *, steps: str = "exp:1", slow: str = ""
 ) -> Plan:
@@ -88,7 +67,7 @@ def plan_of(
     discipline = disciplines.get(how, "repoll")
     return Plan(
         nodes=nodes,
-        barrier=barrier_of(barrier),
+        barrier=parse_barrier(barrier),
         duration_s=duration_s,
         steps=parse_step_times(steps),
         stragglers=parse_stragglers(slow),

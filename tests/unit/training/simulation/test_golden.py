@@ -7,8 +7,9 @@ import math
 import pytest
 
 from training.simulation.figures import published
-from training.simulation.figures.points import Point, Verdict, barrier_of, judged, measure, plan_of, points
+from training.simulation.figures.points import Point, Verdict, judged, measure, plan_of, points
 from training.simulation.model import bounds
+from training.simulation.model.barrier_names import parse_barrier
 from training.simulation.run import simulate
 
 pytest.importorskip("numba", reason="a thousand nodes need the compiled engine: pip install p2pnode[simulate]")
@@ -110,7 +111,7 @@ def test_pbsp_of_no_sample_is_asp() -> None:
     from training.barriers.predicates import make_barrier
 
     for mine in range(50):
-        assert make_barrier(barrier_of("pbsp(1)")).passes(mine, [])
+        assert make_barrier(parse_barrier("pbsp(1)")).passes(mine, [])
 
 
 @pytest.mark.parametrize("beta", published.BOUNDS)
