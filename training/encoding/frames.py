@@ -18,6 +18,7 @@ import numpy as np
 from overlay.transport import Buffer, DirectBody, SizedBody
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
+from training.errors import TrainingError
 
 _HEADER = struct.Struct("<IIIBBHqQ")
 HEADER_BYTES = _HEADER.size
@@ -48,7 +49,7 @@ class FrameHeader(NamedTuple):
     version: int
 
 
-class BadFrame(Exception):
+class BadFrame(TrainingError):
     """A body that is not what its head announced."""
 
 

@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from training.errors import TrainingError
 from training.simulation.engines.compiled import CompiledEngine
 from training.simulation.engines.reference import Observer, ReferenceEngine
 from training.simulation.engines.sliced import SlicedEngine
@@ -23,7 +24,7 @@ EngineName = Literal["auto", "compiled", "grouped", "reference"]
 GROUPED_FROM = 50_000
 
 
-class NotCompiled(Exception):
+class NotCompiled(TrainingError):
     """The compiled engine was asked for and cannot run this plan; the message says why."""
 
 

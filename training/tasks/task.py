@@ -35,6 +35,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from training.errors import TrainingError
+
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 
@@ -71,7 +73,7 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]: ...
 
 
-class TaskError(Exception):
+class TaskError(TrainingError):
     """A fault the user can mend: `reason` is one sentence, `hint` the next step."""
 
     def __init__(self, reason: str, hint: str = "") -> None:

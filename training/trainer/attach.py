@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from training.errors import TrainingError
 from training.trainer import snapshot
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
 from training.trainer.export import export
@@ -49,11 +50,11 @@ RANKS_WAIT_S = 30.0
 TASK = "attached"
 
 
-class NotAttached(RuntimeError):
+class NotAttached(TrainingError, RuntimeError):
     """`attach` was called where there is no daemon, or the daemon refused."""
 
 
-class SwarmLost(RuntimeError):
+class SwarmLost(TrainingError, RuntimeError):
     """The daemon has gone away; the model holds what this node trained last."""
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from training.errors import TrainingError
 from training.trainer_link import messages
 from training.trainer_link.interface import TrainerFailed
 
@@ -25,11 +26,11 @@ PROGRESS_INTERVAL_S = 0.2
 _PR_SET_PDEATHSIG = 1
 
 
-class DaemonGone(Exception):
+class DaemonGone(TrainingError):
     """The daemon has closed the link or died."""
 
 
-class StopAsked(Exception):
+class StopAsked(TrainingError):
     """The daemon has asked this trainer to end."""
 
 

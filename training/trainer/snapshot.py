@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.errors import TrainingError
 from training.trainer_link.interface import TrainerFailed
 
 FORMAT = 1
 
 
-class CannotWrite(Exception):
+class CannotWrite(TrainingError):
     """The file could not be written; nothing half-written is left."""
 
     def __init__(self, path: Path, error: OSError | str) -> None:

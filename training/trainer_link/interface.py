@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from training.errors import TrainingError
 from training.layout import Layout
 
 Vector = npt.NDArray[np.float32]
@@ -63,7 +64,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     samples: int
 
 
-class TrainerFailed(Exception):
+class TrainerFailed(TrainingError):
     """The trainer could not start or died. `reason` is one clear sentence, `hint` says what to do.
 
     `fatal` is True where another start would fail the same way: the task does not import, the data is missing.

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from training.errors import TrainingError
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello
 
 #: Where the trainer finds the daemon: the path of the socket, and the daemon's process id.
@@ -147,7 +148,7 @@ _from_daemon: msgspec.msgpack.Decoder[FromDaemon] = msgspec.msgpack.Decoder(From
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)
 
 
-class LinkBroken(Exception):
+class LinkBroken(TrainingError):
     """What came over the link is no message."""
 
 

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.errors import TrainingError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from training.simulation.model.outcome import Outcome
 
 
-class NoMatplotlib(Exception):
+class NoMatplotlib(TrainingError):
     """matplotlib is not installed."""
 
 

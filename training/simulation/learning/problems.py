@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from training.errors import TrainingError
+
 Vector = NDArray[np.float32]
 
 
@@ -34,7 +36,7 @@ class Problem(Protocol):
         """Accuracy, or error."""
 
 
-class BadData(Exception):
+class BadData(TrainingError):
     """A data set that is not there or not what it should be; the message says what was looked for."""
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from training.errors import TrainingError
 from training.simulation.model.random_streams import Stream
 
 Kind = Literal["constant", "exp", "gamma", "lognormal", "trace"]
@@ -25,7 +26,7 @@ PARAMETERS: dict[Kind, int] = {"constant": 1, "exp": 1, "gamma": 2, "lognormal":
 _STRAGGLERS = re.compile(r"^([\d.]+)%\s*[x×]\s*([\d.]+)(,transient)?$")
 
 
-class BadModel(ValueError):
+class BadModel(TrainingError, ValueError):
     """A text that names no model; the message says what was expected."""
 
 
