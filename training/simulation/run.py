@@ -52,7 +52,7 @@ def simulate(
         if grouped and plan.discipline == "repoll":
             return SlicedEngine(plan, moments_s, keep_trace=keep_trace).run(progress)
         return CompiledEngine(plan, moments_s, keep_trace=keep_trace, grouped=grouped).run(progress)
-    return ReferenceEngine(plan, moments_s=moments_s, keep_trace=keep_trace, observer=observer, progress=progress).run()
+    return ReferenceEngine(plan, moments_s=moments_s, keep_trace=keep_trace, progress=progress).run(observer)
 
 
 def has_numba() -> bool:

@@ -253,7 +253,7 @@ class ProcessTrainer:
         self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], *, known_pace: bool
     ) -> None:
         """Wait for the reply, its failure included; call the trainer hung, and kill it, when it is silent too long."""
-        session.heard_s = self._clock.monotonic()
+        session.note_heard(self._clock.monotonic())
         while not reply.done():
             limit_s = self._silence_limit_s()
             kill_s = KILL_FACTOR * limit_s
@@ -266,7 +266,7 @@ class ProcessTrainer:
             if reply.done():
                 break
             if now_s - asked_s > max(wait_s, 0.0) + OVERSLEPT_S:
-                session.heard_s = now_s
+                session.note_heard(now_s)
             elif now_s - session.heard_s >= kill_s:
                 await session.kill(f"the trainer was silent for {now_s - session.heard_s:.0f} s and was killed")
             elif now_s - session.heard_s >= limit_s and self._state == "running":
@@ -276,7 +276,7 @@ class ProcessTrainer:
     def _heard(self, session: TrainerSession) -> None:
         if session is not self._session:
             return
-        session.heard_s = self._clock.monotonic()
+        session.note_heard(self._clock.monotonic())
         if self._state == "hung":
             self._log.info("trainer_moves_again")
             self._set_state("running")

@@ -111,6 +111,10 @@ class TrainerSession:
                     folder.rmdir()
         return cls(process, connection, output, log, on_heard, on_lost)
 
+    def note_heard(self, now_s: float) -> None:
+        """Measure the trainer's silence from `now_s` on."""
+        self.heard_s = now_s
+
     def send(self, message: messages.FromDaemon, descriptors: tuple[int, ...] = ()) -> None:
         """Messages to the trainer are short and it reads them at all times: the socket's buffer is never full."""
         with contextlib.suppress(OSError):  # The reader finds the link broken and says why.

@@ -54,12 +54,11 @@ class ReferenceEngine:
         *,
         moments_s: Sequence[float] = (),
         keep_trace: bool = False,
-        observer: Observer | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self.plan = plan
         self.barrier = plan.made_barrier()
-        self._observer = observer
+        self._observer: Observer | None = None
         self._progress = progress
         self._heap: list[tuple[float, int, int]] = []
         self._durations: list[Stream] = []
@@ -90,8 +89,9 @@ class ReferenceEngine:
             self._add_node(0)
         self._sampler.changed()
 
-    def run(self) -> Outcome:
-        """To the end of the plan's duration."""
+    def run(self, observer: Observer | None = None) -> Outcome:
+        """Run to the end of the plan's duration; `observer` sees every step begin and end."""
+        self._observer = observer
         for node in range(self.plan.nodes):
             self._schedule_death(0.0, node)
             self._begin(node, 0.0)

@@ -11,6 +11,7 @@ Rules of the server:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,10 +54,22 @@ class Curve:
 
 
 class Learner:
-    """Observes one run. The model is scored every `every_s` virtual seconds, and at the end by `finish`."""
+    """Observes one run. The model is scored every `every_s` virtual seconds, and at the end by `finish`.
 
-    def __init__(self, problem: Problem, rule: LearningRule, *, synchronous: bool, every_s: float) -> None:
+    `belief` gives the population size that a node believes in, which the weight of its deltas follows.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        rule: LearningRule,
+        belief: Callable[[int], float],
+        *,
+        synchronous: bool,
+        every_s: float,
+    ) -> None:
         self.problem = problem
+        self._belief = belief
         self.rule = rule
         self.curve = Curve()
         self.updates = 0
@@ -70,7 +83,6 @@ class Learner:
         self._pending: dict[int, Vector] = {}
         self._begun: list[int] = []
         self._moment_s = 0.0
-        self.engine: ReferenceEngine | None = None
 
     @property
     def model(self) -> Vector:
@@ -81,7 +93,7 @@ class Learner:
         """The node pulls. Who starts at one moment starts from one model."""
         self._advance(now)
         if self.rule.kind == "delayed" and node in self._pending:
-            self._state.value += self._pending.pop(node)
+            self._add(self._pending.pop(node))
             self.updates += 1
         elif self.rule.kind == "swarm" and self._synchronous:
             self._state.fold(step, self._outer)
@@ -96,7 +108,7 @@ class Learner:
             return
         self.updates += 1
         if self.rule.kind == "additive":
-            self._state.value += delta
+            self._add(delta)
             return
         identity = DeltaId(node.to_bytes(20, "big"), 1, step)
         if self._synchronous:
@@ -110,9 +122,12 @@ class Learner:
         self.curve.note(now, self.updates, self.problem.score(self.model))
         return self.curve
 
+    def _add(self, delta: Vector) -> None:
+        model = self._state.value
+        model += delta
+
     def _weight(self, node: int) -> float:
-        assert self.engine is not None
-        workers = max(1.0, self.engine.belief(node))
+        workers = max(1.0, self._belief(node))
         lag = (self.updates - 1 - self._base_updates[node]) / workers
         return float((1.0 + lag) ** -self.rule.lag_power / workers)
 
@@ -133,9 +148,8 @@ class Learner:
 def learn(plan: Plan, problem: Problem, rule: LearningRule, *, scores: int = 40) -> tuple[Outcome, Curve]:
     """Run a plan with a problem; the model is scored `scores` times. Diverging is a result, not an error."""
     synchronous = plan.made_barrier().synchronous
-    learner = Learner(problem, rule, synchronous=synchronous, every_s=plan.duration_s / scores)
-    engine = ReferenceEngine(plan, observer=learner)
-    learner.engine = engine
+    engine = ReferenceEngine(plan)
+    learner = Learner(problem, rule, engine.belief, synchronous=synchronous, every_s=plan.duration_s / scores)
     with np.errstate(over="ignore", invalid="ignore"):
-        outcome = engine.run()
+        outcome = engine.run(learner)
         return outcome, learner.finish(plan.duration_s)

@@ -155,13 +155,8 @@ def test_the_swarms_rule_is_the_daemons_arithmetic() -> None:
 
 def test_late_deltas_weigh_less_with_a_lag_weight() -> None:
     """(1 + lag)^−½: a delta pushed a whole round after its pull weighs 1/√2 of the share."""
-    learner = Learner(Counting(), LearningRule("swarm", lag_power=0.5), synchronous=False, every_s=1e9)
-
-    class Four:
-        def belief(self, _node: int) -> float:
-            return 4.0
-
-    learner.engine = Four()  # type: ignore[assignment]
+    rule = LearningRule("swarm", lag_power=0.5)
+    learner = Learner(Counting(), rule, lambda _node: 4.0, synchronous=False, every_s=1e9)
     learner._base_updates[0] = 0
     learner.updates = 1
     assert learner._weight(0) == pytest.approx(1 / 4)
