@@ -11,10 +11,8 @@ The protocol moves messages and judges nobody: what an answer, a request or a si
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from kademlia.node import Node
@@ -24,6 +22,7 @@ from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.environment import Clock, Entropy, Log
 from overlay.kademlia import messages
 from overlay.kademlia.broadcast_queue import BroadcastQueue
+from overlay.kademlia.calls import CallTable, OnResult, PendingCall
 from overlay.kademlia.events import ProtocolEvents
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import (
@@ -45,39 +44,11 @@ from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact, Heartbeat
 from overlay.transport import Transport
 
-#: A timer that fires this late shows that our own loop was busy: the wait is granted once more.
-EXCUSABLE_LAG_S = 0.05
-#: Calls that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
-MOST_OUTSTANDING = 8192
-#: Calls given up whose answer may still come.
-LATE_CALLS = 256
-
-OnResult = Callable[[Result | None], None]
 #: Handles one kind of call: body, caller's beat, its source address, message id. None: answered later, or never.
 Procedure = Callable[[Any, Heartbeat, Address, bytes], Result | None]
 C = TypeVar("C")
 
 _TELL = GossipOnly()
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A call that waits for its answer. Times in seconds; `second_s` is the wait after the retry, 0 once it is out."""
-
-    contact: Contact
-    body: Call
-    on_result: OnResult
-    on_slow: Callable[[], None] | None
-    #: When each try went out, under an id of its own: its answer tells its round trip.
-    sent: dict[bytes, float]
-    second_s: float
-    blame: bool
-    prove: bool
-    #: Whether the wait for it says anything of the round trip: not where it asks others before it answers.
-    timed: bool
-    due: float = 0.0
-    excused: bool = False
-    timer: asyncio.TimerHandle | None = None
 
 
 class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
@@ -101,8 +72,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.queue = BroadcastQueue()
         self.counters: Counter[str] = Counter()
         self.fragile = False  # tests: an exception in a handler is raised, not counted
-        self._outstanding: dict[bytes, _Pending] = {}
-        self._late: dict[bytes, tuple[_Pending, float]] = {}
+        self._calls = CallTable(clock, entropy, self.counters, send=self._send_try, give_up=self._give_up)
         self._procedures: dict[type, Procedure] = {}
         self.own_id: bytes = source_node.id
         self._proofs = proofs
@@ -113,7 +83,6 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._tag: bytes | None = None
         self._beat: Heartbeat | None = None
         self._head = b""
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
         """Undo the package's magic that turns every unknown attribute into a remote call."""
@@ -123,7 +92,6 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
 
     def connection_made(self, transport: Any) -> None:
         self.transport: Transport | None = transport
-        self._loop = asyncio.get_running_loop()
 
     def serve(self, call: type[C], procedure: Callable[[C, Heartbeat, Address, bytes], Result | None]) -> None:
         """Enter a procedure into the table."""
@@ -137,18 +105,13 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def close(self) -> None:
         """End what waits: whoever asked gets None, as after a time-out, and nobody is blamed for it."""
         self.transport = None
-        waiting = {id(pending): pending for pending in self._outstanding.values()}
-        self._outstanding.clear()
-        self._late.clear()
-        for pending in waiting.values():
-            if pending.timer is not None:
-                pending.timer.cancel()
+        for pending in self._calls.close():
             self._guarded(pending.on_result, None)
 
     @property
     def waiting(self) -> int:
         """Calls that wait for their answers."""
-        return len({id(pending) for pending in self._outstanding.values()})
+        return self._calls.waiting
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -169,10 +132,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         about the contact's health (the silence of a helper, or on behalf of others). Whom we do not know at this
         address has to `prove` its id, others when told to.
         """
-        if self.transport is None or self._tag is None or self._loop is None:
+        if self.transport is None or self._tag is None:
             on_result(None)
             return
-        if len(self._outstanding) >= MOST_OUTSTANDING:
+        if self._calls.is_full:
             self.counters["calls_not_made"] += 1
             on_result(None)
             return
@@ -182,18 +145,21 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         first_s, second_s = limit_s, 0.0
         if first_s is None:
             first_s, second_s = self.round_trips.waits(peer, self._listener.stretch())
-        pending = _Pending(contact, body, on_result, on_slow, {}, second_s, blame, prove, timed=limit_s is None)
-        self._try(pending, first_s, now)
+        pending = PendingCall(contact, body, on_result, on_slow, {}, second_s, blame, prove, timed=limit_s is None)
+        self._calls.start(pending, first_s, now)
 
-    def _try(self, pending: _Pending, wait_s: float, now: float) -> None:
-        message_id = self._entropy.token(messages.MESSAGE_ID_BYTES)
-        pending.sent[message_id] = now
-        self._outstanding[message_id] = pending
-        self._wait(message_id, pending, wait_s, now)
+    def _send_try(self, message_id: bytes, pending: PendingCall) -> None:
         news = self.queue.take()
         self._send(
             _home(pending.contact), messages.encode(REQUEST, message_id, self._head, pending.body, news, pending.prove)
         )
+        if pending.on_slow is not None and len(pending.sent) > 1:
+            self._guarded(pending.on_slow)
+
+    def _give_up(self, pending: PendingCall) -> None:
+        if pending.blame:
+            self._guarded(self._listener.silent, pending.contact)
+        self._guarded(pending.on_result, None)
 
     def tell(
         self, contact: Contact, news: Sequence[Gossip], body: GossipOnly | StreamsFailing | DuplicateIdentity = _TELL
@@ -219,39 +185,6 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.counters["bytes_out"] += len(datagram)
         assert self.transport is not None
         self.transport.send(to, datagram)
-
-    def _wait(self, message_id: bytes, pending: _Pending, wait_s: float, now: float) -> None:
-        assert self._loop is not None
-        pending.due = now + wait_s
-        pending.timer = self._loop.call_later(wait_s, self._timeout, message_id)
-
-    def _timeout(self, message_id: bytes) -> None:
-        pending = self._outstanding.get(message_id)
-        if pending is None:
-            return
-        now = self._clock.monotonic()
-        lag_s = now - pending.due
-        if lag_s > EXCUSABLE_LAG_S and not pending.excused:
-            # Its answer may lie in the socket's buffer behind this timer.
-            pending.excused = True
-            self._wait(message_id, pending, EXCUSABLE_LAG_S, now)
-            return
-        if pending.second_s > 0:
-            second_s, pending.second_s = pending.second_s, 0.0
-            self.counters["retries"] += 1
-            self._try(pending, second_s, now)
-            if pending.on_slow is not None:
-                self._guarded(pending.on_slow)
-            return
-        self._settle(pending)
-        if pending.timed:
-            self._late.update((each, (pending, sent)) for each, sent in pending.sent.items())
-        while len(self._late) > LATE_CALLS:
-            del self._late[next(iter(self._late))]
-        self.counters["timeouts"] += 1
-        if pending.blame:
-            self._guarded(self._listener.silent, pending.contact)
-        self._guarded(pending.on_result, None)
 
     # -- being spoken to -----------------------------------------------------------------------------------------
 
@@ -291,10 +224,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
                 self.respond(message_id, source, Pong(), prove_to=self.own_id)
             self._listener.own_id_used(message.beat, source)
             return
-        pending = self._outstanding.get(message_id)
+        pending = self._calls.get(message_id)
         if pending is None or pending.contact.node_id != self.own_id or not self._is_proven(message_id, message):
             return
-        self._settle(pending)
+        self._calls.settle(pending)
         self._listener.own_id_used(message.beat, source, proven=True)
         pending.on_result(message.body)
 
@@ -303,14 +236,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         head = messages.encode_head(self._tag, response.beat)
         return self._proofs.holds(response.proof, response.beat.node_id, self.own_id, message_id, head)
 
-    def _settle(self, pending: _Pending) -> None:
-        for message_id in pending.sent:
-            self._outstanding.pop(message_id, None)
-        if pending.timer is not None:
-            pending.timer.cancel()
-
     def _accept_response(self, message_id: bytes, response: ResponseDatagram, source: Address) -> None:
-        pending = self._outstanding.get(message_id)
+        pending = self._calls.get(message_id)
         if pending is None:
             self._accept_late(message_id, response, source)
             return
@@ -318,7 +245,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             # Not settled: whoever guesses an id and races the true answer wins nothing.
             self.counters["dropped_unproven"] += 1
             return
-        self._settle(pending)
+        self._calls.settle(pending)
         beat = response.beat
         if beat.node_id != pending.contact.node_id:
             self.counters["impostors"] += 1
@@ -336,7 +263,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def _accept_late(self, message_id: bytes, response: ResponseDatagram, source: Address) -> None:
         """Given up too soon: the node lives, and our waits are shorter than its round trip. Without this they would
         stay so, because only answers in time are measured."""
-        pending, sent = self._late.pop(message_id, (None, 0.0))
+        pending, sent = self._calls.take_late(message_id)
         if pending is None or response.beat.node_id != pending.contact.node_id:
             self.counters["dropped_unasked"] += 1
             return

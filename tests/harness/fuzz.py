@@ -23,7 +23,7 @@ import msgspec
 from overlay.addresses import Address
 from overlay.bootstrap import hello
 from overlay.kademlia import messages
-from overlay.kademlia.protocol import MOST_OUTSTANDING
+from overlay.kademlia.calls import MAX_OUTSTANDING
 from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK
 from overlay.membership.prober import MOST_FOR_OTHERS
 from overlay.overlay import Overlay
@@ -179,7 +179,7 @@ class Fuzz:
         body = rng.choice(bodies)
         is_answer = isinstance(body, messages.Pong | messages.Nodes | messages.PingResult)
         message_id = rng.randbytes(20)
-        waiting = target._protocol._outstanding
+        waiting = target._protocol._calls._outstanding
         if is_answer and waiting and rng.random() < 0.7:
             message_id = rng.choice(list(waiting))
             asked = [node.beat for node in world.nodes.values() if node.node_id == waiting[message_id].contact.node_id]
@@ -278,7 +278,7 @@ class Fuzz:
         assert not any(change.kind == "twin" for _, change in world.changes[1]), where
         membership = target._membership
         sizes = {
-            "calls": (len(target._protocol._outstanding), MOST_OUTSTANDING),
+            "calls": (len(target._protocol._calls), MAX_OUTSTANDING),
             "asked back": (len(membership._asked_back), ASK_BACK_ENTRIES),
             "asking back": (membership._asking_back, MOST_ASKED_BACK),
             "for others": (target._prober._for_others, MOST_FOR_OTHERS),

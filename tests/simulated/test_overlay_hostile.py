@@ -14,8 +14,8 @@ import pytest
 from overlay.addresses import Address
 from overlay.ids import random_id
 from overlay.kademlia import messages
+from overlay.kademlia.calls import MAX_OUTSTANDING
 from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S
-from overlay.kademlia.protocol import MOST_OUTSTANDING
 from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK, MOST_PEERS
 from overlay.membership.prober import MOST_FOR_OTHERS
 from overlay.peers import Activity, Contact, Heartbeat
@@ -64,7 +64,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
                 news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
                 node._protocol.datagram_received(asked(beat, made(), rng.randbytes(20), prove=True, news=news), source)
             report = node.report()
-            assert report["calls_waiting"] <= min(MOST_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
+            assert report["calls_waiting"] <= min(MAX_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
             await asyncio.sleep(0.05)
             if burst % 5 == 0:
                 contact = other.contact(node.node_id)
@@ -166,13 +166,13 @@ def test_more_calls_than_the_limit_are_not_made() -> None:
         node = await world.found(0)
         rng = random.Random(64)
         results: list[Any] = []
-        for _ in range(MOST_OUTSTANDING + 100):
+        for _ in range(MAX_OUTSTANDING + 100):
             node._protocol.call(Contact(random_id(rng), STRANGER), messages.Ping(), results.append)
         assert len(results) >= 100
         assert node.report()["calls_not_made"] == len(results)
-        assert node.report()["calls_waiting"] == MOST_OUTSTANDING
+        assert node.report()["calls_waiting"] == MAX_OUTSTANDING
         await asyncio.sleep(3)
-        assert len(results) == MOST_OUTSTANDING + 100
+        assert len(results) == MAX_OUTSTANDING + 100
         assert set(results) == {None}
         assert node.report()["calls_waiting"] <= 1
         await world.stop()

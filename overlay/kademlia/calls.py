@@ -1,0 +1,140 @@
+"""Calls that wait for their answers: one retry, time-outs, and answers that arrive after the time-out.
+
+Each try has a message id of its own, so an answer always tells the round trip of the datagram it answers (Karn's
+rule). A timer that fires late shows that our own loop was busy: the answer may still be in the socket's buffer, and the
+wait is extended once. A call that was given up is kept for a while: an answer that arrives late shows that the waits
+are shorter than the round trip, and answers in time alone would never lengthen them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from overlay.environment import Clock, Entropy
+from overlay.kademlia.messages import MESSAGE_ID_BYTES, Call, Result
+from overlay.peers import Contact
+
+#: A timer that fires this late shows that our own loop was busy: the wait is extended once.
+EXCUSABLE_LAG_S = 0.05
+#: Tries that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
+MAX_OUTSTANDING = 8192
+#: Tries of calls given up whose answer may still come.
+MAX_LATE_CALLS = 256
+
+OnResult = Callable[[Result | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A call that waits for its answer. Times in seconds; `second_s` is the wait after the retry, 0 once it is out."""
+
+    contact: Contact
+    body: Call
+    on_result: OnResult
+    on_slow: Callable[[], None] | None
+    #: When each try went out, by its message id.
+    sent: dict[bytes, float]
+    second_s: float
+    blame: bool
+    prove: bool
+    #: Whether the wait for it measures the round trip: not where the callee asks others before it answers.
+    timed: bool
+    due: float = 0.0
+    excused: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class CallTable:
+    """The pending calls of one node by message id. A retry has an id of its own, so a call may stand here twice."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        entropy: Entropy,
+        counters: Counter[str],
+        *,
+        send: Callable[[bytes, PendingCall], None],
+        give_up: Callable[[PendingCall], None],
+    ) -> None:
+        """`send` sends one try under its message id; `give_up` is called when all waits are over."""
+        self._clock = clock
+        self._entropy = entropy
+        self._counters = counters
+        self._send = send
+        self._give_up = give_up
+        self._outstanding: dict[bytes, PendingCall] = {}
+        self._late: dict[bytes, tuple[PendingCall, float]] = {}
+
+    def __len__(self) -> int:
+        """Tries that wait for an answer."""
+        return len(self._outstanding)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._outstanding) >= MAX_OUTSTANDING
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for an answer, retries not counted."""
+        return len({id(pending) for pending in self._outstanding.values()})
+
+    def start(self, pending: PendingCall, wait_s: float, now: float) -> None:
+        """Send one try and wait for its answer."""
+        message_id = self._entropy.token(MESSAGE_ID_BYTES)
+        pending.sent[message_id] = now
+        self._outstanding[message_id] = pending
+        self._wait(message_id, pending, wait_s, now)
+        self._send(message_id, pending)
+
+    def get(self, message_id: bytes) -> PendingCall | None:
+        return self._outstanding.get(message_id)
+
+    def settle(self, pending: PendingCall) -> None:
+        """It is answered or given up: all its tries leave the table."""
+        for message_id in pending.sent:
+            self._outstanding.pop(message_id, None)
+        if pending.timer is not None:
+            pending.timer.cancel()
+
+    def take_late(self, message_id: bytes) -> tuple[PendingCall | None, float]:
+        """The call given up that this answer belongs to, and when that try was sent."""
+        return self._late.pop(message_id, (None, 0.0))
+
+    def close(self) -> list[PendingCall]:
+        """Drop all; the calls that still waited are returned."""
+        waiting = {id(pending): pending for pending in self._outstanding.values()}
+        self._outstanding.clear()
+        self._late.clear()
+        for pending in waiting.values():
+            if pending.timer is not None:
+                pending.timer.cancel()
+        return list(waiting.values())
+
+    def _wait(self, message_id: bytes, pending: PendingCall, wait_s: float, now: float) -> None:
+        pending.due = now + wait_s
+        pending.timer = asyncio.get_running_loop().call_later(wait_s, self._timeout, message_id)
+
+    def _timeout(self, message_id: bytes) -> None:
+        pending = self._outstanding.get(message_id)
+        if pending is None:
+            return
+        now = self._clock.monotonic()
+        if now - pending.due > EXCUSABLE_LAG_S and not pending.excused:
+            pending.excused = True
+            self._wait(message_id, pending, EXCUSABLE_LAG_S, now)
+            return
+        if pending.second_s > 0:
+            second_s, pending.second_s = pending.second_s, 0.0
+            self._counters["retries"] += 1
+            self.start(pending, second_s, now)
+            return
+        self.settle(pending)
+        if pending.timed:
+            self._late.update((each, (pending, sent)) for each, sent in pending.sent.items())
+        while len(self._late) > MAX_LATE_CALLS:
+            del self._late[next(iter(self._late))]
+        self._counters["timeouts"] += 1
+        self._give_up(pending)

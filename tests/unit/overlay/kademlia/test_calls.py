@@ -1,0 +1,151 @@
+"""Pending calls: retries, time-outs, the excuse for a busy loop, late answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.kademlia import calls
+from overlay.kademlia.calls import CallTable, PendingCall
+from overlay.kademlia.messages import Ping
+from overlay.peers import Contact
+from tests.harness.environment import SeededEntropy, VirtualClock
+from tests.harness.virtual_loop import VirtualLoop
+
+PEER = Contact(b"p" * 20, Address("10.0.0.1", 8468))
+
+
+class BusyClock(VirtualClock):
+    """`lag_s` is how late the loop runs its timers."""
+
+    lag_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.lag_s
+
+
+class World:
+    """A table whose sends and time-outs are recorded with their times."""
+
+    def __init__(self) -> None:
+        self.clock = BusyClock()
+        self.began_s = self.clock.monotonic()
+        self.counters: Counter[str] = Counter()
+        self.sent: list[tuple[bytes, float]] = []
+        self.given_up: list[tuple[PendingCall, float]] = []
+        self.table = CallTable(
+            self.clock,
+            SeededEntropy(1),
+            self.counters,
+            send=lambda message_id, _: self.sent.append((message_id, self.clock.monotonic())),
+            give_up=lambda pending: self.given_up.append((pending, self.clock.monotonic())),
+        )
+
+    def start(self, first_s: float, second_s: float, *, timed: bool = True) -> PendingCall:
+        pending = PendingCall(PEER, Ping(), lambda _: None, None, {}, second_s, True, False, timed)
+        self.table.start(pending, first_s, self.clock.monotonic())
+        return pending
+
+
+def play(story: Callable[[World], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await story(World())
+
+    VirtualLoop().run(run())
+
+
+def test_a_silent_peer_gets_one_retry_under_a_new_message_id() -> None:
+    """The retry goes out after the first wait, the call is given up after the second, and nothing stays behind."""
+
+    async def story(world: World) -> None:
+        pending = world.start(0.2, 0.3)
+        await asyncio.sleep(1.0)
+        assert [at - world.began_s for _, at in world.sent] == pytest.approx([0.0, 0.2])
+        assert len({message_id for message_id, _ in world.sent}) == 2
+        assert [each for each, _ in world.given_up] == [pending]
+        assert world.given_up[0][1] - world.began_s == pytest.approx(0.5)
+        assert (len(world.table), world.table.waiting) == (0, 0)
+        assert world.counters == {"retries": 1, "timeouts": 1}
+
+    play(story)
+
+
+def test_an_answer_to_either_try_settles_the_call() -> None:
+    """Both message ids lead to the call; once it is settled neither does, and no time-out follows."""
+
+    async def story(world: World) -> None:
+        pending = world.start(0.2, 0.3)
+        await asyncio.sleep(0.25)
+        assert [world.table.get(message_id) for message_id, _ in world.sent] == [pending, pending]
+        assert (len(world.table), world.table.waiting) == (2, 1)
+        world.table.settle(pending)
+        assert [world.table.get(message_id) for message_id, _ in world.sent] == [None, None]
+        await asyncio.sleep(1.0)
+        assert not world.given_up
+
+    play(story)
+
+
+def test_a_late_answer_finds_its_call_once_and_the_time_of_its_try() -> None:
+    """The call given up is found by the id of the try that was answered; calls that measure nothing are not kept."""
+
+    async def story(world: World) -> None:
+        pending = world.start(0.2, 0.3)
+        await asyncio.sleep(1.0)
+        (first, first_s), (second, second_s) = world.sent
+        assert world.table.take_late(second) == (pending, second_s)
+        assert world.table.take_late(second) == (None, 0.0)
+        assert world.table.take_late(first) == (pending, first_s)
+        world.start(0.2, 0.0, timed=False)
+        await asyncio.sleep(1.0)
+        assert world.table.take_late(world.sent[-1][0]) == (None, 0.0)
+
+    play(story)
+
+
+def test_late_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest late calls are dropped beyond the limit."""
+    monkeypatch.setattr(calls, "MAX_LATE_CALLS", 2)
+
+    async def story(world: World) -> None:
+        for _ in range(3):
+            world.start(0.2, 0.0)
+            await asyncio.sleep(0.3)
+        late = [world.table.take_late(message_id)[0] for message_id, _ in world.sent]
+        assert late[0] is None
+        assert None not in late[1:]
+
+    play(story)
+
+
+def test_a_busy_loop_extends_the_wait_once() -> None:
+    """A timer that fires 0.1 s late is no time-out yet; the call is given up after one short extension."""
+
+    async def story(world: World) -> None:
+        world.start(0.2, 0.0)
+        world.clock.lag_s = 0.1
+        await asyncio.sleep(0.21)
+        assert not world.given_up
+        await asyncio.sleep(calls.EXCUSABLE_LAG_S)
+        assert len(world.given_up) == 1
+
+    play(story)
+
+
+def test_close_returns_each_waiting_call_once() -> None:
+    """A call with a retry under way stands twice in the table and is returned once; its timer is cancelled."""
+
+    async def story(world: World) -> None:
+        one = world.start(0.2, 0.3)
+        await asyncio.sleep(0.25)
+        other = world.start(0.2, 0.3)
+        closed = world.table.close()
+        assert closed == [one, other]
+        await asyncio.sleep(1.0)
+        assert not world.given_up
+
+    play(story)
