@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from overlay.addresses import Address, is_loopback
 from overlay.bootstrap import mdns
-from overlay.environment import Disk, Entropy
+from overlay.environment import Disk, Entropy, Environment
 from overlay.identity import UnreadableIdentity, load_identity
 from overlay.nat import upnp
 from overlay.nat.port_mapping import Gateway
@@ -32,7 +32,7 @@ from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.keys import api_token
-from p2pnode.keys.closed_swarm import ClosedSwarm, seal
+from p2pnode.keys.closed_swarm import ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import find_keys, own_input
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
@@ -104,9 +104,8 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
             identity = load_identity(disk, entropy)
         except (UnreadableIdentity, OSError) as error:
             raise state_directory_unusable(folder, error) from error
-        sealed = await seal(
-            config, keys, identity=identity, folder=folder, clock=clock, entropy=entropy, workers=workers, log=log
-        )
+        machine = Environment(clock=clock, entropy=entropy, disk=disk, executor=workers, log=log)
+        sealed = await open_closed_swarm(config, identity, keys, folder, machine)
         transport = sealed.transport
         log.info("swarm_closed", keys=keys.fingerprints)
     environment = NodeEnvironment(

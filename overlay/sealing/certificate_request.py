@@ -8,6 +8,7 @@ import sys
 
 import msgspec
 
+from overlay.errors import OverlayError
 from overlay.identity import Identity
 from overlay.sealing.swarm_key import KeyRing
 
@@ -37,7 +38,7 @@ class CertificateBundle(msgspec.Struct, frozen=True, array_like=True):
         return "Delivery()"
 
 
-class CertificateError(Exception):
+class CertificateError(OverlayError):
     """The certificates could not be made; the text says what the process said."""
 
 

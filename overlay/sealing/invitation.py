@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from overlay.addresses import split_address
+from overlay.errors import OverlayError
 from overlay.sealing.swarm_key import KEY_BYTES, MOST_KEYS, BadKey, KeyRing, SwarmKey
 
 MARK = "p2pnode"
@@ -28,7 +29,7 @@ MOST_CHARACTERS = 4096
 _Secret = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
-class BadInvitation(Exception):
+class BadInvitation(OverlayError):
     """A text that is no invitation of ours; the message never repeats it."""
 
 

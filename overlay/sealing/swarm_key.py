@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from overlay.errors import OverlayError
+
 KEY_BYTES = 32
 CHECK_BYTES = 3
 #: Marks the text form, and its version. With 35 bytes in base32 a key is 64 characters long.
@@ -28,7 +30,7 @@ MOST_KEYS = 2
 FINGERPRINT_BYTES = 4
 
 
-class BadKey(Exception):
+class BadKey(OverlayError):
     """A text that is no swarm key; the message never repeats it."""
 
 

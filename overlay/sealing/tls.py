@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from overlay.errors import OverlayError
 from overlay.ids import node_id_of
 from overlay.sealing.certificate_request import CertificateBundle
 
@@ -51,7 +52,7 @@ def _context(protocol: ssl._SSLMethod, delivery: CertificateBundle, chain: str) 
     return context
 
 
-class NotANodeCertificate(Exception):
+class NotANodeCertificate(OverlayError):
     """A certificate that is no node's."""
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from overlay.errors import OverlayError
 from overlay.rate_limits import ConcurrencyLimit
 
 #: Requests handled at once; more wait their turn, their senders' patience bounds the queue.
@@ -24,7 +25,7 @@ LARGE_HEADS_AT_ONCE = 8
 LARGE_HEADS_OF_ONE = 2
 
 
-class TooManyRequests(Exception):
+class TooManyRequests(OverlayError):
     """A party has more under way than it may; the text says what."""
 
 

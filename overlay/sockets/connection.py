@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from overlay.errors import OverlayError
 from overlay.transport import Buffer
 
 #: What is kept of a connection that nobody reads from; about what is copied once more of a large piece.
@@ -22,7 +23,7 @@ DIRECT_BYTES = 1 << 12
 _LANDING = memoryview(bytearray(ROOM_BYTES))
 
 
-class ConnectionClosed(ConnectionError):
+class ConnectionClosed(OverlayError, ConnectionError):
     """The connection has ended before what was awaited had come or gone."""
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from overlay.errors import OverlayError
 from overlay.sockets.connection import Connection
 from overlay.sockets.http1 import HttpBody
 from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
@@ -25,7 +26,7 @@ WHOLE_BYTES = 1 << 16
 HEAD_PIECE_BYTES = 1 << 16
 
 
-class BadFraming(Exception):
+class BadFraming(OverlayError):
     """The peer's bytes are not a head and a body."""
 
 
@@ -120,7 +121,7 @@ def small_message(head: bytes, body: Body) -> bytes | None:
     return b"".join((framed(head), *body))
 
 
-class BodyFailed(Exception):
+class BodyFailed(OverlayError):
     """The sender's own iterator raised `error` while its body was being sent."""
 
     def __init__(self, error: Exception) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from overlay.addresses import Address
+from overlay.errors import OverlayError
 from overlay.sockets.connection import Connection, ConnectionClosed
 
 MARKER = b"x-p2pnode"
@@ -30,7 +31,7 @@ MOST_SIZE_DIGITS = 15
 READ_BYTES = 1 << 16
 
 
-class NotOurHttp(Exception):
+class NotOurHttp(OverlayError):
     """The other side speaks something else; the text says what was wrong with it."""
 
 

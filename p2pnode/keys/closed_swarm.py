@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from overlay.environment import Clock, Entropy, Executor, Log
+from overlay.environment import Environment
 from overlay.identity import Identity
 from overlay.sealing.certificate_request import CertificateError, make_certificates
 from overlay.sealing.sealed_transport import SealedTransport
@@ -39,12 +39,8 @@ class ClosedSwarm:
         identity: Identity,
         keys: KeyRing,
         credentials: Credentials,
-        *,
         folder: Path,
-        clock: Clock,
-        entropy: Entropy,
-        workers: Executor,
-        log: Log,
+        environment: Environment,
     ) -> None:
         self.keys = keys
         self._config = config
@@ -52,22 +48,22 @@ class ClosedSwarm:
         self._key_file = None if source in (STANDARD_INPUT, IN_ENVIRONMENT) else Path(source).expanduser()
         self._identity = identity
         self._folder = folder
-        self._clock = clock
-        self._workers = workers
-        self._log = log
+        self._executor = environment.executor
+        self._clock = clock = environment.clock
+        self._log = log = environment.log
         self._clock_warned = float("-inf")
         self._admission = TicketVerifier(
             keys,
             config.swarm.run,
             identity.node_id,
-            entropy.token,
+            environment.entropy.token,
             started_wall=clock.wall(),
             clock_differs=self._warn,
         )
         seal = StreamSeal(self._admission, credentials)
         self._sockets = SocketTransport(config.node.host, config.node.port, log=log, clock=clock, seal=seal)
         self.transport = SealedTransport(
-            self._sockets, identity, keys, config.swarm.run, clock=clock, entropy=entropy, log=log
+            self._sockets, identity, keys, config.swarm.run, clock=clock, entropy=environment.entropy, log=log
         )
 
     async def watch(self) -> None:
@@ -95,7 +91,7 @@ class ClosedSwarm:
             seen = now
 
     async def _change(self, keys: KeyRing) -> None:
-        credentials = await self._workers.run(
+        credentials = await self._executor.run(
             make_credentials, self._identity, keys, self._config.swarm.run, self._clock.wall(), self._folder
         )
         before, self.keys = self.keys, keys
@@ -132,26 +128,17 @@ def make_credentials(identity: Identity, keys: KeyRing, run: str, wall_s: float,
     return Credentials.of(make_certificates(identity, keys, run, wall_s), folder)
 
 
-async def seal(
-    config: Config,
-    keys: KeyRing,
-    *,
-    identity: Identity,
-    folder: Path,
-    clock: Clock,
-    entropy: Entropy,
-    workers: Executor,
-    log: Log,
+async def open_closed_swarm(
+    config: Config, identity: Identity, keys: KeyRing, folder: Path, environment: Environment
 ) -> ClosedSwarm:
-    """The doors of a node with these keys. Raises `UserError`."""
+    """Make the certificates of a node with these keys, off the loop. Raises `UserError`."""
+    wall_s = environment.clock.wall()
     try:
-        credentials = await workers.run(make_credentials, identity, keys, config.swarm.run, clock.wall(), folder)
+        credentials = await environment.executor.run(make_credentials, identity, keys, config.swarm.run, wall_s, folder)
     except (CertificateError, OSError) as error:
         raise UserError(
             f"this node's certificate could not be made: {error}",
             "check the installation of `cryptography`, and the state directory",
             ExitCode.UNEXPECTED,
         ) from error
-    return ClosedSwarm(
-        config, identity, keys, credentials, folder=folder, clock=clock, entropy=entropy, workers=workers, log=log
-    )
+    return ClosedSwarm(config, identity, keys, credentials, folder, environment)
