@@ -13,7 +13,8 @@ from overlay.addresses import Address
 from overlay.environment import Clock, Entropy, Log
 from overlay.identity import Identity
 from overlay.ids import short
-from overlay.sealing.sealer import CLOCK_BOUND_S, Sealer
+from overlay.sealing.init_filter import CLOCK_BOUND_S
+from overlay.sealing.sealer import Sealer
 from overlay.sealing.swarm_key import KeyRing
 from overlay.transport import Body, DatagramHandler, ReceivedResponse, RequestHandler, Transport
 

@@ -36,13 +36,12 @@ from overlay.sealing.handshake import (
     make_response,
     session_keys,
 )
+from overlay.sealing.init_filter import InitFilter, microseconds
 from overlay.sealing.refusal import Refused
 from overlay.sealing.session import MOST_DATAGRAMS, SEAL_BYTES, Session, index_of
 from overlay.sealing.swarm_key import KeyRing
 from overlay.transport import MAX_DATAGRAM_BYTES
 
-#: Clocks of two nodes may differ by this much; more, and their offers are met with silence (and a warning here).
-CLOCK_BOUND_S = 60.0
 #: An offer is made again at the earliest after this: above it stands a room that repeats itself.
 OFFER_PAUSE_S = 0.2
 #: Offers of one contact that may still be accepted: a slow answer to the first is as good as a fast one to the third.
@@ -60,14 +59,10 @@ RENEW_S, RENEW_ACCEPTED_S = 1800.0, 2000.0
 #: A pair that was not used for this long is not trusted to be known to the other side, and is forgotten later.
 IDLE_S, FORGET_S = 600.0, 900.0
 PRUNE_S = 30.0
-#: Bounds, so that no flood grows memory: contacts, pairs offered to us and not yet used, senders whose offers we know.
+#: Bounds, so that no flood grows memory: contacts, and pairs offered to us and not yet used.
 MOST_ROUTES = 16384
 MOST_UNCONFIRMED = 1024
 UNCONFIRMED_S = 10.0
-MOST_SENDERS = 16384
-MOST_CLOCK_REPORTS = 64
-#: An offer costs its receiver about 250 us: members that make too many are not answered.
-OFFERS_PER_S, OFFERS_IN_A_BURST = 400.0, 2000.0
 
 #: Longest sealed datagram on the wire: in an Ethernet frame with IPv6 and UDP headers 1,452 bytes fit.
 MAX_SEALED_BYTES = MAX_DATAGRAM_BYTES + SEAL_BYTES
@@ -128,20 +123,13 @@ class Sealer:
         self._run = run
         self._token = token
         self._boot = token(BOOT_BYTES)
-        self._started_us = _microseconds(wall)
-        self._clock_differs = clock_differs
         self._epochs: list[Epoch] = []
         self._routes: OrderedDict[_Key, _Route] = OrderedDict()
         self._pairs: dict[bytes, Session] = {}
         self._unconfirmed: deque[tuple[float, bytes]] = deque()
         self._offers: dict[bytes, tuple[_Key, _Offered]] = {}
-        #: Newest offer by (node, boot), the longest untouched first. Offers older than one that was forgotten are late.
-        self._newest: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
-        self._too_old_us = self._started_us
+        self._filter = InitFilter(now, wall, clock_differs)
         self._last_offer_us = 0
-        self._clocks_reported: dict[bytes, bool] = {}
-        self._allowance = OFFERS_IN_A_BURST
-        self._allowed_at = now
         self._pruned = now
         self.use(keys)
 
@@ -210,7 +198,7 @@ class Sealer:
             return
         route.last_offer = now
         # Rises even where the clock is set back: the receiver takes each moment of ours once.
-        self._last_offer_us = max(_microseconds(wall), self._last_offer_us + 1)
+        self._last_offer_us = max(microseconds(wall), self._last_offer_us + 1)
         epoch = self._epochs[0]
         ephemeral = self._token(PUBLIC_KEY_BYTES)
         offer = make_init(self._identity, epoch, key[0], self._boot, self._last_offer_us, self._new_index(), ephemeral)
@@ -293,19 +281,7 @@ class Sealer:
         node_id = offer.node_id
         if node_id == self._identity.node_id and offer.boot == self._boot:
             raise Refused("own_echo")
-        if offer.sent_us <= self._newest.get((node_id, offer.boot), 0):
-            raise Refused("replayed")
-        ahead_s = (offer.sent_us - _microseconds(wall)) / 1e6
-        if abs(ahead_s) > CLOCK_BOUND_S:
-            self._report_clock(offer, epoch, ahead_s)
-            raise Refused("clock")
-        if offer.sent_us <= self._too_old_us:
-            raise Refused("before_start")
-        # Only here it costs more than an AEAD: whoever replays what he heard does not get this far.
-        self._spend(now)
-        if not offer.is_signed(epoch):
-            raise Refused("unsigned")
-        self._note(node_id, offer)
+        self._filter.check(offer, epoch, now, wall)
         ephemeral = self._token(PUBLIC_KEY_BYTES)
         acceptance = make_response(self._identity, epoch, offer, self._boot, self._new_index(), ephemeral)
         keys = session_keys(epoch, offer, acceptance, ephemeral, offer.ephemeral)
@@ -352,28 +328,6 @@ class Sealer:
                 return epoch, content
         raise Refused("stranger")
 
-    def _report_clock(self, offer: HandshakeInit, epoch: Epoch, ahead_s: float) -> None:
-        """Once per node: its clock, ours, or an old recording."""
-        if offer.node_id in self._clocks_reported or len(self._clocks_reported) >= MOST_CLOCK_REPORTS:
-            return
-        if offer.is_signed(epoch):
-            self._clocks_reported[offer.node_id] = True
-            self._clock_differs(offer.node_id, ahead_s)
-
-    def _spend(self, now: float) -> None:
-        self._allowance = min(OFFERS_IN_A_BURST, self._allowance + OFFERS_PER_S * (now - self._allowed_at))
-        self._allowed_at = now
-        if self._allowance < 1.0:
-            raise Refused("busy")
-        self._allowance -= 1.0
-
-    def _note(self, node_id: bytes, offer: HandshakeInit) -> None:
-        """Remember it, so that it is answered once."""
-        self._newest[node_id, offer.boot] = offer.sent_us
-        self._newest.move_to_end((node_id, offer.boot))
-        if len(self._newest) > MOST_SENDERS:
-            self._too_old_us = max(self._too_old_us, self._newest.popitem(last=False)[1])
-
     # -- forgetting ----------------------------------------------------------------------------------------------
 
     def _drop_unconfirmed(self) -> None:
@@ -409,7 +363,3 @@ class Sealer:
 
 def _life_s(pair: Session) -> float:
     return RENEW_S if pair.offered else RENEW_ACCEPTED_S
-
-
-def _microseconds(wall: float) -> int:
-    return int(wall * 1e6)

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from enum import Enum
 
 from overlay.sealing.client_hello import server_name
+from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.refusal import Refused
-from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing
 
 RANDOM_BYTES, MAC_BYTES = 8, 16

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from overlay.addresses import Address, id_behind
 from overlay.environment import Clock
 from overlay.ids import short
-from overlay.sealing.sealer import CLOCK_BOUND_S
+from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.tickets import TicketVerifier
 from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
 from overlay.sockets.connection import Connection

@@ -12,8 +12,8 @@ from pathlib import Path
 from overlay.environment import Environment
 from overlay.identity import Identity
 from overlay.sealing.certificate_request import CertificateError, make_certificates
+from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.sealed_transport import SealedTransport
-from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing
 from overlay.sealing.tickets import TicketVerifier
 from overlay.sealing.tls import Credentials

@@ -10,7 +10,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.kademlia.messages import Gossip, MemberState
 from overlay.peers import Activity, Heartbeat
-from overlay.sealing.sealer import CLOCK_BOUND_S
+from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness import overlay_swarm
 from tests.harness.environment import VirtualClock

@@ -10,8 +10,8 @@ import pytest
 from overlay.addresses import Address, NodeAddress
 from overlay.identity import identity_from_seed
 from overlay.sealing.handshake import ACCEPTANCE, OFFER, SEALED
+from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.sealer import (
-    CLOCK_BOUND_S,
     IDLE_S,
     MAX_SEALED_BYTES,
     OFFER_PAUSE_S,

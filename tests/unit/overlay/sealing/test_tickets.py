@@ -20,8 +20,8 @@ from overlay.identity import identity_from_seed
 from overlay.sealing.certificate_maker import authority, deliver, node_certificate
 from overlay.sealing.certificate_request import CertificateRequest
 from overlay.sealing.client_hello import MOST_HELLO_BYTES, server_name
+from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.refusal import Refused
-from overlay.sealing.sealer import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.sealing.tickets import Judgement, TicketVerifier
 from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
