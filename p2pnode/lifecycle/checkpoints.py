@@ -1,6 +1,6 @@
-"""When a node writes a checkpoint, and what goes into it: vector, step, trainer's state, and the shards it answers for.
+"""Decides when a node writes a checkpoint and collects its content: vector, step, trainer's state, and held shards.
 
-How each is written, whole or not at all, is `training.checkpoint`. A full disk is an event, never the end.
+`training.checkpoint` writes the files atomically. A full disk is logged and never ends the node.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from training.trainer_link.interface import Trainer, TrainerFailed
 
 
 class CheckpointWriter:
-    """The checkpoints of a node that has the vector. The trainer writes its own state under `environment.state_path`;
-    `on_saved` is called with the name of that file."""
+    """Writes the checkpoints of a node that has the vector. `on_saved` gets the path of the trainer's state file after
+    each successful save."""
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class CheckpointWriter:
         self._on_saved = on_saved
         self._last = environment.clock.monotonic()
 
-    async def when_due(self) -> None:
-        """Write one if the last is `training.checkpoint_s` old."""
+    async def write_if_due(self) -> None:
+        """Write a checkpoint if the last one is `training.checkpoint_s` old."""
         period_s = self._config.training.checkpoint_s
         if period_s and self._clock.monotonic() - self._last >= period_s:
             await self._write(trainer_s=None)
 
-    async def at_the_end(self, trainer_s: float) -> None:
-        """Write the last one; the trainer has so long for its part."""
+    async def write_last(self, trainer_s: float) -> None:
+        """Write the last checkpoint; the trainer has `trainer_s` to save its state."""
         if self._config.training.checkpoint_s:
             await self._write(trainer_s=trainer_s)
 
-    async def what_is_left(self) -> None:
-        """Shards that nobody took: where all leave together, they are all there is for the next start."""
+    async def write_remaining_states(self) -> None:
+        """Write the shards that no peer took over: if all nodes leave together, the next start has nothing else."""
         if not self._config.training.checkpoint_s:
             return
         try:
@@ -90,7 +90,7 @@ class CheckpointWriter:
         self._log.info("checkpoint_written", step=state.step)
 
     async def _write_states(self, step: int) -> None:
-        """Write what this node owns and backs up, a few shards at a time: what is copied waits for the disk."""
+        """Write what this node owns and backs up, a few shards at a time, so that few copies wait for the disk."""
         clean = self._exchange.is_clean()
         folder, disk = checkpoint.folder_of(step), self._disk
         held = {shard: (shard, term, state) for shard, term, state in self._exchange.held()}

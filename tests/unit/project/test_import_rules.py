@@ -180,7 +180,7 @@ def test_purity_is_claimed_in_one_form() -> None:
 @pytest.mark.parametrize(
     "path",
     [path for path in sources("overlay", "training") if not path.startswith(BEHIND_DOORS)]
-    + ["p2pnode/lifecycle/node.py"],
+    + [path for path in sources("p2pnode") if path.startswith("p2pnode/lifecycle/")],
 )
 def test_nothing_goes_around_a_door(path: str) -> None:
     """Outside the doors nobody reads a clock, draws from a global generator or starts a thread."""

@@ -1,0 +1,203 @@
+"""The start of a node: join or found the swarm, start the trainer, agree on the manifest, and get the current vector.
+
+The steps are called in order by `p2pnode.lifecycle.node.Node`. A node without bootstraps and without remembered peers
+founds a swarm; no other node does. A checkpoint on disk fills the replica first; the swarm's own state overrides it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from overlay.overlay import NotThisSwarm, Overlay
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from p2pnode.config.settings import Config
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.state_directory import StateDirectory
+from training import checkpoint, manifest_check
+from training.checkpoint import CheckpointState
+from training.exchange.exchange import Exchange
+from training.manifest import Manifest
+from training.manifest_check import ManifestRefused
+from training.progress import Progress
+from training.trainer_link.interface import Trainer, TrainerFailed, TrainerHello
+
+#: A restarted founder looks for its swarm among remembered peers this long before it founds the swarm again.
+REJOIN_TIMEOUT_S = 5.0
+#: After the whole swarm was switched off, its founder waits this long for remembered nodes before it resumes from the
+#: states it has. Machines started together come up within it; a node that comes later with newer states is still used.
+RESUME_WAIT_S = 15.0
+MANIFEST_RETRY_S = 0.2
+
+
+class Startup:
+    """Takes one node from its state directory to the swarm's vector."""
+
+    def __init__(
+        self,
+        config: Config,
+        environment: NodeEnvironment,
+        directory: StateDirectory,
+        overlay: Overlay,
+        trainer: Trainer,
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._environment = environment
+        self._directory = directory
+        self._overlay = overlay
+        self._trainer = trainer
+        self._progress = progress
+        self._log = environment.log
+        self._checkpoint: CheckpointState | None = None
+        #: This node founded the swarm, now or in an earlier run.
+        self.founder = False
+        #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
+        self.resumes = False
+
+    # -- the swarm ----------------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Join through any peer, or found. Raises `NotThisSwarm`."""
+        bootstraps = self._config.swarm.bootstrap
+        stored = self._directory.genesis
+        if stored is not None and not bootstraps:
+            await self._rejoin(stored)
+            return
+        if not bootstraps and not self._overlay.remembered() and not await self._overlay.join_near():
+            self._found(self._environment.entropy.token(16))
+            return
+        if self._overlay.genesis is None:
+            await self._overlay.join(bootstraps, genesis=stored)
+        if self._overlay.genesis is not None and stored is None:
+            self._directory.keep_genesis(self._overlay.genesis)
+
+    async def _rejoin(self, genesis: bytes) -> None:
+        """Look for the swarm this node founded earlier: it may have continued without this node."""
+        if self._overlay.remembered() or await self._overlay.somebody_near():
+            try:
+                async with asyncio.timeout(REJOIN_TIMEOUT_S):
+                    await self._overlay.join([], genesis=genesis)
+                return
+            except (TimeoutError, NotThisSwarm):
+                self._log.warning("swarm_not_found_again", waited_s=REJOIN_TIMEOUT_S, peers=self._overlay.remembered())
+        self.resumes = True
+        self._found(genesis)
+
+    def _found(self, genesis: bytes) -> None:
+        self.founder = True
+        self._overlay.found(genesis)
+        self._directory.keep_genesis(genesis)
+
+    # -- the trainer and the checkpoint -------------------------------------------------------------------------
+
+    async def start_trainer(self) -> TrainerHello:
+        """Start the trainer from the newest checkpoint, if there is one. Raises `UserError`."""
+        restore = ""
+        try:
+            found = checkpoint.newest(self._environment.disk, self._log)
+            if found is not None and self._environment.state_path is not None:
+                file = self._environment.state_path / checkpoint.folder_of(found.step) / "trainer.state"
+                restore = str(file) if file.exists() else ""
+            hello = await self._trainer.start(restore)
+        except TrainerFailed as error:
+            raise UserError(
+                f"the trainer cannot start: {error.reason}", hint=error.hint, exit_code=ExitCode.TRAINER
+            ) from error
+        if found is not None:
+            self._restore(found, hello)
+        return hello
+
+    def _restore(self, found: CheckpointState, hello: TrainerHello) -> None:
+        genesis = (self._directory.genesis or b"").hex()
+        if found.layout_digest != hello.layout.digest() or found.genesis != genesis:
+            self._log.warning("checkpoint_passed_over", step=found.step, reason="another model or another swarm")
+            return
+        try:
+            checkpoint.read_vector(self._environment.disk, found, hello.layout, self._trainer.vector)
+        except (ValueError, OSError) as error:
+            self._log.warning("checkpoint_unreadable", step=found.step, reason=str(error))
+            return
+        self._checkpoint = found
+        self._progress.step, self._progress.samples = found.step, found.samples
+        self._progress.optimizer_steps = found.optimizer_steps
+        self._log.info("checkpoint_loaded", step=found.step)
+
+    async def offer_checkpoint(self, exchange: Exchange, manifest: Manifest) -> None:
+        """Offer what the checkpoint holds: the replica, and the shards that this node owned and backed up then."""
+        if self._checkpoint is None:
+            return
+        exchange.core.step = self._checkpoint.step
+        exchange.offer(self._checkpoint.terms())
+        if self._config.exchange.enabled:
+            states = await self._environment.executor.run(
+                checkpoint.read_states,
+                self._environment.disk,
+                self._checkpoint,
+                exchange.store.bounds,
+                manifest.layout.parameter_total,
+                self._log,
+            )
+            exchange.offer_states(states)
+
+    # -- the manifest and the vector ----------------------------------------------------------------------------
+
+    async def agree(self, proposal: Manifest) -> Contact:
+        """Ask peers until one has a manifest equal to the proposal; return that peer. Raises `UserError`."""
+        while True:
+            # Eligible peers first: a stream to one behind a NAT may take its whole time to fail.
+            for peer in sorted(self._overlay.members(), key=lambda peer: not peer.eligible):
+                try:
+                    await manifest_check.compare_with(self._overlay, peer.contact, proposal)
+                except ManifestRefused as error:
+                    raise UserError(
+                        str(error),
+                        hint="take over the swarm's settings and model, or join another run",
+                        exit_code=ExitCode.MISMATCH,
+                    ) from error
+                except TransportError as error:
+                    self._log.debug("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
+                    continue
+                return peer.contact
+            await asyncio.sleep(MANIFEST_RETRY_S)
+
+    async def get_vector(self, exchange: Exchange, manifest: Manifest, source: Contact | None) -> None:
+        """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it."""
+        willing = not self._config.node.client_only
+        if source is None:
+            self._overlay.set_willing(willing)
+            if self.resumes:
+                await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
+            else:
+                exchange.found()
+        elif self._config.exchange.enabled:
+            await self._fetch_vector(exchange, manifest, source)
+            self._progress.step = max(self._progress.step, exchange.core.median_step())
+        # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
+        self._overlay.set_willing(willing)
+
+    async def _fetch_vector(self, exchange: Exchange, manifest: Manifest, source: Contact) -> None:
+        clock = self._environment.clock
+        started = clock.monotonic()
+        while True:
+            try:
+                report = await exchange.join(source)
+                break
+            except TransportError as error:
+                self._log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
+                await asyncio.sleep(MANIFEST_RETRY_S)
+                source = await self.agree(manifest)
+        self._log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))
+
+    async def avoid_identity_reuse(self, exchange: Exchange) -> None:
+        """Use no delta id twice and count no step twice, even if the state directory was restored from an old copy."""
+        incarnation, step = await exchange.past()
+        if incarnation >= self._directory.incarnation:
+            self._log.warning("incarnation_raised", counted=self._directory.incarnation, seen=incarnation)
+            self._directory.raise_incarnation(incarnation)
+            exchange.core.incarnation = self._directory.incarnation
+        if step > self._progress.step:
+            # Trained after the last checkpoint: the swarm has these deltas, so these steps must not be trained again.
+            self._log.info("steps_passed_over", checkpoint=self._progress.step, step=step)
+            self._progress.step = step
