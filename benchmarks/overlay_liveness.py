@@ -70,7 +70,7 @@ def holds(node: Overlay, node_id: bytes) -> bool:
         node_id in node.peers
         or node_id in node._protocol.router
         or node_id in discovery.pool.ids()
-        or discovery.candidates.names(node_id)
+        or node._candidates.names(node_id)
     )
 
 
@@ -116,7 +116,7 @@ class _Watch:
     async def _place(self, number: int, node: Overlay) -> None:
         while number in self.world.nodes:
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * CANDIDATES_EVERY_S)
-            await node._discovery.candidates.of(random_id(self.rng))
+            await node._candidates.of(random_id(self.rng))
 
     async def kill_one(self) -> None:
         """Kill a node, wait until everybody knows, and put another one in its place."""

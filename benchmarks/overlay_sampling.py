@@ -27,6 +27,7 @@ from overlay.discovery.peer_sampling import PeerSampler
 from overlay.discovery.sampling import POOL_BALLS, ball_radius, inside_ball
 from overlay.ids import random_id
 from overlay.kademlia.routing_table import ContactTable
+from overlay.local_node import LocalNode
 from overlay.peers import Activity, Contact, Peer
 from overlay.system import SystemClock
 from tests.harness.overlay_swarm import OverlayWorld
@@ -123,7 +124,8 @@ def draw_with_truth(seed: int, nodes: int, draws: int) -> Uniformity:
 
     async def story() -> None:
         for own_id in node_ids:
-            discovery = PeerSampler(own_id, 20, truth, truth, SystemClock(), rng, training=lambda: True)
+            local = LocalNode(own_id, 1, 1, "benchmark", Address("127.0.0.1", 1))
+            discovery = PeerSampler(local, 20, truth, truth, SystemClock(), rng)
             for _ in range(4):  # an estimate to begin with
                 await discovery.sample_once()
             for _ in range(max(1, round(draws / nodes / BETA))):

@@ -11,36 +11,37 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import msgspec
-
-from overlay.addresses import Address, literal
+from overlay.addresses import Address
 from overlay.bootstrap import hello
 from overlay.bootstrap.dialer import Dialer, NotThisSwarm
 from overlay.bootstrap.joining import Joining
-from overlay.bootstrap.local_network import LAN_JOIN_S, Announcement, Lan, LocalNetwork
+from overlay.bootstrap.lan_discovery import LanDiscovery
+from overlay.bootstrap.local_network import Announcement, Lan, LocalNetwork
 from overlay.bootstrap.peer_store import PeerStore
 from overlay.bootstrap.resolver import advertised_address
+from overlay.discovery.candidates import Candidates
+from overlay.discovery.crawler import Crawler
 from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.peer_sampling import PeerSampler
 from overlay.discovery.population import Population
 from overlay.environment import Clock, Disk, Entropy, Log
 from overlay.identity import Identity
 from overlay.ids import short
-from overlay.kademlia import messages
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.server import SwarmServer
+from overlay.local_node import LocalChange, LocalNode
 from overlay.membership.failure_detector import Action, FailureDetector
 from overlay.membership.members import MemberList
 from overlay.membership.prober import Prober
 from overlay.membership.queries import PeerQueries
+from overlay.membership.stream_health import StreamHealth
 from overlay.nat.port_mapping import Gateway, PortMapper
 from overlay.nat.reachability import Reachability
 from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
-from overlay.requests import Handler, Node, RequestService
+from overlay.requests import Handler, RequestService
 from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
 from overlay.transport import Body, ReceivedResponse, Request, Response, Transport
 
@@ -81,27 +82,21 @@ class Overlay:
     ) -> None:
         """`gateway`: the router that shall let others in; `lan`: announcements in the local network; None: without."""
         kademlia = settings or OverlaySettings()
-        self.node_id = identity.node_id
-        self.address = Address(node.host, node.port or 1)
-        self.genesis: bytes | None = None
-        self.beat = Heartbeat(identity.node_id, incarnation, boot, node.port or 1)
-        self._node = node
-        self._swarm = swarm
+        kademlia = settings or OverlaySettings()
+        rng = entropy.random
+        self.local = local = LocalNode(
+            identity.node_id, incarnation, boot, swarm.run, Address(node.host, node.port or 1)
+        )
+        self._advertise = node.advertise
         self._transport = transport
         self._log = log
         self._clock = clock
-        self._tag: bytes | None = None
+        self._identity = identity
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
-        self._willing = True
-        self._reached = False
-        rng = entropy.random
-        now = clock.monotonic()
-        detector = FailureDetector(self.node_id, incarnation, liveness, rng, now)
-        self._detector = detector
-        self._identity = identity
+        self._detector = FailureDetector(self.node_id, incarnation, liveness, rng, clock.monotonic())
         self._membership = MemberList(
-            self.node_id, boot, detector, clock, log, kademlia.k, ids_per_address=swarm.ids_per_address
+            self.node_id, boot, self._detector, clock, log, kademlia.k, ids_per_address=swarm.ids_per_address
         )
         self._server = SwarmServer(
             ksize=kademlia.k,
@@ -116,134 +111,89 @@ class Overlay:
         )
         self._protocol = self._server.protocol
         self._questions = PeerQueries(self._protocol, self._membership.peers)
-        self._prober = Prober(self._protocol, self._membership, detector, liveness, clock, rng)
+        self._prober = Prober(self._protocol, self._membership, self._detector, liveness, clock, rng)
         self._membership.connect(self._protocol, self._prober.perform)
         self._lookups = LookupService(
+            local,
             self._protocol,
             self._membership,
             clock,
-            own=self._own_contact,
             k=kademlia.k,
             alpha=kademlia.alpha,
             ids_per_address=swarm.ids_per_address,
         )
-        self._discovery = PeerSampler(
-            self.node_id, kademlia.k, self._membership, self._lookups, clock, rng, training=self._is_training
+        self._discovery = PeerSampler(local, kademlia.k, self._membership, self._lookups, clock, rng)
+        self._stream_health = StreamHealth(self._protocol, self._membership, self.suspect, clock)
+        self._candidates = Candidates(
+            local, kademlia.k, self._membership, self._stream_health, self._lookups, self._discovery, clock
         )
-        self._streams = RequestService(
-            self.node_id,
-            transport,
-            clock,
-            node=lambda: Node(self.beat, self._tag),
-            met=self._membership.met,
-            spoke=self._membership.requested,
-            failed=self.suspect,
-            unreached=self._complain,
-            takes_streams=self._membership.takes_streams,
+        self._crawler = Crawler(
+            local, kademlia.k, self._membership, self._lookups, self._discovery, self._candidates, clock, rng
         )
+        self._streams = RequestService(local, transport, self._stream_health, clock)
         self._streams.register_bare(hello.HELLO, self._answer_hello)
         caller = hello.HelloContext(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
         self._reachability = Reachability(
+            local,
             caller,
             transport,
             self._streams,
+            self.peers,
             clock,
             rng,
             log,
             client_only=node.client_only,
-            peers=lambda: list(self.peers),
-            changed=self._eligibility_changed,
         )
-        self._protocol.serve(StreamsFailing, self._unreached)
-        self._discovery.candidates.own = lambda: (self._own_contact(), self._may_own())
-        self._discovery.candidates.reachable = self._streams.is_reachable
-        self._membership.on_change(self._on_change)
-        self._lan = lan
-        self._entered = asyncio.Event()
-        self._neighbourhood = LocalNetwork(Announcement(swarm.run, identity.node_id, node.port or 1, joined=False))
-        self._bound = self.address
-        self._mapping: PortMapper | None = None
-        if gateway is not None:
-            self._mapping = PortMapper(gateway, lambda: self._bound, rng, log, announce=self._mapped)
+        self._protocol.serve(StreamsFailing, self._reachability.on_unreachable_report)
+        self._mapping = None if gateway is None else PortMapper(local, gateway, rng, log)
+        network = LocalNetwork(Announcement(swarm.run, identity.node_id, node.port or 1, joined=False))
         self._joining = Joining(
-            Dialer(transport, rng, log, caller, twin=self._membership.proven_twin),
+            local,
+            Dialer(local, transport, rng, log, caller, twin=self._membership.proven_twin),
             PeerStore(disk, clock, log),
+            network,
             self._membership,
             self._lookups,
             rng,
             log,
-            own=self._own_contact,
-            genesis=lambda: self.genesis,
-            enter=self._enter,
-            observed=self._observed,
-            arrived=self._reachability.check_now,
-            sighted=self._neighbourhood.addresses,
         )
+        self._joining.on_arrival(self._reachability.check_now)
+        self._lan = LanDiscovery(local, lan, network, self._joining, log)
+        local.on_change(self._on_local_change)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
         self._joining.load()
-        advertised = await advertised_address(self._node.advertise)
+        advertised = await advertised_address(self._advertise)
         bound = await self._transport.open(self._protocol.datagram_received, self._streams.serve)
-        host = advertised[0] if advertised is not None else bound.host
-        port = advertised[1] if advertised is not None and advertised[1] else bound.port
-        self.address = Address(host, port)
-        self._speak(port=port, host=advertised[0] if advertised is not None else "")
-        self._bound = bound
-        self._joining.bound(bound)
-        self._lookups.ipv6 = ":" in bound.host
+        self.local.listens_at(bound, advertised)
         self._server.attach(self._transport)
         self._prober.start()
         self._run("sampling", self._discovery.keep_sampling)
-        self._run("refresh", self._discovery.keep_table_fresh)
-        self._run("crawl", self._discovery.keep_crawling)
+        self._run("refresh", self._crawler.keep_table_fresh)
+        self._run("crawl", self._crawler.keep_crawling)
         self._run("reachability", self._reachability.run)
         if self._mapping is not None:
             self._run("mapping", self._mapping.run)
-        if self._lan is not None:
-            await self._announce_in(self._lan, bound)
+        await self._lan.start()
+        self._run("announce", self._lan.announce_when_joined)
         self._run("remember", self._joining.keep_remembering)
         self._run("redial", self._joining.keep_connected)
         self._run("islands", self._joining.keep_whole)
 
-    async def _announce_in(self, lan: Lan, bound: Address) -> None:
-        """A network without multicast is a pity, and no reason to stay away."""
-        self._neighbourhood.own = self._neighbourhood.own._replace(port=bound.port)
-        try:
-            await lan.start(self._neighbourhood.own, bound.host, self._neighbourhood.heard)
-        except OSError as error:
-            self._log.warning("lan_discovery_failed", reason=str(error))
-            self._lan = None
-        else:
-            self._run("announce", partial(self._keep_announcing, lan))
-
-    async def _keep_announcing(self, lan: Lan) -> None:
-        """That we are in a swarm is told once, when it is so."""
-        await self._entered.wait()
-        self._neighbourhood.own = self._neighbourhood.own._replace(joined=True)
-        await lan.announce(self._neighbourhood.own)
-
     async def somebody_near(self) -> bool:
-        """Whether the local network has, or soon will have, somebody of our run to join."""
-        return self._lan is not None and await self._neighbourhood.look()
+        """Whether the local network has, or soon will have, a node of our run to join."""
+        return await self._lan.somebody_near()
 
     async def join_near(self) -> bool:
-        """Join through the local network; false where nobody is there, or none answers, and this node may found."""
-        while await self.somebody_near():
-            try:
-                async with asyncio.timeout(LAN_JOIN_S):
-                    await self.join([], genesis=None)
-                    return True
-            except TimeoutError:
-                self._log.warning("neighbours_do_not_answer", attempts=dict(self.attempts))
-                self._neighbourhood.give_up()
-        return False
+        """Join through the local network; false where no node is there, or none answers, and this node may found."""
+        return await self._lan.join()
 
     def found(self, genesis: bytes) -> None:
         """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
-        self._enter(genesis)
+        self.local.enter(genesis)
         self._reachability.founded()
 
     async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
@@ -269,8 +219,7 @@ class Overlay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._lan is not None:
-            await self._lan.stop()
+        await self._lan.stop()
         if self._mapping is not None:
             await self._mapping.remove()
         self._joining.remember()
@@ -290,15 +239,25 @@ class Overlay:
             if self._protocol.fragile:
                 raise
 
-    def _enter(self, genesis: bytes) -> None:
-        if len(genesis) != messages.GENESIS_BYTES:
-            raise ValueError(f"a genesis has {messages.GENESIS_BYTES} bytes, not {len(genesis)}")
-        self.genesis = genesis
-        self._tag = messages.swarm_tag(self._swarm.run, genesis)
-        self._protocol.speak_as(self.beat, self._tag)
-        self._entered.set()
-
     # -- ourselves -----------------------------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> bytes:
+        return self.local.node_id
+
+    @property
+    def address(self) -> Address:
+        """Where other nodes reach this one; it may change."""
+        return self.local.address
+
+    @property
+    def genesis(self) -> bytes | None:
+        """Of the swarm this node has entered; None before."""
+        return self.local.genesis
+
+    @property
+    def beat(self) -> Heartbeat:
+        return self.local.heartbeat
 
     def announce(
         self,
@@ -308,52 +267,20 @@ class Overlay:
         step_seconds: float | None = None,
         samples: int | None = None,
     ) -> None:
-        """Change what our beat says; it rides on every message from now on."""
-        changes: dict[str, Any] = {
-            "activity": None if activity is None else int(activity),
-            "step": step,
-            "step_seconds": step_seconds,
-            "samples": samples,
-        }
-        self._speak(**{name: value for name, value in changes.items() if value is not None})
-
-    def _speak(self, **changes: Any) -> None:
-        before = self.beat
-        self.beat = msgspec.structs.replace(self.beat, **changes)
-        self._protocol.speak_as(self.beat, self._tag)
-        if (before.activity, before.eligible) != (self.beat.activity, self.beat.eligible):
-            # Samples and placement hang on these two: they do not wait for the next message.
-            self._prober.tell_some([])
-
-    def _mapped(self, address: Address | None) -> None:
-        """A router lets others in at this address, or no more; who can, and is asked, finds out at once."""
-        self.address = address or self._bound
-        self._speak(host="" if address is None else address.host, port=self.address.port)
-        self._prober.tell_some([])
-        self._reachability.check_now()
-
-    def _observed(self, host: str) -> None:
-        """Bound to every interface, we learn from others what our address is."""
-        if _is_any(self.address.host) and literal(host) is not None:
-            self.address = Address(host, self.address.port)
-
-    def _own_contact(self) -> Contact:
-        return Contact(self.node_id, self.address)
-
-    def _is_training(self) -> bool:
-        return self.beat.activity == Activity.TRAINING
-
-    def _may_own(self) -> bool:
-        return self.beat.eligible and self.beat.activity != Activity.LEAVING
-
-    def _eligibility_changed(self, eligible: bool) -> None:
-        self._reached = eligible
-        self._speak(eligible=eligible and self._willing)
+        """Change the heartbeat; every later message carries it."""
+        self.local.announce(activity=activity, step=step, step_seconds=step_seconds, samples=samples)
 
     def set_willing(self, willing: bool) -> None:
-        """Whether the room above is ready to own. Only a node that is willing *and* reachable is eligible."""
-        self._willing = willing
-        self._speak(eligible=self._reached and willing)
+        """Whether the upper layers are ready to own. Only a node that is willing *and* reachable is eligible."""
+        self.local.set_willing(willing)
+
+    def _on_local_change(self, change: LocalChange) -> None:
+        self._protocol.speak_as(self.local.heartbeat, self.local.tag)
+        if change in ("role", "address"):
+            # Samples, placement and dialling depend on them: they do not wait for the next message.
+            self._prober.tell_some([])
+        if change == "address":
+            self._reachability.check_now()
 
     # -- peers ---------------------------------------------------------------------------------------------------
 
@@ -433,11 +360,11 @@ class Overlay:
 
     def everyone(self, since: float = 0.0) -> list[Peer]:
         """All live peers known that take part in barriers; in large swarms asking keeps a crawl going."""
-        return self._discovery.everyone(since)
+        return self._crawler.everyone(since)
 
     async def candidates(self, key: bytes) -> list[Contact]:
         """Who should own `key`, best first."""
-        return await self._discovery.candidates.of(key)
+        return await self._candidates.of(key)
 
     # -- streams -------------------------------------------------------------------------------------------------
 
@@ -454,29 +381,16 @@ class Overlay:
     async def _answer_hello(self, incoming: Request) -> Response:
         return hello.answer_hello(
             incoming,
-            run=self._swarm.run,
+            run=self.local.run,
             genesis=self.genesis,
             identity=self._identity,
             beat=self.beat,
             closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
         )
 
-    def _on_change(self, change: PeerChange) -> None:
-        if change.kind in ("up", "restarted", "moved"):
-            self._streams.forgive(change.node_id)
-
     def may_own(self, peer: Peer) -> bool:
         """Whether a peer is a candidate for shards as far as this node can tell: eligible, and its streams work."""
-        return peer.eligible and self._streams.is_reachable(peer.node_id)
-
-    def _complain(self, contact: Contact) -> None:
-        if contact.node_id in self.peers:
-            self._protocol.tell(contact, [], StreamsFailing())
-
-    def _unreached(self, _body: StreamsFailing, beat: Heartbeat, source: Address, _message_id: bytes) -> None:
-        peer = self.peers.get(beat.node_id)
-        if peer is not None and peer.address.host == (beat.host or source.host):  # a stranger's word costs us nothing
-            self._reachability.complaint(beat.node_id)
+        return peer.eligible and self._stream_health.is_reachable(peer.node_id)
 
     # -- report --------------------------------------------------------------------------------------------------
 
@@ -497,7 +411,7 @@ class Overlay:
             "local_health": self._detector.health,
             "round_trip_ms": None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,
             "reachable": {
-                "reached": self._reached,
+                "reached": self.local.reached,
                 "reason": self._reachability.reason,
                 "confirmed_by": [short(node_id) for node_id in self._reachability.confirmed_by],
             },
@@ -505,7 +419,3 @@ class Overlay:
             if self._mapping is None
             else {"address": str(self._mapping.address or ""), "reason": self._mapping.reason},
         }
-
-
-def _is_any(host: str) -> bool:
-    return literal(host) is None

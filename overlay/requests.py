@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,7 @@ from overlay.addresses import Address, NodeAddress, group_of, id_behind, literal
 from overlay.environment import Clock
 from overlay.ids import ID_BYTES, short
 from overlay.kademlia.messages import TAG_BYTES
+from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import ConcurrencyLimit, RateLimit, RateLimiter
 from overlay.transport import (
@@ -38,9 +39,6 @@ Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
 #: A handler of a request that carries no envelope (`hello`).
 BareHandler = Callable[[Request], Awaitable[Response]]
 
-#: This many failed streams within the time make a peer unreachable for as long.
-STREAM_FAILURES = 2
-STREAM_FAILURE_S = 30.0
 #: Requests of one peer. A step takes two and those of a thousand nodes' pushes are forwarded one by one: a second of
 #: that is no flood.
 REQUESTS = RateLimit(2000.0, 4000.0)
@@ -65,11 +63,24 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 
 
-class Node(msgspec.Struct):
-    """What the streams need of their node, at this moment."""
+class StreamEvents(Protocol):
+    """Gets the facts about peers that streams bring; `overlay.membership.stream_health` implements it."""
 
-    beat: Heartbeat
-    tag: bytes | None
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
+        """A peer sent a request. `source` has the port that the peer listens on."""
+        ...
+
+    def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
+        """The peer at this address answered a request."""
+        ...
+
+    def on_failure(self, to: Contact, reason: str) -> None:
+        """No stream to this peer could be opened, or it broke."""
+        ...
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        """False where it is known beforehand that no stream arrives."""
+        ...
 
 
 class RequestService:
@@ -77,31 +88,18 @@ class RequestService:
 
     def __init__(
         self,
-        own_id: bytes,
+        local: LocalNode,
         transport: Transport,
+        events: StreamEvents,
         clock: Clock,
-        *,
-        node: Callable[[], Node],
-        met: Callable[[Heartbeat, Address], None],
-        spoke: Callable[[Heartbeat, Address], None],
-        failed: Callable[[bytes, str], None],
-        unreached: Callable[[Contact], None],
-        takes_streams: Callable[[bytes], bool] = lambda _node_id: True,
     ) -> None:
-        """`takes_streams(node)`: false where it is known beforehand that none arrives."""
         self.counters: Counter[str] = Counter()
-        self._own_id = own_id
+        self._local = local
         self._transport = transport
+        self._events = events
         self._clock = clock
-        self._node = node
-        self._met = met
-        self._spoke = spoke
-        self._failed = failed
-        self._unreached = unreached
-        self._takes_streams = takes_streams
         self._handlers: dict[str, Handler] = {}
         self._bare: dict[str, BareHandler] = {}
-        self._failures: dict[bytes, tuple[int, float]] = {}
         self._asked: RateLimiter[bytes | str] = RateLimiter(REQUESTS)
         self._asked_bare: RateLimiter[str] = RateLimiter(BARE_REQUESTS)
         self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(OPEN_OF_ONE)
@@ -114,17 +112,6 @@ class RequestService:
         """Serve requests of this name without an envelope, from anybody."""
         self._bare[name] = handler
 
-    def is_reachable(self, node_id: bytes) -> bool:
-        """False for a while after its streams failed again and again, and for one behind a NAT."""
-        if not self._takes_streams(node_id):
-            return False
-        count, last = self._failures.get(node_id, (0, 0.0))
-        return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
-
-    def forgive(self, node_id: bytes) -> None:
-        """It has come back: what failed while it was away says nothing about its streams now."""
-        self._failures.pop(node_id, None)
-
     async def serve(self, incoming: Request) -> Response:
         """Answer one request. Raises `RequestRejected` with the reason."""
         self.counters["requests_in"] += 1
@@ -133,24 +120,24 @@ class RequestService:
             if group := group_of(incoming.source.host):
                 await self._pace(self._asked_bare.take(group, self._clock.monotonic()))
             return await bare(incoming)
-        node = self._node()
-        if node.tag is None:
+        local = self._local
+        if local.tag is None:
             raise self._refused("no_swarm", "this node has not joined a swarm yet")
         envelope = _open(incoming.head)
         if envelope is None:
             text = "the head of this request is no envelope of ours; is it another version of p2pnode?"
             raise self._refused("content", text)
-        if envelope.tag != node.tag:
+        if envelope.tag != local.tag:
             raise self._refused("other_swarm", "this node belongs to another swarm")
-        if envelope.to != self._own_id:
-            text = f"{short(envelope.to)} does not live here, this is {short(self._own_id)}"
+        if envelope.to != local.node_id:
+            text = f"{short(envelope.to)} does not live here, this is {short(local.node_id)}"
             raise self._refused("other_node", text)
         beat = envelope.beat
         if (proven := id_behind(incoming.source)) and proven != beat.node_id:
             raise self._refused("anothers_name", f"{short(proven)} speaks in the name of {short(beat.node_id)}")
         source = Address(incoming.source.host, beat.port)
-        self._spoke(beat, source)
-        if beat.node_id == self._own_id:
+        self._events.on_request(beat, source)
+        if beat.node_id == local.node_id:
             raise self._refused("own_id", f"{short(beat.node_id)} is this node's own id: its key is used twice")
         handler = self._handlers.get(incoming.name)
         if handler is None:
@@ -161,9 +148,7 @@ class RequestService:
             proven or group_of(incoming.source.host) or beat.node_id,
             lambda: handler(Contact(beat.node_id, address), envelope.payload, incoming.body),
         )
-        node = self._node()
-        assert node.tag is not None
-        return Response(_ENCODER.encode(Envelope(node.tag, node.beat, b"", reply.head)), reply.body)
+        return Response(_ENCODER.encode(Envelope(local.tag, local.heartbeat, b"", reply.head)), reply.body)
 
     async def _within_quota(self, party: bytes | str, handle: Callable[[], Awaitable[Response]]) -> Response:
         if not self._open.enter(party):
@@ -197,44 +182,31 @@ class RequestService:
     async def _request(
         self, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
-        node = self._node()
-        if node.tag is None:
+        local = self._local
+        if local.tag is None:
             raise TransportError("closed", to.address, "we have not joined a swarm yet")
-        if not self._takes_streams(to.node_id):
+        if not self._events.takes_streams(to.node_id):
             self.counters["requests_not_made_nat"] += 1
             raise TransportError("refused", to.address, "is the port of a NAT, which lets no streams in")
-        head = _ENCODER.encode(Envelope(node.tag, node.beat, to.node_id, payload))
+        head = _ENCODER.encode(Envelope(local.tag, local.heartbeat, to.node_id, payload))
         self.counters["requests_out"] += 1
         try:
             home = NodeAddress.of(to.address, to.node_id)
             async with self._transport.request(home, name, head, body, timeout_s=timeout_s) as answer:
                 envelope = _open(answer.head)
-                if envelope is None or envelope.tag != node.tag:
+                if envelope is None or envelope.tag != local.tag:
                     raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")
                 if envelope.beat.node_id != to.node_id:
                     detail = f"answered as {short(envelope.beat.node_id)}, we asked {short(to.node_id)}"
                     raise TransportError("rejected", to.address, detail)
-                self._failures.pop(to.node_id, None)
-                self._met(envelope.beat, to.address)
+                self._events.on_response(envelope.beat, to.address)
                 yield ReceivedResponse(envelope.payload, answer.body)
         except TransportError as error:
             if error.address == to.address:
-                self._note_failure(to, error)
+                self.counters[f"requests_{error.kind}"] += 1
+                if error.kind in ("refused", "timeout", "reset"):
+                    self._events.on_failure(to, str(error))
             raise
-
-    def _note_failure(self, to: Contact, error: TransportError) -> None:
-        self.counters[f"requests_{error.kind}"] += 1
-        if error.kind not in ("refused", "timeout", "reset"):
-            return
-        now = self._clock.monotonic()
-        count, last = self._failures.pop(to.node_id, (0, now))
-        count = count + 1 if now - last <= STREAM_FAILURE_S else 1
-        self._failures[to.node_id] = (count, now)
-        if len(self._failures) > 1024:
-            del self._failures[next(iter(self._failures))]
-        if count == STREAM_FAILURES:
-            self._unreached(to)
-        self._failed(to.node_id, str(error))
 
 
 def _open(head: bytes) -> Envelope | None:

@@ -17,6 +17,7 @@ from overlay.addresses import Address
 from overlay.bootstrap.hello import DuplicateIdentityFound, HelloContext, HelloRejected, HelloResult, say_hello
 from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
 from overlay.environment import Log
+from overlay.local_node import LocalNode
 from overlay.transport import Transport
 
 #: Longest wait for one `hello`: connecting, and its answer.
@@ -50,13 +51,11 @@ _Outcome = tuple[_Target, HelloResult | HelloRejected]
 
 
 class Dialer:
-    """Dials until somebody of our swarm answers. `attempts` holds the last failure by address.
-
-    `bound` is where our own datagrams leave from, once that is known: who cannot hear them is not dialled.
-    """
+    """Dials until somebody of our swarm answers. `attempts` holds the last failure by address."""
 
     def __init__(
         self,
+        local: LocalNode,
         transport: Transport,
         rng: random.Random,
         log: Log,
@@ -66,9 +65,9 @@ class Dialer:
         resolver: Resolver | None = None,
     ) -> None:
         self.attempts: dict[str, str] = {}
-        self.bound: Address | None = None
         self.resolver: Resolver = resolver or resolve
         self._resolved: dict[str, Sequence[Address]] = {}
+        self._local = local
         self._transport = transport
         self._rng = rng
         self._log = log
@@ -95,7 +94,7 @@ class Dialer:
         """Dial every address of one bootstrap or peer once, without a word; the first of our swarm that answers."""
         for address in await self._addresses(label):
             try:
-                if not _out_of_reach(self.bound, address):
+                if not _out_of_reach(self._local.bound, address):
                     return await self._hello(address, genesis)
             except HelloRejected:
                 continue
@@ -150,7 +149,7 @@ class Dialer:
 
     async def _try_one(self, target: _Target, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]) -> None:
         try:
-            reason = _out_of_reach(self.bound, target.address)
+            reason = _out_of_reach(self._local.bound, target.address)
             if reason:
                 raise HelloRejected(reason, final=False)
             outcomes.put_nowait((target, await self._hello(target.address, genesis)))
@@ -188,9 +187,9 @@ class Dialer:
             self._log.warning("bootstrap_failed", address=address, reason=reason)
 
 
-def _out_of_reach(bound: Address | None, address: Address) -> str:
+def _out_of_reach(bound: Address, address: Address) -> str:
     """Why datagrams of a socket bound there cannot go to an address; empty where they can."""
-    if bound is None or bound.host == "::":
+    if bound.host == "::":
         return ""
     if ":" in address.host and ":" not in bound.host:
         return 'is IPv6, and this node listens on IPv4 alone; node.host = "::" takes both'

@@ -10,11 +10,12 @@ from collections.abc import Callable, Container, Sequence
 from overlay.addresses import Address
 from overlay.bootstrap.dialer import Dialer, NotThisSwarm
 from overlay.bootstrap.hello import HelloResult
+from overlay.bootstrap.local_network import LocalNetwork
 from overlay.bootstrap.peer_store import PeerStore
 from overlay.discovery.lookup_service import LookupService
 from overlay.environment import Log
+from overlay.local_node import LocalNode
 from overlay.membership.members import MemberList
-from overlay.peers import Contact
 
 #: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
 JOIN_LOOKUP_S = 2.0
@@ -30,34 +31,29 @@ class Joining:
 
     def __init__(
         self,
+        local: LocalNode,
         dialler: Dialer,
         remembered: PeerStore,
+        local_network: LocalNetwork,
         membership: MemberList,
         lookups: LookupService,
         rng: random.Random,
         log: Log,
-        *,
-        own: Callable[[], Contact],
-        genesis: Callable[[], bytes | None],
-        enter: Callable[[bytes], None],
-        observed: Callable[[str], None],
-        arrived: Callable[[], None],
-        sighted: Callable[[], list[Address]] = list,
     ) -> None:
-        """`sighted()`: addresses that were announced in the local network."""
+        self._local = local
         self._dialler = dialler
         self._remembered = remembered
+        self._local_network = local_network
         self._membership = membership
         self._lookups = lookups
         self._rng = rng
         self._log = log
-        self._own = own
-        self._genesis = genesis
-        self._enter = enter
-        self._observed = observed
-        self._arrived = arrived
-        self._sighted = sighted
+        self._callbacks: list[Callable[[], None]] = []
         self._bootstraps: list[str] = []
+
+    def on_arrival(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever this node has met the swarm, or others of it, through a dialled node."""
+        self._callbacks.append(callback)
 
     @property
     def attempts(self) -> dict[str, str]:
@@ -67,19 +63,15 @@ class Joining:
     def load(self) -> None:
         self._remembered.load()
 
-    def bound(self, address: Address) -> None:
-        """Where our transport is bound."""
-        self._dialler.bound = address
-
     def remembered(self) -> list[Address]:
         """Remembered addresses but our own."""
-        own = self._own().address
+        own = self._local.address
         return [address for address in self._remembered.addresses() if address != own]
 
     def others(self) -> list[Address]:
         """Remembered addresses, and those sighted in the local network, but our own."""
-        own = self._own().address
-        sighted = self._sighted()
+        own = self._local.address
+        sighted = self._local_network.addresses()
         self._rng.shuffle(sighted)  # more of them than are dialled at once may be made up
         return [address for address in dict.fromkeys([*self.remembered(), *sighted]) if address != own]
 
@@ -87,27 +79,28 @@ class Joining:
         """Dial until somebody of our swarm answers, and look around. Raises `NotThisSwarm`."""
         self._bootstraps = list(bootstraps)
         greeted = await self._dialler.dial(self._bootstraps, self.others, genesis)
-        self._enter(greeted.genesis)
+        self._local.enter(greeted.genesis)
         await self._arrive(greeted)
         through = str(greeted.contact.address)
         self._log.info("swarm_joined", through=through, peers=len(self._membership.peers))
 
     async def _arrive(self, greeted: HelloResult) -> None:
         """Meet the node that answered, then all around us."""
-        self._observed(greeted.observed_host)
+        self._local.seen_as(greeted.observed_host)
         self._membership.ask_back(greeted.contact)
         try:
             async with asyncio.timeout(JOIN_LOOKUP_S):
-                await self._lookups.find(self._own().node_id, [greeted.contact, *greeted.contacts])
+                await self._lookups.find(self._local.node_id, [greeted.contact, *greeted.contacts])
         except TimeoutError:
             self._log.warning("join_lookup_slow", waited_s=JOIN_LOOKUP_S)
-        self._arrived()
+        for callback in self._callbacks:
+            callback()
 
     async def keep_connected(self) -> None:
         """Dial again when nobody is left and there is somebody to dial."""
         while True:
             await asyncio.sleep(EMPTY_TABLE_S)
-            genesis = self._genesis()
+            genesis = self._local.genesis
             if genesis is None or len(self._membership.peers) or self._membership.detector.leaving:
                 continue
             others = self.others()
@@ -123,10 +116,10 @@ class Joining:
         """Dial one whom we do not know, now and then; meet it, and all around it, if it is of our swarm."""
         while True:
             await asyncio.sleep(ISLAND_S * (0.5 + self._rng.random()))
-            genesis, peers = self._genesis(), self._membership.peers
+            genesis, peers = self._local.genesis, self._membership.peers
             if genesis is None or not len(peers) or self._membership.detector.leaving:
                 continue
-            stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._own().address)})
+            stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._local.address)})
             if stranger is None:
                 continue
             greeted = await self._dialler.knock(stranger, genesis)

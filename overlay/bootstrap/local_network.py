@@ -108,6 +108,12 @@ class LocalNetwork:
         self.ignored = 0
         self._sightings: dict[str, DiscoveredNode] = {}
 
+    def announce(self, *, port: int | None = None, joined: bool | None = None) -> Announcement:
+        """Change what this node announces."""
+        port = self.own.port if port is None else port
+        self.own = self.own._replace(port=port, joined=self.own.joined if joined is None else joined)
+        return self.own
+
     def heard(self, name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
         """An announcement, new or changed; junk is counted."""
         sighting = read(properties, hosts, port, self.own)

@@ -8,14 +8,17 @@ knows, so that a death, a leave or a newcomer shows at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from overlay.discovery.lookup_service import LookupService
+from overlay.discovery.peer_sampling import PeerSampler
 from overlay.discovery.placement import rank
 from overlay.environment import Clock
+from overlay.local_node import LocalNode
 from overlay.membership.members import MemberList
-from overlay.peers import Activity, Contact
+from overlay.membership.stream_health import StreamHealth
+from overlay.peers import Activity, Contact, PeerChange
 
 #: A lookup is kept this long: deaths and known newcomers are seen without it.
 KEEP_S = 30.0
@@ -31,27 +34,35 @@ class _Kept:
 class Candidates:
     """Candidates by key, with the cache of lookups behind them."""
 
-    def __init__(self, own_id: bytes, k: int, membership: MemberList, lookups: LookupService, clock: Clock) -> None:
-        self.own: Callable[[], tuple[Contact, bool]]  # own contact, and whether we may own
-        self.reachable: Callable[[bytes], bool]
-        self.all_known: Callable[[], bool]
-        self._own_id = own_id
+    def __init__(
+        self,
+        local: LocalNode,
+        k: int,
+        membership: MemberList,
+        streams: StreamHealth,
+        lookups: LookupService,
+        sampler: PeerSampler,
+        clock: Clock,
+    ) -> None:
+        self._local = local
         self._k = k
         self._membership = membership
+        self._streams = streams
         self._lookups = lookups
+        self._sampler = sampler
         self._clock = clock
         self._kept: dict[bytes, _Kept] = {}
         self._under_way: dict[bytes, asyncio.Future[None]] = {}
+        membership.on_change(self._on_change)
 
     async def of(self, key: bytes) -> list[Contact]:
         """Candidates for a key, best first."""
-        kept = [] if self.all_known() else await self._looked_up(key)
-        own, may_own = self.own()
-        closest = self._closest(key, kept, own)
+        kept = [] if self._sampler.nearly_all_known() else await self._looked_up(key)
+        closest = self._closest(key, kept, self._local.contact)
         eligible = {
             node_id: contact
             for node_id, contact in closest.items()
-            if (may_own if node_id == self._own_id else self._may_own(node_id))
+            if (self._local.may_own if node_id == self._local.node_id else self._may_own(node_id))
         }
         return [eligible[node_id] for node_id in rank(key, eligible)]
 
@@ -62,7 +73,7 @@ class Candidates:
             and peer.eligible
             and peer.activity is not Activity.LEAVING
             and not self._membership.detector.is_suspect(node_id)
-            and self.reachable(node_id)
+            and self._streams.is_reachable(node_id)
         )
 
     def _closest(self, key: bytes, kept: Iterable[bytes], own: Contact) -> dict[bytes, Contact]:
@@ -104,11 +115,12 @@ class Candidates:
             del self._kept[next(iter(self._kept))]
         return node_ids
 
-    def discard(self, node_id: bytes) -> None:
-        """It is dead or has left: no kept lookup names it any more."""
-        for kept in self._kept.values():
-            if node_id in kept.node_ids:
-                kept.node_ids.remove(node_id)
+    def _on_change(self, change: PeerChange) -> None:
+        """No kept lookup names a node any longer that is dead or has left."""
+        if change.kind in ("dead", "left"):
+            for kept in self._kept.values():
+                if change.node_id in kept.node_ids:
+                    kept.node_ids.remove(change.node_id)
 
     def names(self, node_id: bytes) -> bool:
         """Whether a kept lookup names this node."""

@@ -14,6 +14,7 @@ from overlay.kademlia.address_limit import AddressLimit
 from overlay.kademlia.lookup import Lookup
 from overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
 from overlay.kademlia.protocol import SwarmProtocol
+from overlay.local_node import LocalNode
 from overlay.membership.members import MemberList
 from overlay.peers import Contact
 
@@ -40,36 +41,34 @@ class LookupService:
 
     def __init__(
         self,
+        local: LocalNode,
         protocol: SwarmProtocol,
         membership: MemberList,
         clock: Clock,
         *,
-        own: Callable[[], Contact],
         k: int,
         alpha: int,
         ids_per_address: int = 0,
     ) -> None:
-        self.ipv6 = True  # whether our socket can send to IPv6 addresses
         self.ids_per_address = ids_per_address  # that take part in one lookup; 0: any number
         self.recent: deque[Finished] = deque(maxlen=RECENT)
+        self._local = local
         self._protocol = protocol
         self._membership = membership
         self._clock = clock
-        self._own = own
         self._k = k
         self._alpha = alpha
 
     async def find(self, target: bytes, seeds: Iterable[Contact] = ()) -> list[Contact]:
         """The k nodes closest to `target` that answered, closest first, ourselves where we belong."""
         known = [entry.contact for entry in self._protocol.router.closest(target, 2 * self._k)]
-        own = self._own()
         quota = AddressLimit(self.ids_per_address)
 
         def usable(contacts: Iterable[Contact]) -> list[Contact]:
             return quota.admitted(self._usable(contacts))
 
-        lookup = Lookup(target, own, self._k, self._alpha, usable([*known, *seeds]))
-        run = _LookupRun(lookup, self._protocol, usable, ipv6=self.ipv6)
+        lookup = Lookup(target, self._local.contact, self._k, self._alpha, usable([*known, *seeds]))
+        run = _LookupRun(lookup, self._protocol, usable, ipv6=self._local.sends_ipv6)
         self._protocol.counters["lookups"] += 1
         started = self._clock.monotonic()
         try:
@@ -105,7 +104,7 @@ class LookupService:
             if waiting.done():
                 return
             nodes = result if isinstance(result, Nodes) else _NO_NODES
-            contacts, malformed = unpack_nodes(nodes, self._protocol.own_id, ipv6=self.ipv6)
+            contacts, malformed = unpack_nodes(nodes, self._protocol.own_id, ipv6=self._local.sends_ipv6)
             self._protocol.counters["malformed_contacts"] += malformed
             waiting.set_result(self._usable(contacts))
 

@@ -12,9 +12,7 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable
 
-from overlay.discovery.candidates import Candidates
 from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.population import Estimator, Population, counted
 from overlay.discovery.sampling import (
@@ -29,8 +27,9 @@ from overlay.discovery.sampling import (
     is_kept,
 )
 from overlay.environment import Clock
-from overlay.ids import ID_BITS, distance, random_id, random_id_with_prefix, relative_distance
-from overlay.membership.members import BACK, FULL_VIEW, MemberList
+from overlay.ids import random_id, relative_distance
+from overlay.local_node import LocalNode
+from overlay.membership.members import FULL_VIEW, MemberList
 from overlay.peers import Activity, Peer, PeerChange
 
 #: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
@@ -45,12 +44,6 @@ FIRST_BALLS = 4
 MOST_BUSY = 4.0
 #: What was spent on sampling is reported over this time.
 COST_S = POOL_AGE_S
-#: Seconds between refreshes of the table; and the pause before looking around when a lost peer came back.
-REFRESH_S = 60.0
-HEAL_PAUSE_S = 0.2
-#: A crawl is repeated this often while somebody asks for everyone; its zones hold about this many nodes.
-CRAWL_S = 30.0
-ZONE_NODES = 8.0
 #: In a swarm of at most k one peer is asked this often whom it knows; more often until nothing is new.
 COMPARE_S = 4.0
 COMPARE_FIRST_S = 0.3
@@ -59,18 +52,16 @@ ESTIMATE_CACHE_S = 1.0
 
 
 class PeerSampler:
-    """Population, pool and crawl of one node."""
+    """Population and sample pool of one node."""
 
     def __init__(
         self,
-        own_id: bytes,
+        local: LocalNode,
         k: int,
         membership: MemberList,
         lookups: LookupService,
         clock: Clock,
         rng: random.Random,
-        *,
-        training: Callable[[], bool],
     ) -> None:
         self.pool = SamplePool()
         self._balls_wanted = POOL_BALLS
@@ -79,27 +70,18 @@ class PeerSampler:
         self._drawn = 0
         self._started = clock.monotonic()
         self.estimator = Estimator(k)
-        self._own_id = own_id
+        self._local = local
         self._k = k
         self._membership = membership
         self._lookups = lookups
         self._clock = clock
         self._rng = rng
-        self._training = training
-        self._heal = asyncio.Event()
-        self._crawl = asyncio.Event()
-        self._crawl_until = 0.0
         self._estimate: tuple[float, Population | None] = (float("-inf"), None)
-        self.candidates = Candidates(own_id, k, membership, lookups, clock)
-        self.candidates.all_known = self.nearly_all_known
         membership.on_change(self._on_change)
 
     def _on_change(self, change: PeerChange) -> None:
-        if change.kind == "up" and change.reason == BACK:
-            self._heal.set()
         if change.kind in ("dead", "left"):
             self.pool.discard(change.node_id)
-            self.candidates.discard(change.node_id)
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -131,7 +113,7 @@ class PeerSampler:
         def works(peer: Peer) -> bool:
             return peer.is_worker(now) or peer.activity is Activity.READY
 
-        own = 1.0 if self._training() else 0.0
+        own = 1.0 if self._local.is_training else 0.0
         population = self.population()
         if population.exact:
             return max(1.0, own + sum(works(peer) for peer in self._membership.peers))
@@ -188,15 +170,6 @@ class PeerSampler:
     def _everybody(self) -> list[bytes]:
         return [peer.contact.node_id for peer in self._membership.peers]
 
-    def everyone(self, since: float = 0.0) -> list[Peer]:
-        """All live peers known that take part in barriers. In a large swarm asking keeps a crawl going."""
-        now = self._clock.monotonic()
-        if not self._membership.everybody_known():
-            if now > self._crawl_until:
-                self._crawl.set()
-            self._crawl_until = now + 2 * CRAWL_S
-        return [peer for peer in self._membership.peers if peer.takes_part(now, since)]
-
     # -- services ------------------------------------------------------------------------------------------------
 
     async def keep_sampling(self) -> None:
@@ -207,7 +180,7 @@ class PeerSampler:
             self.pool.expire(now)
             if self._membership.everybody_known():
                 self.pool.clear()
-                quiet = 0 if await self._compare_contacts(self._own_id) else quiet + 1
+                quiet = 0 if await self._compare_contacts(self._local.node_id) else quiet + 1
                 pause_s = COMPARE_FIRST_S if quiet < COMPARE_FIRST else COMPARE_S
             else:
                 quiet = 0
@@ -254,55 +227,7 @@ class PeerSampler:
         radius = ball_radius(before.estimate)
         inside = inside_ball(target, (contact.node_id for contact in found), radius)
         keep = is_kept(len(inside), SLOTS, self._rng)
-        others = [node_id for node_id in inside if node_id != self._own_id]
+        others = [node_id for node_id in inside if node_id != self._local.node_id]
         self._spent.append((now, len(others) if keep else 0))
         if keep:
             self.pool.add(others, now, self._balls_wanted)
-
-    async def keep_table_fresh(self) -> None:
-        """Look ourselves up now and then, at once when a lost peer came back; forget strangers."""
-        while True:
-            pause_s = REFRESH_S * (0.75 + 0.5 * self._rng.random())
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._heal.wait()
-                    await asyncio.sleep(HEAL_PAUSE_S)
-            except TimeoutError:
-                pass
-            self._heal.clear()
-            await self._lookups.find(self._own_id)
-            if not self._membership.everybody_known():
-                await self._lookups.find(self._far_target())
-            if not self._crawled_for():
-                self._membership.forget_strangers(frozenset(self.pool.ids()))
-            self.candidates.forget_old()
-
-    def _far_target(self) -> bytes:
-        """A random id that shares a random, short prefix with ours: another bucket each time."""
-        bits = self._rng.randrange(8)
-        number = int.from_bytes(self._own_id, "big") >> (ID_BITS - bits - 1)
-        return random_id_with_prefix(number ^ 1, bits + 1, self._rng)
-
-    def _crawled_for(self) -> bool:
-        return self._clock.monotonic() < self._crawl_until
-
-    async def keep_crawling(self) -> None:
-        """Visit the whole id space while somebody wants to know everyone."""
-        while True:
-            await self._crawl.wait()
-            await self.crawl()
-            await asyncio.sleep(CRAWL_S)
-            if not self._crawled_for():
-                self._crawl.clear()
-
-    async def crawl(self) -> None:
-        """Look up every zone of the id space; who answers is known from then on."""
-        bits = max(0, math.ceil(math.log2(self.population().estimate / ZONE_NODES)))
-        zones = [(prefix, bits) for prefix in range(1 << bits)]
-        while zones:
-            prefix, bits = zones.pop()
-            target = random_id_with_prefix(prefix, bits, self._rng)
-            found = await self._lookups.find(target)
-            if len(found) >= self._k and distance(target, found[-1].node_id) < 1 << (ID_BITS - bits):
-                # All of them lie inside the zone, so it may hold more.
-                zones += [(prefix << 1 | 1, bits + 1), (prefix << 1, bits + 1)]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import random
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from overlay.addresses import Address
 from overlay.environment import Log
+from overlay.local_node import LocalNode
 
 #: Asked of the router. Short enough that what a killed node leaves behind is soon gone.
 LEASE_S = 3600.0
@@ -54,28 +54,24 @@ class PortMapper:
 
     def __init__(
         self,
+        local: LocalNode,
         gateway: Gateway,
-        internal: Callable[[], Address],
         rng: random.Random,
         log: Log,
-        *,
-        announce: Callable[[Address | None], None],
     ) -> None:
-        """`announce(address)`: others reach us there from now on; None: no more."""
         self.address: Address | None = None
         self.reason = ""
+        self._local = local
         self._gateway = gateway
-        self._internal = internal
         self._rng = rng
         self._log = log
-        self._announce = announce
 
     async def run(self) -> None:
         """Open and renew, for ever."""
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                mapped = await self._gateway.open(self._internal(), LEASE_S)
+                mapped = await self._gateway.open(self._local.bound, LEASE_S)
                 self._check(mapped.address)
             except GatewayFailed as error:
                 self._failed(str(error))
@@ -109,13 +105,13 @@ class PortMapper:
         if address != self.address:
             self._log.info("port_mapped", address=str(address))
             self.address = address
-            self._announce(address)
+            self._local.mapped_to(address)
 
     def _failed(self, reason: str) -> None:
         if self.address is not None:
             self._log.warning("port_mapping_lost", address=str(self.address), reason=reason)
             self.address = None
-            self._announce(None)
+            self._local.mapped_to(None)
         elif reason != self.reason:
             self._log.warning("port_not_mapped", reason=reason)
         self.reason = reason

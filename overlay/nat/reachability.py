@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 
+from overlay.addresses import Address
 from overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
 from overlay.environment import Clock, Log
 from overlay.ids import short
-from overlay.peers import Contact, Peer
+from overlay.kademlia.messages import StreamsFailing
+from overlay.local_node import LocalNode
+from overlay.peers import Contact, Heartbeat, PeerTable
 from overlay.requests import RequestService
 from overlay.transport import Buffer, Response, Transport, TransportError
 
@@ -40,25 +43,25 @@ class DialBackAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reachability:
-    """Finds out whether we are eligible; `eligible` is the finding, `reason` says why (empty: not checked yet)."""
+    """Finds out whether peers reach us (`LocalNode.reached`); `reason` says why (empty: not checked yet)."""
 
     def __init__(
         self,
+        local: LocalNode,
         caller: HelloContext,
         transport: Transport,
         streams: RequestService,
+        peers: PeerTable,
         clock: Clock,
         rng: random.Random,
         log: Log,
         *,
         client_only: bool,
-        peers: Callable[[], list[Peer]],
-        changed: Callable[[bool], None],
     ) -> None:
-        self.eligible = False
         self.reason = "client_only is set" if client_only else ""
         self.client_only = client_only
         self.confirmed_by: list[bytes] = []
+        self._local = local
         self._caller = caller
         self._transport = transport
         self._streams = streams
@@ -66,7 +69,6 @@ class Reachability:
         self._rng = rng
         self._log = log
         self._peers = peers
-        self._changed = changed
         self._complaints: dict[bytes, float] = {}
         self._wake = asyncio.Event()
         streams.register(DIAL_BACK, self._dial_back)
@@ -79,8 +81,14 @@ class Reachability:
     def check_now(self) -> None:
         self._wake.set()
 
-    def complaint(self, sender: bytes) -> None:
-        """A peer says that its streams to us fail."""
+    def on_unreachable_report(
+        self, _body: StreamsFailing, beat: Heartbeat, source: Address, _message_id: bytes
+    ) -> None:
+        """A peer reports that its streams to us fail. Only reports of known peers, from their own address, count."""
+        sender = beat.node_id
+        peer = self._peers.get(sender)
+        if peer is None or peer.address.host != (beat.host or source.host):
+            return
         now = self._clock.monotonic()
         self._complaints = {who: at for who, at in self._complaints.items() if now - at <= COMPLAINT_S}
         self._complaints[sender] = now
@@ -94,7 +102,7 @@ class Reachability:
             return
         retry_s = FIRST_RETRY_S
         while True:
-            if not self._peers():
+            if not len(self._peers):
                 pause_s = IDLE_S
             elif await self.check():
                 pause_s, retry_s = RECHECK_S, FIRST_RETRY_S
@@ -110,7 +118,7 @@ class Reachability:
 
     async def check(self) -> bool:
         """Ask peers to dial us, until enough have reached us or too many have not."""
-        peers = self._peers()
+        peers = list(self._peers)
         self._rng.shuffle(peers)
         peers.sort(key=lambda peer: not peer.eligible)
         needed = min(CONFIRMATIONS, len(peers))
@@ -170,7 +178,6 @@ class Reachability:
 
     def _decide(self, eligible: bool, reason: str) -> None:
         self.reason = reason
-        if eligible != self.eligible:
-            self.eligible = eligible
+        if eligible != self._local.reached:
             self._log.info("reachable" if eligible else "not_reachable", reason=reason)
-            self._changed(eligible)
+            self._local.set_reached(eligible)

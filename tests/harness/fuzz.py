@@ -157,7 +157,7 @@ class Fuzz:
         real = rng.choice(list(world.nodes.values())).beat
         start = (rng.choice([0, 1, 2, 2**62]), rng.getrandbits(32), rng.choice([1, PORT, 65535]))
         beat = rng.choice([real, Heartbeat(rng.randbytes(20), *start), Heartbeat(real.node_id, *start)])
-        contact = rng.choice([rng.randbytes(26), rng.randbytes(38), messages.pack_contact(target._own_contact())])
+        contact = rng.choice([rng.randbytes(26), rng.randbytes(38), messages.pack_contact(target.local.contact)])
         packed = b"".join(rng.randbytes(26) for _ in range(rng.randrange(34)))
         bodies = [
             messages.Ping(),
@@ -293,7 +293,7 @@ class Fuzz:
     async def _serves(self, nodes: list[Overlay], target: Overlay) -> None:
         """Others' traffic goes on: asked at its address, the node answers."""
         for node in (nodes[0], nodes[2]):
-            assert await node._questions.ask(target._own_contact(), messages.FindNode(target.node_id)) is not None, (
+            assert await node._questions.ask(target.local.contact, messages.FindNode(target.node_id)) is not None, (
                 self.tally
             )
 

@@ -125,7 +125,7 @@ def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> None:
         assert node.report()["calls_waiting"] <= 1
         assert node._prober._inquiries == {}
         assert node._prober._for_others == node._membership._asking_back == 0
-        assert node._discovery.candidates._under_way == {}
+        assert node._candidates._under_way == {}
         assert len(asyncio.all_tasks()) == tasks
         # Services and the network have a few of their own; a hundred calls have none.
         assert len([handle for handle in loop._scheduled if not handle.cancelled()]) <= timers + 20

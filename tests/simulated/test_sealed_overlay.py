@@ -85,7 +85,7 @@ def test_a_stranger_changes_nothing() -> None:
         await stranger.start()
         stranger.found(overlay_swarm.GENESIS)
         for node in nodes:
-            stranger._membership.ask_back(node._own_contact())
+            stranger._membership.ask_back(node.local.contact)
         await asyncio.sleep(5)
 
         assert stranger.members() == []
@@ -141,7 +141,7 @@ def test_a_member_cannot_speak_for_another() -> None:
         await asyncio.sleep(2)
         liar, victim, hearer = nodes
         liar._protocol.speak_as(
-            Heartbeat(victim.node_id, 99, 1, PORT, activity=int(Activity.LEAVING), step=777), liar._tag
+            Heartbeat(victim.node_id, 99, 1, PORT, activity=int(Activity.LEAVING), step=777), liar.local.tag
         )
         await liar.query_steps([hearer.node_id])
         peer = hearer.peers.get(victim.node_id)
@@ -164,7 +164,7 @@ def test_a_false_leave_is_asked_about_and_not_believed() -> None:
         liar, victim, *others = nodes
         lie = Gossip(MemberState.LEFT, victim.node_id, 1, 0)
         for node in others:
-            liar._protocol.tell(node._own_contact(), [lie])
+            liar._protocol.tell(node.local.contact, [lie])
         await asyncio.sleep(5)
 
         assert all(node.is_alive(victim.node_id) for node in others)

@@ -1,0 +1,63 @@
+"""Announces this node in the local network, and joins a swarm through the nodes announced there.
+
+`overlay.bootstrap.local_network` has the rules (which announcements count, who founds); this is the service around
+them. Without a `Lan` it announces nothing and finds nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from overlay.bootstrap.joining import Joining
+from overlay.bootstrap.local_network import LAN_JOIN_S, Lan, LocalNetwork
+from overlay.environment import Log
+from overlay.local_node import LocalNode
+
+
+class LanDiscovery:
+    """The announcements of one node in its local network."""
+
+    def __init__(self, local: LocalNode, lan: Lan | None, network: LocalNetwork, joining: Joining, log: Log) -> None:
+        self._local = local
+        self._lan = lan
+        self._network = network
+        self._joining = joining
+        self._log = log
+
+    async def start(self) -> None:
+        """Announce this node. A network without multicast is logged and otherwise ignored."""
+        if self._lan is None:
+            return
+        bound = self._local.bound
+        try:
+            await self._lan.start(self._network.announce(port=bound.port), bound.host, self._network.heard)
+        except OSError as error:
+            self._log.warning("lan_discovery_failed", reason=str(error))
+            self._lan = None
+
+    async def announce_when_joined(self) -> None:
+        """Announce once that this node is in a swarm, when it is."""
+        if self._lan is not None:
+            await self._local.entered.wait()
+            await self._lan.announce(self._network.announce(joined=True))
+
+    async def stop(self) -> None:
+        """Withdraw the announcement."""
+        if self._lan is not None:
+            await self._lan.stop()
+
+    async def somebody_near(self) -> bool:
+        """Whether the local network has, or soon will have, a node of our run to join."""
+        return self._lan is not None and await self._network.look()
+
+    async def join(self) -> bool:
+        """Join through the local network; false where no node is there, or none answers, and this node may found."""
+        while await self.somebody_near():
+            try:
+                async with asyncio.timeout(LAN_JOIN_S):
+                    await self._joining.join([], self._local.genesis)
+                    return True
+            except TimeoutError:
+                self._log.warning("neighbours_do_not_answer", attempts=dict(self._joining.attempts))
+                self._network.give_up()
+        return False

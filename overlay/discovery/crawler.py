@@ -1,0 +1,117 @@
+"""Keeps the routing table fresh, and knows every node of a swarm while somebody needs that.
+
+A node looks itself up every minute, and at once when a peer that was dead returns: where that one lives, others may be
+back as well. A crawl looks up every zone of the id space; it is repeated while `everyone` is called, because a large
+swarm's table holds only some of the peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+from overlay.discovery.candidates import Candidates
+from overlay.discovery.lookup_service import LookupService
+from overlay.discovery.peer_sampling import PeerSampler
+from overlay.environment import Clock
+from overlay.ids import ID_BITS, distance, random_id_with_prefix
+from overlay.local_node import LocalNode
+from overlay.membership.members import BACK, MemberList
+from overlay.peers import Peer, PeerChange
+
+#: Seconds between refreshes of the table; and the pause before the refresh when a dead peer returned.
+REFRESH_S = 60.0
+HEAL_PAUSE_S = 0.2
+#: A crawl is repeated this often while somebody asks for everyone; its zones hold about this many nodes.
+CRAWL_S = 30.0
+ZONE_NODES = 8.0
+
+
+class Crawler:
+    """Refreshes the table and crawls."""
+
+    def __init__(
+        self,
+        local: LocalNode,
+        k: int,
+        membership: MemberList,
+        lookups: LookupService,
+        sampler: PeerSampler,
+        candidates: Candidates,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._local = local
+        self._k = k
+        self._membership = membership
+        self._lookups = lookups
+        self._sampler = sampler
+        self._candidates = candidates
+        self._clock = clock
+        self._rng = rng
+        self._heal = asyncio.Event()
+        self._crawl = asyncio.Event()
+        self._crawl_until = 0.0
+        membership.on_change(self._on_change)
+
+    def _on_change(self, change: PeerChange) -> None:
+        if change.kind == "up" and change.reason == BACK:
+            self._heal.set()
+
+    def everyone(self, since: float = 0.0) -> list[Peer]:
+        """All live peers known that take part in barriers. In a large swarm asking keeps a crawl going."""
+        now = self._clock.monotonic()
+        if not self._membership.everybody_known():
+            if now > self._crawl_until:
+                self._crawl.set()
+            self._crawl_until = now + 2 * CRAWL_S
+        return [peer for peer in self._membership.peers if peer.takes_part(now, since)]
+
+    async def keep_table_fresh(self) -> None:
+        """Look ourselves up now and then, at once when a lost peer came back; forget strangers."""
+        while True:
+            pause_s = REFRESH_S * (0.75 + 0.5 * self._rng.random())
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._heal.wait()
+                    await asyncio.sleep(HEAL_PAUSE_S)
+            except TimeoutError:
+                pass
+            self._heal.clear()
+            await self._lookups.find(self._local.node_id)
+            if not self._membership.everybody_known():
+                await self._lookups.find(self._far_target())
+            if not self._crawled_for():
+                self._membership.forget_strangers(frozenset(self._sampler.pool.ids()))
+            self._candidates.forget_old()
+
+    def _far_target(self) -> bytes:
+        """A random id that shares a random, short prefix with ours: another bucket each time."""
+        bits = self._rng.randrange(8)
+        number = int.from_bytes(self._local.node_id, "big") >> (ID_BITS - bits - 1)
+        return random_id_with_prefix(number ^ 1, bits + 1, self._rng)
+
+    def _crawled_for(self) -> bool:
+        return self._clock.monotonic() < self._crawl_until
+
+    async def keep_crawling(self) -> None:
+        """Visit the whole id space while somebody wants to know everyone."""
+        while True:
+            await self._crawl.wait()
+            await self.crawl()
+            await asyncio.sleep(CRAWL_S)
+            if not self._crawled_for():
+                self._crawl.clear()
+
+    async def crawl(self) -> None:
+        """Look up every zone of the id space; who answers is known from then on."""
+        bits = max(0, math.ceil(math.log2(self._sampler.population().estimate / ZONE_NODES)))
+        zones = [(prefix, bits) for prefix in range(1 << bits)]
+        while zones:
+            prefix, bits = zones.pop()
+            target = random_id_with_prefix(prefix, bits, self._rng)
+            found = await self._lookups.find(target)
+            if len(found) >= self._k and distance(target, found[-1].node_id) < 1 << (ID_BITS - bits):
+                # All of them lie inside the zone, so it may hold more.
+                zones += [(prefix << 1 | 1, bits + 1), (prefix << 1, bits + 1)]

@@ -1,0 +1,75 @@
+"""What streams to peers, and their failures, mean for membership.
+
+Requests and responses over streams refresh the peers they come from. Each failure to connect asks the failure detector
+for a probe. A peer whose streams fail twice within half a minute, although it answers probes, gets a message that says
+so, and is no candidate for shards for as long. A peer at a port that a NAT chose takes no streams at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from overlay.addresses import Address
+from overlay.environment import Clock
+from overlay.kademlia.messages import StreamsFailing
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.membership.members import MemberList
+from overlay.peers import Contact, Heartbeat, PeerChange
+
+#: This many failed streams within the time make a peer unreachable for as long.
+STREAM_FAILURES = 2
+STREAM_FAILURE_S = 30.0
+#: Peers whose failures are counted; beyond it the longest untouched are forgotten.
+MAX_COUNTED = 1024
+
+
+class StreamHealth:
+    """Counts the failed streams to each peer. Implements `overlay.requests.StreamEvents`."""
+
+    def __init__(
+        self, protocol: SwarmProtocol, membership: MemberList, suspect: Callable[[bytes, str], None], clock: Clock
+    ) -> None:
+        """`suspect(node_id, reason)` has the failure detector probe a peer now."""
+        self._protocol = protocol
+        self._membership = membership
+        self._suspect = suspect
+        self._clock = clock
+        self._failures: dict[bytes, tuple[int, float]] = {}
+        membership.on_change(self._on_change)
+
+    def is_reachable(self, node_id: bytes) -> bool:
+        """False for a while after its streams failed repeatedly, and for a peer behind a NAT."""
+        if not self.takes_streams(node_id):
+            return False
+        count, last = self._failures.get(node_id, (0, 0.0))
+        return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        """See `StreamEvents.takes_streams`."""
+        return self._membership.takes_streams(node_id)
+
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
+        """See `StreamEvents.on_request`."""
+        self._membership.requested(heartbeat, source)
+
+    def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
+        """See `StreamEvents.on_response`."""
+        self._failures.pop(heartbeat.node_id, None)
+        self._membership.met(heartbeat, address)
+
+    def on_failure(self, to: Contact, reason: str) -> None:
+        """See `StreamEvents.on_failure`."""
+        now = self._clock.monotonic()
+        count, last = self._failures.pop(to.node_id, (0, now))
+        count = count + 1 if now - last <= STREAM_FAILURE_S else 1
+        self._failures[to.node_id] = (count, now)
+        if len(self._failures) > MAX_COUNTED:
+            del self._failures[next(iter(self._failures))]
+        if count == STREAM_FAILURES and to.node_id in self._membership.peers:
+            self._protocol.tell(to, [], StreamsFailing())
+        self._suspect(to.node_id, reason)
+
+    def _on_change(self, change: PeerChange) -> None:
+        """A peer that came back or moved: failures from before do not count against its streams now."""
+        if change.kind in ("up", "restarted", "moved"):
+            self._failures.pop(change.node_id, None)
