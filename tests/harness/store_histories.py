@@ -19,6 +19,7 @@ import numpy as np
 from overlay.addresses import Address
 from overlay.peers import Contact
 from training.exchange.messages import CopyStatus
+from training.exchange.store.copy_status import copy_status
 from training.exchange.store.records import BufferedDelta, Owned
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
@@ -204,7 +205,7 @@ class World:
         elif status == "fenced" and known.node != IDS[node.name] and known > owned.term:
             if node.owned is owned:
                 del node.store.owned[0]
-                node.store.raise_fence(0, known)
+                node.store.ownership.raise_fence(0, known)
                 self.counts["fenced"] += 1
         elif status == "unknown" and owned.backup == to:
             # A former owner says so while it does not know yet that its hand-over was taken.
@@ -247,7 +248,7 @@ class World:
         def learnt(taken: bool | None) -> None:
             owned = node.owned
             if taken is False:
-                node.store.note(known for known in [pupil.store.where(0)] if known is not None)
+                node.store.note(known for known in [pupil.store.ownership.owner_info(0)] if known is not None)
             stale = owned is None or owned.promised != promised.number
             if not taken or stale or owned.learner is not None or owned.moving:
                 node.teaching = False
@@ -280,7 +281,7 @@ class World:
 
     def gossip(self, source: str, to: str) -> None:
         """What one node believes now reaches another at any later time."""
-        where = self.nodes[source].store.where(0)
+        where = self.nodes[source].store.ownership.owner_info(0)
         if where is not None and self.nodes[source].alive and source != to:
             self.call(to, lambda: self.nodes[to].store.note([where]), lambda _: None)
 
@@ -316,7 +317,7 @@ class World:
         owned.moving = node.handing = True
         self.call(
             to,
-            lambda: (self._become_owner(to, name, term, known), self.nodes[to].store.where(0)),
+            lambda: (self._become_owner(to, name, term, known), self.nodes[to].store.ownership.owner_info(0)),
             lambda answer: self._handed(node, to, term, answer),
         )
 
@@ -330,7 +331,7 @@ class World:
         # Straight after the switch, before any delta, a hand-over is the owner's word like a forward.
         if backed.promised is not None and backed.promised.number + 1 != term.number:
             return False
-        if term < node.store.fence(0):
+        if term < node.store.ownership.fence(0):
             return False
         owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=True)
         owned.backup = CONTACTS[former]
@@ -402,8 +403,8 @@ class World:
         if self.nodes[suspected].alive and (self.acting() is not self.nodes[suspected] or not self.may_vanish()):
             return
         others = [other for other in self.nodes.values() if other.alive and other.name not in (name, suspected)]
-        mine = node.store.standing(0, None, 0)
-        found = [other.store.standing(0, None, 0) for other in others]
+        mine = copy_status(node.store, 0, None, 0)
+        found = [copy_status(other.store, 0, None, 0) for other in others]
         for other, standing in zip(others, found, strict=True):
             if standing.role == "owner" and standing.term >= max(mine.term, mine.fence):
                 node.store.note_owner(0, standing.term, CONTACTS[other.name])
@@ -424,16 +425,16 @@ class World:
             for state in node.states:
                 check_state(state)
             assert not (0 in node.store.owned and 0 in node.store.backed), "owner and backup at once"
-            fence = node.store.fence(0)
+            fence = node.store.ownership.fence(0)
             assert fence >= self.seen[node.name], "a fence fell"
             self.seen[node.name] = fence
             if (owned := node.store.owned.get(0)) is not None:
                 assert owned.term <= fence
-            if (belief := node.store.beliefs.get(0)) is not None:
+            if (belief := node.store.ownership.known_owners.get(0)) is not None:
                 assert belief.term <= fence
         if (acting := self.acting()) is not None:
             owned = acting.store.owned[0]
-            fences = [node.store.fence(0) for node in self.nodes.values()]
+            fences = [node.store.ownership.fence(0) for node in self.nodes.values()]
             if not any(fence > owned.term and fence.node != IDS[acting.name] for fence in fences):
                 self._check_pair(acting, owned)
 

@@ -202,7 +202,7 @@ def test_redirects_do_not_run_in_a_circle() -> None:
                 store = exchange_of(member).store
                 for shard in range(2):
                     if shard not in store.owned:
-                        store.beliefs[shard] = KnownOwner(store.fence(shard), contact)
+                        store.ownership.known_owners[shard] = KnownOwner(store.ownership.fence(shard), contact)
         before = world.requests
 
         await asyncio.wait_for(push(asker, 1), BOUND_S)

@@ -59,7 +59,7 @@ class OwnerDirectory:
         overlay, store = self._core.overlay, self._core.store
         me = overlay.node_id
         for shard in shards:
-            belief = store.beliefs.get(shard)
+            belief = store.ownership.known_owners.get(shard)
             if belief is None or self._is_denied(shard) or (belief.owner.node_id == me and shard not in store.owned):
                 unknown.append(shard)
                 continue
@@ -94,12 +94,12 @@ class OwnerDirectory:
 
     def denied(self, shard: int, owner: Contact) -> None:
         """A node that this one believed to own a shard says that it does not."""
-        belief = self._core.store.beliefs.get(shard)
+        belief = self._core.store.ownership.known_owners.get(shard)
         if belief is not None and belief.owner.node_id == owner.node_id:
             self._denials[shard] = (belief.term, owner.node_id, self._core.clock.monotonic())
 
     def _is_denied(self, shard: int) -> bool:
-        denial, belief = self._denials.get(shard), self._core.store.beliefs.get(shard)
+        denial, belief = self._denials.get(shard), self._core.store.ownership.known_owners.get(shard)
         if denial is None or belief is None:
             return False
         term, owner, at = denial
@@ -137,11 +137,11 @@ class OwnerDirectory:
     def _doubtful(self, shard: int, now: float) -> bool:
         if self._ownerless(shard):
             return True
-        belief = self._core.store.beliefs[shard]
+        belief = self._core.store.ownership.known_owners[shard]
         return now - self._core.failures.get(belief.owner.node_id, -60.0) < 2.0
 
     def _ownerless(self, shard: int) -> bool:
-        belief = self._core.store.beliefs.get(shard)
+        belief = self._core.store.ownership.known_owners.get(shard)
         if belief is None:
             return True
         owner = belief.owner.node_id
@@ -150,8 +150,8 @@ class OwnerDirectory:
         return self._core.gone(owner) or self._is_denied(shard)
 
     async def _ask(self, contact: Contact, shards: list[int]) -> None:
-        known = [where for shard in shards if (where := self._core.store.where(shard)) is not None]
-        question = LocateOwners(self._core.genesis, shards, known, self._core.store.doubts(shards))
+        known = [where for shard in shards if (where := self._core.store.ownership.owner_info(shard)) is not None]
+        question = LocateOwners(self._core.genesis, shards, known, self._core.store.ownership.stale_fences(shards))
         try:
             answer = await self._core.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
@@ -161,7 +161,7 @@ class OwnerDirectory:
             if where.owner == contact.node_id and self._is_denied(where.shard):
                 # Its own word, under the very term under which another was believed in who says that it is not so.
                 self._core.store.correct_owner(where.shard, where.term, contact)
-            if where.shard < len(self._core.store) and where.term < self._core.store.fence(where.shard):
+            if where.shard < len(self._core.store) and where.term < self._core.store.ownership.fence(where.shard):
                 self._below[where.shard] = where
 
     async def _show_fences(self) -> None:

@@ -137,10 +137,7 @@ class Exchange:
 
     def offer_states(self, states: dict[int, StoredState]) -> None:
         """What this node owned and backed up when it last wrote it: shown like its replica until owners are known."""
-        self.store.stored = states
-        self.store.fences_changed = True
-        for shard, stored in states.items():
-            self.store.raise_fence(shard, stored.term)
+        self.store.offer_stored(states)
 
     def hold_back(self, seconds: float) -> None:
         """Take nothing over for so long, or until the vector is there: first learn who else is there."""
@@ -171,7 +168,7 @@ class Exchange:
         self._settle()
 
     def _is_nobodys(self, shard: int) -> bool:
-        return shard not in self.store.owned and shard not in self.store.beliefs
+        return shard not in self.store.owned and shard not in self.store.ownership.known_owners
 
     def _settle(self) -> None:
         self.core.settled_at = 0.0
@@ -269,16 +266,15 @@ class Exchange:
             return
         if genesis == self.core.genesis:
             for shard, (number, node) in rows.items():
-                self.store.raise_fence(shard, Term(number, node))
+                self.store.ownership.raise_fence(shard, Term(number, node))
 
     async def _save_fences(self) -> None:
         """Write the fences when they changed, at most once a second: what a crash in between forgets, the survey of
         a take-over asks the others for."""
         while True:
             await asyncio.sleep(1.0)
-            if self.store.fences_changed:
-                self.store.fences_changed = False
-                data = msgspec.msgpack.encode((self.core.genesis, self.store.fences))
+            if (fences := self.store.ownership.take_unsaved_fences()) is not None:
+                data = msgspec.msgpack.encode((self.core.genesis, fences))
                 try:
                     await self.core.workers.run(self._disk.write, FENCES_FILE, data)
                 except OSError as error:

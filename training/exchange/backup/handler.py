@@ -55,7 +55,7 @@ class BackupHandler:
         for where in wheres:
             if take(where, sender):
                 taken.append(where.shard)
-            elif (known := self._store.where(where.shard)) is not None:
+            elif (known := self._store.ownership.owner_info(where.shard)) is not None:
                 others.append(known)
         return TransferResult(taken, others)
 
@@ -92,7 +92,7 @@ class BackupHandler:
         appointed = backed.promised is not None and where.term.number == backed.promised.number + 1
         if self._core.leaving or not (backed.in_office or appointed):
             return False
-        if where.term < self._store.fence(where.shard) or not self._store.follow(where.shard, closings):
+        if where.term < self._store.ownership.fence(where.shard) or not self._store.follow(where.shard, closings):
             return False
         now = self._core.clock.monotonic()
         owned = self._store.own(where.shard, backed.state, where.term, self._core.me(), now, tenured=True)

@@ -159,7 +159,7 @@ class PullClient:
             return
         marks = self._core.marks
         wanted = [Wanted(shard, *marks[shard][0], marks[shard][1]) for shard in shards]
-        fences = self._core.store.doubts(shards)
+        fences = self._core.store.ownership.stale_fences(shards)
         wanted_as = self._core.settings.pull_codec
         message = Pull(self._core.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies)
         try:
@@ -182,7 +182,7 @@ class PullClient:
                     )
                     self._core.counters.bytes_received += len(encoded)
                     term = result.term
-                    if term < self._core.store.fence(result.shard):
+                    if term < self._core.store.ownership.fence(result.shard):
                         continue  # an owner that does not know yet that it is none: ask where the higher term lives
                     is_copy = result.status == "copy"
                     if is_copy and result.shard not in job.waiting:

@@ -271,7 +271,9 @@ class PushClient:
                 self._settle(delivery, result)
 
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> list[PushResult]:
-        push = msgspec.structs.replace(delivery.push, shards=shards, fences=self._core.store.doubts(shards))
+        push = msgspec.structs.replace(
+            delivery.push, shards=shards, fences=self._core.store.ownership.stale_fences(shards)
+        )
         items = [delivery.waiting[shard] for shard in shards]
         if owner.node_id == self._core.overlay.node_id:
             turn, here = LoopYielder(), []

@@ -30,6 +30,7 @@ from training.exchange.messages import (
 from training.exchange.owner.encoding_cache import EncodingCache
 from training.exchange.rpc import checked
 from training.exchange.store import state_stream
+from training.exchange.store.copy_status import copy_status
 from training.exchange.store.history import highest_step_of
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.store.state_head import describe
@@ -120,13 +121,13 @@ class ReadHandler:
         self._store.note(message.known)
         self._core.challenge(message.fences)
         shards = message.shards or range(len(self._store))
-        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
+        known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(LocateOwnersAnswer(known)))
 
     async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
-        standings = [self._store.standing(shard, self._core.mark(shard), self._core.step) for shard in shards]
-        known = [where for shard in shards if (where := self._store.where(shard)) is not None]
+        standings = [copy_status(self._store, shard, self._core.mark(shard), self._core.step) for shard in shards]
+        known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(SurveyAnswer(standings, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:

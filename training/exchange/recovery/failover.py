@@ -30,6 +30,7 @@ from training.exchange.messages import (
 from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.rpc import checked
 from training.exchange.store import state_stream
+from training.exchange.store.copy_status import copy_status
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.terms import Fence, OwnerInfo, Term
 from training.shards.state import ShardState
@@ -71,18 +72,18 @@ class Failover:
             if shard < len(self._store) and shard not in self._store.owned:
                 self._finding.orphans[shard] = None
                 taken.append(shard)
-                belief = self._store.beliefs.get(shard)
+                belief = self._store.ownership.known_owners.get(shard)
                 if belief is not None and not self._core.gone(belief.owner.node_id):
                     self._core.overlay.suspect(belief.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self._core.wake()
-        others = [where for shard in message.shards if (where := self._store.where(shard)) is not None]
+        others = [where for shard in message.shards if (where := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
 
     # -- take-over ----------------------------------------------------------------------------------------------
 
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: ask the candidates what they have, take the best, raise the term, tell."""
-        before = {shard: self._store.fence(shard) for shard in shards}
+        before = {shard: self._store.ownership.fence(shard) for shard in shards}
         standings = await self._survey(shards)
         told: list[OwnerInfo] = []
         from_replica = 0
@@ -91,7 +92,7 @@ class Failover:
                 continue
             best = await self._best_copy(shard, standings[shard])
             # Meanwhile somebody else may have taken it, or taught this node: the survey is of no worth then.
-            if best is None or shard in self._store.owned or self._store.fence(shard) != before[shard]:
+            if best is None or shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
                 continue
             copied, state = best
             from_replica += state.era_step > 0
@@ -130,7 +131,7 @@ class Failover:
         return answered
 
     def _unowned(self, shard: int) -> bool:
-        return shard not in self._store.owned and shard not in self._store.beliefs
+        return shard not in self._store.owned and shard not in self._store.ownership.known_owners
 
     async def _stands(self, contact: Contact) -> bool:
         """Whether a node's exchange answers."""
@@ -143,7 +144,7 @@ class Failover:
     def _is_ownerless(self, shard: int, found: FoundCopies) -> bool:
         """Dead, started anew, or it says itself that it does not own the shard. Silence of one that liveness holds for
         alive proves nothing yet."""
-        belief, backed = self._store.beliefs.get(shard), self._store.backed.get(shard)
+        belief, backed = self._store.ownership.known_owners.get(shard), self._store.backed.get(shard)
         if backed is not None and (backed.bereft or self._core.gone(backed.owner.node_id)):
             return True
         if belief is None or belief.owner.node_id == self._core.overlay.node_id:
@@ -168,7 +169,7 @@ class Failover:
             if self._resuming:
                 # Nobody may own yet, and whoever has been started again may have something.
                 contacts += [peer.contact for peer in self._core.overlay.members()]
-            belief = self._store.beliefs.get(shard)
+            belief = self._store.ownership.known_owners.get(shard)
             if belief is not None and not self._core.gone(belief.owner.node_id):
                 contacts.append(belief.owner)
             for contact in contacts:
@@ -200,7 +201,7 @@ class Failover:
 
     async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
         """The state to go on from and the term it had, or None when the shard has an owner or is another's to take."""
-        mine = self._store.standing(shard, self._core.mark(shard), self._core.step)
+        mine = copy_status(self._store, shard, self._core.mark(shard), self._core.step)
         for contact, standing in others:
             if standing.role != "owner":
                 continue
@@ -268,7 +269,7 @@ class Failover:
             return
 
     async def _show_fence(self, owner: Contact, shard: int) -> None:
-        fence = Fence(shard, *self._store.fence(shard))
+        fence = Fence(shard, *self._store.ownership.fence(shard))
         question = LocateOwners(self._core.genesis, [shard], [], [fence])
         try:
             await self._core.ask(owner, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
@@ -308,7 +309,7 @@ class Failover:
             # While a hand-over has no answer nobody knows whose the shard is: that is found out first.
             if owned is None or owned.moving or fence <= owned.term:
                 continue
-            mine = rank_copy(self._store.standing(shard, None, self._core.step))
+            mine = rank_copy(copy_status(self._store, shard, None, self._core.step))
             ranked = [(rank_copy(one), contact) for contact, one in found]
             better = [(rank, contact) for rank, contact in ranked if rank > mine and rank.has_history]
             if better:

@@ -95,7 +95,7 @@ class SplitReconciler:
         self._offered_s = self._core.clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in list(self._store.remnants):
-            belief = self._store.beliefs.get(shard)
+            belief = self._store.ownership.known_owners.get(shard)
             if shard in self._store.owned:
                 await self._settle_own(shard)
             elif belief is not None and not self._core.gone(belief.owner.node_id):
@@ -170,7 +170,7 @@ class SplitReconciler:
 
     def _take_back(self, holding: OwnedHistory, remnant: SupersededCopy) -> None:
         shard = holding.shard
-        if shard in self._store.owned or self._store.fence(shard) > holding.term:
+        if shard in self._store.owned or self._store.ownership.fence(shard) > holding.term:
             return
         self._own_again(shard, remnant, holding.term)
         self._told_s = 0.0  # the other learns it at once
@@ -283,7 +283,7 @@ class SplitReconciler:
     def _holding(self, shard: int) -> OwnedHistory:
         owned = self._store.owned.get(shard)
         if owned is None:
-            return OwnedHistory(shard, "not_owner", where=self._store.where(shard))
+            return OwnedHistory(shard, "not_owner", where=self._store.ownership.owner_info(shard))
         if owned.moving or self._serving.unsafe(owned):
             return OwnedHistory(shard, "retry")
         state = owned.state

@@ -9,6 +9,8 @@ from training.encoding.codecs import CodecName, Vector
 from training.exchange.messages import Closing
 from training.exchange.terms import Term
 from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.robust import is_complete
 from training.shards.state import ShardState
 
 
@@ -67,6 +69,34 @@ class Owned:
         if known > self.forgotten:
             del self.closings[: known - self.forgotten]
             self.forgotten = known
+
+    def fold(self, step: int, rule: Rule) -> None:
+        """The barrier of a step has passed: make its deltas visible."""
+        if rule.robust != "trimmed-mean":
+            self.state.fold(step, rule)
+            return
+        self.state.folded_step = max(self.state.folded_step, step)
+        for ready in sorted(number for number in self.state.pending if number <= step):
+            self.close(sorted(pending.identity for pending in self.state.pending[ready]), rule)
+
+    def close(self, window: list[DeltaId], rule: Rule) -> None:
+        """Make a window visible; backup and learner are told with the next delta."""
+        self.state.close(window, rule)
+        self.closings.append(window)
+        if not self.has_targets:
+            self.forgotten += len(self.closings)
+            self.closings.clear()
+
+    def close_complete(self, workers: float, rule: Rule) -> bool:
+        """Close the present window if it is complete; True if it was."""
+        if not self.state.pending or self.moving:
+            return False
+        window = [pending.identity for pending in self.state.held()]
+        members = len({identity.node: None for identity in window})
+        if not is_complete(members, len(window), workers):
+            return False
+        self.close(window, rule)
+        return True
 
 
 @dataclass(slots=True)

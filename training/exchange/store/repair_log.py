@@ -50,6 +50,12 @@ class SupersededCopy:
         """A whole history before one that began anew from a replica, then the later one."""
         return -self.state.era_step, self.term
 
+    def merged_with(self, former: SupersededCopy) -> SupersededCopy:
+        """The better of two copies; it remembers the identities of the other, whose deltas are in the log."""
+        better, other = (self, former) if self.rank >= former.rank else (former, self)
+        better.earlier = other.known()
+        return better
+
     def known(self) -> Applied:
         """Every identity in the copy, visible or held, and in those before it."""
         known = everything(self.state)

@@ -1,14 +1,13 @@
-"""Which shards this node owns or backs up, under which terms, and what it believes of the others.
+"""The shards that this node owns or backs up, as a state machine: calls in, values out, no message sent. Pure.
 
-Pure. Requests and discoveries come in as calls, answers go out as values; no message is sent from here. The rules that
-keep an acknowledged delta from being lost or doubled:
+These rules keep an acknowledged delta from being lost or added twice:
 
-* a term is a pair (number, raiser) and only rises; what has a lower term than the highest seen is fenced off,
-* a new term for every change of the pair owner–backup, so that an old pair can always be told from a new one,
-* identities, not counters, decide whether a delta is in; owner and backup may take them in any order,
-* an owner adds a delta only after its backup has it, and looks again before it adds,
-* what may not depend on the order in which deltas come – how much one is clipped by, which ones make a window of the
-  trimmed mean – the owner decides and its backup is told: with the delta, or with the next one (`closings`).
+* A term is a pair (number, node) and only rises. Whatever has a lower term than the highest seen is fenced off.
+* Every change of the pair of owner and backup has a new term, so that an old pair can be told from a new one.
+* Identities, not counters, decide whether a delta is in. Owner and backup may add them in any order.
+* An owner adds a delta only after its backup has it, and checks its role again before it adds.
+* The owner decides what depends on the order of deltas: how much one is clipped, which ones form a window of the
+  trimmed mean. Its backup receives the decision with the delta, or with the next one (`closings`).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import numpy as np
 from overlay.peers import Contact
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.messages import Closing, CopyStatus
-from training.exchange.store.records import Backed, BufferedDelta, KnownOwner, Owned, StoredState
+from training.exchange.messages import Closing
+from training.exchange.store.ownership import Ownership
+from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, everything
-from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Role, Term
+from training.exchange.terms import ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
-from training.shards.robust import is_complete
 from training.shards.state import ShardState
 
 #: Live deltas kept for states that are still to come, over all shards: a slow lesson is given up and begun anew.
@@ -50,10 +49,7 @@ class ShardStore:
         self._parameter_total = parameter_total
         self.owned: dict[int, Owned] = {}
         self.backed: dict[int, Backed] = {}
-        self.beliefs: dict[int, KnownOwner] = {}
-        #: The highest term seen per shard; persisted, so that the fence survives a restart.
-        self.fences: dict[int, Term] = {}
-        self.fences_changed = False
+        self.ownership = Ownership(len(bounds))
         self.log = log if log is not None else RepairLog(0, 0.0)
         #: Copies that lost to a higher term, until its owner has everything that is in them.
         self.remnants: dict[int, SupersededCopy] = {}
@@ -74,77 +70,62 @@ class ShardStore:
         parameters = min(max(self._parameter_total - start, 0), stop - start)
         return ShardState(value=np.array(value, dtype=np.float32), parameters=parameters)
 
-    # -- beliefs ------------------------------------------------------------------------------------------------
-
-    def fence(self, shard: int) -> Term:
-        return self.fences.get(shard, ZERO_TERM)
-
-    def raise_fence(self, shard: int, term: Term) -> None:
-        """Remember a term; lower ones are refused from now on."""
-        if term > self.fence(shard):
-            self.fences[shard] = term
-            self.fences_changed = True
+    # -- known owners -------------------------------------------------------------------------------------------
 
     def note_owner(self, shard: int, term: Term, owner: Contact) -> bool:
-        """Fold in news of an owner; True when it changed what is believed.
+        """Record a claim of ownership; True when it changed the known owner.
 
-        An own claim under a lower term ends here: whoever has the higher term is the owner, without discussion.
+        A claim under a higher term ends this node's own claim at once.
         """
-        if not 0 <= shard < len(self.bounds):
+        if not self.ownership.accept(shard, term, owner):
             return False
-        known = self.beliefs.get(shard)
-        if term < self.fence(shard) or (known is not None and term < known.term):
-            return False
-        if known is not None and term == known.term and known.owner == owner:
-            return False
-        if known is not None and term == known.term and known.owner.node_id != owner.node_id:
-            return False
-        self.beliefs[shard] = KnownOwner(term, owner)
-        self.raise_fence(shard, term)
         mine = self.owned.get(shard)
         if mine is not None and term > mine.term and owner.node_id != self.node_id:
-            heir = mine.backup is not None and mine.backup.node_id == owner.node_id
-            if mine.moving and heir and term.node == self.node_id:
-                # Our own hand-over, heard of before its answer: the new owner counts on us as its backup.
+            is_backup = mine.backup is not None and mine.backup.node_id == owner.node_id
+            if mine.moving and is_backup and term.node == self.node_id:
+                # This node's own hand-over, reported by others before its answer arrived: the new owner relies on
+                # this node as its backup.
                 self.demote(shard, owner, term)
                 return True
             self.depose(shard)
         backed = self.backed.get(shard)
         if backed is not None and term > backed.term and backed.owner.node_id != owner.node_id:
-            # Another pair took over without us. News of our own owner's next term do not end our office: only the
-            # owner knows whether that switch took place, and it says so by `release`.
+            # Another pair took over without this node. A newer term of its own owner does not end the backup role:
+            # only the owner knows whether that switch took place, and it sends `Release` then.
             del self.backed[shard]
-            self._keep_remnant(shard, backed.term, backed.state)
+            self._keep_superseded(shard, backed.term, backed.state)
         elif backed is not None and backed.state is not None and term == backed.promised:
-            # No term is promised twice: that there is an owner under this one proves that it appointed us.
+            # No term is promised twice: an owner under this one must have promoted this learner.
             backed.take_office(term)
         elif backed is not None and backed.promised is not None and term > backed.promised:
-            # Our owner went on with a later learner: what we have may lack what that one has, and never takes office.
+            # The owner promoted a later learner. This copy may lack what that one has, and never becomes the backup.
             del self.backed[shard]
         return True
 
+    def note(self, infos: Iterable[OwnerInfo]) -> None:
+        """`note_owner` for a list from the wire; entries with a malformed address are skipped."""
+        for info in infos:
+            try:
+                contact = info.contact()
+            except ValueError:
+                continue
+            self.note_owner(info.shard, info.term, contact)
+
     def correct_owner(self, shard: int, term: Term, owner: Contact) -> None:
-        """Believe in this owner instead of another under the same term: a term has one owner, and that was not it."""
-        known = self.beliefs.get(shard)
-        if known is not None and known.term == term and shard not in self.owned:
-            self.beliefs[shard] = KnownOwner(term, owner)
+        """Replace the known owner under the same term: a term has one owner, and the known one denied it."""
+        if shard not in self.owned:
+            self.ownership.replace_owner(shard, term, owner)
 
-    def depose(self, shard: int) -> None:
-        """Own it no more; what only this copy has is offered to whoever does."""
-        owned = self.owned.pop(shard)
-        self._keep_remnant(shard, owned.term, owned.state)
-
-    def _keep_remnant(self, shard: int, term: Term, state: ShardState | None) -> None:
-        if state is None:
-            return
-        remnant, former = SupersededCopy(term, state), self.remnants.get(shard)
-        if former is not None:  # of two copies the better one; the deltas of both are in the log
-            remnant, former = (remnant, former) if remnant.rank >= former.rank else (former, remnant)
-            remnant.earlier = former.known()
-        self.remnants[shard] = remnant
+    def elsewhere(self, shard: int) -> OwnerInfo | None:
+        """Where to redirect a node that takes this one for the owner; None if the owner is unknown, or if this node
+        is the known owner without owning the shard."""
+        known = self.ownership.known_owners.get(shard)
+        if known is None or (known.owner.node_id == self.node_id and shard not in self.owned):
+            return None
+        return self.ownership.owner_info(shard)
 
     def restarted(self, node_id: bytes, me: Contact) -> None:
-        """A node was started anew: it owns nothing, backs nothing, and says so only when it is asked."""
+        """A node has restarted: it owns nothing and backs up nothing until it is asked again."""
         for shard, owned in list(self.owned.items()):
             if owned.learner is not None and owned.learner.node_id == node_id:
                 owned.learner = None
@@ -155,64 +136,41 @@ class ShardStore:
                 backed.bereft = True
                 if backed.state is None:
                     del self.backed[shard]
-        for shard, belief in list(self.beliefs.items()):
-            if belief.owner.node_id == node_id:
-                del self.beliefs[shard]
-
-    def doubts(self, shards: Iterable[int]) -> list[Fence]:
-        """The fences of those shards whose believed owner is below them, or for which none is believed in."""
-        found = []
-        for shard in shards:
-            belief, fence = self.beliefs.get(shard), self.fence(shard)
-            if fence > (ZERO_TERM if belief is None else belief.term):
-                found.append(Fence(shard, *fence))
-        return found
-
-    def note(self, wheres: Iterable[OwnerInfo]) -> None:
-        """`note_owner` for a list from the wire; addresses that are none are passed over."""
-        for where in wheres:
-            try:
-                contact = where.contact()
-            except ValueError:
-                continue
-            self.note_owner(where.shard, where.term, contact)
-
-    def where(self, shard: int) -> OwnerInfo | None:
-        """What this node would tell another about a shard's owner."""
-        belief = self.beliefs.get(shard)
-        return None if belief is None else OwnerInfo.of(shard, belief.term, belief.owner)
-
-    def elsewhere(self, shard: int) -> OwnerInfo | None:
-        """Where to send somebody who takes this node for the owner; None where it does not know, or believes in itself
-        without owning."""
-        belief = self.beliefs.get(shard)
-        if belief is None or (belief.owner.node_id == self.node_id and shard not in self.owned):
-            return None
-        return self.where(shard)
+        self.ownership.forget_node(node_id)
 
     # -- owning -------------------------------------------------------------------------------------------------
 
     def own(self, shard: int, state: ShardState, term: Term, me: Contact, now: float, *, tenured: bool) -> Owned:
         """Become the owner under a term that must be above every one seen. Raises `ValueError` otherwise."""
-        if term < self.fence(shard):
-            raise ValueError(f"shard {shard}: term {term.number} is below the fence {self.fence(shard).number}")
+        fence = self.ownership.fence(shard)
+        if term < fence:
+            raise ValueError(f"shard {shard}: term {term.number} is below the fence {fence.number}")
         backed = self.backed.pop(shard, None)
         if backed is not None and backed.state is not state:
-            self._keep_remnant(shard, backed.term, backed.state)
+            self._keep_superseded(shard, backed.term, backed.state)
         owned = Owned(state=state, term=term, since=now, tenured=tenured)
         self.owned[shard] = owned
-        self.beliefs[shard] = KnownOwner(term, me)
-        self.raise_fence(shard, term)
+        self.ownership.assign(shard, term, me)
         return owned
+
+    def depose(self, shard: int) -> None:
+        """Give up ownership; deltas that only this copy has are offered to the new owner."""
+        owned = self.owned.pop(shard)
+        self._keep_superseded(shard, owned.term, owned.state)
+
+    def _keep_superseded(self, shard: int, term: Term, state: ShardState | None) -> None:
+        if state is not None:
+            copy, former = SupersededCopy(term, state), self.remnants.get(shard)
+            self.remnants[shard] = copy if former is None else copy.merged_with(former)
 
     def next_term(self, shard: int, *above: Term) -> Term:
         """A term of our own above every one seen here, held, promised or given."""
         owned = self.owned.get(shard)
         own = (owned.term, Term(owned.promised, self.node_id)) if owned is not None else ()
-        highest = max((self.fence(shard), self._promised_here(shard), *own, *above))
+        highest = max((self.ownership.fence(shard), self.promised_here(shard), *own, *above))
         return Term(highest.number + 1, self.node_id)
 
-    def _promised_here(self, shard: int) -> Term:
+    def promised_here(self, shard: int) -> Term:
         """The term that our owner may already use because it was promised to us: a take-over must be above it."""
         backed = self.backed.get(shard)
         return ZERO_TERM if backed is None or backed.promised is None else backed.promised
@@ -228,34 +186,29 @@ class ShardStore:
         owned = self.owned[shard]
         former, owned.backup, owned.learner = owned.backup, backup, None
         owned.term, owned.since = term, now
-        self.beliefs[shard] = KnownOwner(term, me)
-        self.raise_fence(shard, term)
+        self.ownership.assign(shard, term, me)
         return former
 
     def drop_backup(self, shard: int, me: Contact, *above: Term) -> None:
-        """Go on without the backup, under a new term, also above those given: a state it may still hold ranks below
-        all to come."""
+        """Continue without the backup under a new term, so that a state it may still have ranks below later ones."""
         owned = self.owned[shard]
         # The learner goes too, and the lesson under way: what was promised to it is below the new term.
         owned.backup, owned.learner, owned.moving, owned.term = None, None, False, self.next_term(shard, *above)
         owned.promised = owned.term.number
-        self.beliefs[shard] = KnownOwner(owned.term, me)
-        self.raise_fence(shard, owned.term)
+        self.ownership.assign(shard, owned.term, me)
 
     def demote(self, shard: int, owner: Contact, term: Term) -> None:
         """Hand over: the new owner's backup from now on, with the state we had as owner."""
         owned = self.owned.pop(shard)
         self.backed[shard] = Backed(owner=owner, term=term, state=owned.state, attempt=owned.promised)
-        self.beliefs[shard] = KnownOwner(term, owner)
-        self.raise_fence(shard, term)
+        self.ownership.assign(shard, term, owner)
 
     # -- backing up ---------------------------------------------------------------------------------------------
 
     def learn(self, shard: int, term: Term, owner: Contact, attempt: int | None = None) -> bool:
-        """Begin to take live deltas of a shard whose state will follow; False when a higher term is known, when we own
-        it ourselves, or when a later `attempt` of the same owner was heard already: deltas taken for that one would be
-        forgotten."""
-        if term < self.fence(shard) or not 0 <= shard < len(self.bounds):
+        """Begin to buffer live deltas of a shard whose state will follow. False if a higher term is known, if this
+        node owns the shard, or if the same owner's later `attempt` arrived first: its deltas would be forgotten."""
+        if term < self.ownership.fence(shard) or not 0 <= shard < len(self.bounds):
             return False
         former = self.backed.get(shard)
         same = former is not None and former.owner.node_id == owner.node_id and not former.bereft
@@ -272,7 +225,7 @@ class ShardStore:
         """Put the streamed state under the deltas that came meanwhile; False when this node does not learn it, or
         has a newer snapshot already."""
         backed = self.backed.get(shard)
-        if backed is None or backed.owner.node_id != owner.node_id or promised < self.fence(shard):
+        if backed is None or backed.owner.node_id != owner.node_id or promised < self.ownership.fence(shard):
             return False
         if backed.in_office or (backed.promised is not None and promised < backed.promised):
             return False
@@ -299,8 +252,8 @@ class ShardStore:
         return owned is not None and any(contact.node_id == node_id for contact in owned.targets())
 
     def not_counted_on(self, where: OwnerInfo, owner: Contact) -> None:
-        """The owner that this node backs does not count on its copy, and says who owns the shard: itself, with another
-        backup, or somebody else, to whom the copy is to be offered."""
+        """The owner does not rely on this copy. Either it has another backup, or another node owns the shard: the
+        copy is offered to that one."""
         backed = self.backed.get(where.shard)
         if backed is None or backed.owner.node_id != owner.node_id:
             return
@@ -323,7 +276,7 @@ class ShardStore:
         `unknown` also when there is no room for it, or when a window has a delta that is not here: then the owner goes
         on without this backup, and teaches it anew.
         """
-        fence = self.fence(shard)
+        fence = self.ownership.fence(shard)
         backed = self.backed.get(shard)
         if term < fence:
             return "fenced", fence
@@ -331,14 +284,12 @@ class ShardStore:
             return "unknown", fence
         if backed.promised is not None and term >= backed.promised:
             backed.take_office(term)
-            self.beliefs[shard] = KnownOwner(term, backed.owner)
-            self.raise_fence(shard, term)
+            self.ownership.assign(shard, term, backed.owner)
         elif backed.in_office and term > backed.term:
             backed.term = term  # the same pair under a newer term: the owner rose above a fence
-            self.beliefs[shard] = KnownOwner(term, backed.owner)
-            self.raise_fence(shard, term)
+            self.ownership.assign(shard, term, backed.owner)
         if not backed.in_office:
-            if self._waiting_bytes() > MOST_WAITING_BYTES:
+            if sum(one.waiting_bytes for one in self.backed.values() if not one.in_office) > MOST_WAITING_BYTES:
                 return "unknown", fence
             backed.waiting.append(item)
             backed.closings += [window for window in closings if window not in backed.closings]
@@ -354,25 +305,20 @@ class ShardStore:
         return "ok", term
 
     def follow(self, shard: int, closings: Sequence[Closing]) -> bool:
-        """Close what the owner has closed in the copy it is about to hand over; False when that cannot be done."""
+        """Close the owner's windows in the copy that it is about to hand over; False when a delta is missing."""
         backed = self.backed[shard]
         return backed.state is not None and self._follow(backed.state, closings)
 
     def _follow(self, state: ShardState, closings: Sequence[Closing]) -> bool:
         return all(state.close(window, self.rule) for window in closings)
 
-    def _waiting_bytes(self) -> int:
-        return sum(backed.waiting_bytes for backed in self.backed.values() if not backed.in_office)
-
     def add(self, shard: int, item: BufferedDelta) -> int:
         """Add a delta that the backup has to an owned shard; returns the version."""
-        state = self.owned[shard].state
-        self._add(shard, state, item)
-        return state.version
+        self._add(shard, self.owned[shard].state, item)
+        return self.owned[shard].state.version
 
     def add_only(self, shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
-        """Add to an owned shard a delta that nobody else will ever ask for: neither held, nor logged, nor measured.
-        Returns the version. `delta` is not kept."""
+        """Add a delta that no other node will ask for: not buffered, logged or measured, and `delta` is not kept."""
         state = self.owned[shard].state
         if not state.knows(identity):
             state.apply(identity, weight, delta, self.rule)
@@ -396,56 +342,18 @@ class ShardStore:
 
     def fold(self, shard: int, step: int) -> None:
         """The barrier of a step has passed: make its deltas visible at the owner."""
-        owned = self.owned[shard]
-        if self.rule.robust != "trimmed-mean":
-            owned.state.fold(step, self.rule)
-            return
-        owned.state.folded_step = max(owned.state.folded_step, step)
-        for ready in sorted(number for number in owned.state.pending if number <= step):
-            self.close(shard, sorted(held.identity for held in owned.state.pending[ready]))
+        self.owned[shard].fold(step, self.rule)
 
     def close(self, shard: int, window: list[DeltaId]) -> None:
-        """Make a window visible at the owner; its backup and learner hear of it with the next delta."""
-        owned = self.owned[shard]
-        owned.state.close(window, self.rule)
-        owned.closings.append(window)
-        if not owned.has_targets:
-            owned.forgotten += len(owned.closings)
-            owned.closings.clear()
+        """Make a window visible at the owner; its backup and learner are told with the next delta."""
+        self.owned[shard].close(window, self.rule)
 
     def close_complete(self, shard: int, workers: float) -> bool:
-        """Close the window of an owned shard that is complete (`training.shards.robust.is_complete`). Not under
+        """Close the window of an owned shard if it is complete (`training.shards.robust.is_complete`). Not under
         bulk-synchronous rules: there each step is a window."""
-        owned = self.owned[shard]
-        if not owned.state.pending or owned.moving:
-            return False
-        window = [held.identity for held in owned.state.held()]
-        members = len({identity.node: None for identity in window})
-        if not is_complete(members, len(window), workers):
-            return False
-        self.close(shard, window)
-        return True
+        return self.owned[shard].close_complete(workers, self.rule)
 
     # -- what is here -------------------------------------------------------------------------------------------
-
-    def standing(self, shard: int, replica: tuple[Term, int] | None, step: int) -> CopyStatus:
-        """What this node has of a shard, for a survey."""
-        fence = max(self.fence(shard), self._promised_here(shard))
-        owned, backed = self.owned.get(shard), self.backed.get(shard)
-        if owned is not None:
-            return CopyStatus(shard, "owner", *owned.term, owned.state.version, *fence, step)
-        if backed is not None and backed.state is not None:
-            role: Role = "backup" if backed.in_office else "learner"
-            return CopyStatus(shard, role, *backed.term, backed.state.version, *fence, step)
-        remnant = self.remnants.get(shard)
-        if remnant is not None:
-            return CopyStatus(shard, "backup", *remnant.term, remnant.state.version, *fence, step)
-        stored = self.stored_above(shard, replica)
-        if stored is not None:
-            replica = stored.term, stored.state.version
-        if replica is not None:
-            return CopyStatus(shard, "replica", *replica[0], replica[1], *fence, step, stored is not None)
-        return CopyStatus(shard, "none", *ZERO_TERM, 0, *fence, step)
 
     def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> StoredState | None:
         """The state from disk, where the replica is not newer: with momentum and identities it is worth more."""
@@ -454,21 +362,29 @@ class ShardStore:
             return None
         return stored
 
+    def offer_stored(self, states: dict[int, StoredState]) -> None:
+        """Keep the states read from disk until the owners are known."""
+        self.stored = states
+        for shard, stored in states.items():
+            self.ownership.raise_fence(shard, stored.term)
+
     def settle_stored(self) -> None:
         """The owners are known now: what they lack of the states from disk is offered to them, and the rest goes."""
         for shard, stored in list(self.stored.items()):
             owned = self.owned.get(shard)
-            if owned is not None or shard in self.beliefs:
+            if owned is not None or shard in self.ownership.known_owners:
                 del self.stored[shard]
                 if owned is None or owned.state.value is not stored.state.value:
-                    self._keep_remnant(shard, stored.term, stored.state)
+                    self._keep_superseded(shard, stored.term, stored.state)
 
     def known(self) -> list[Applied]:
-        """The identities in every state that is here, visible or held."""
-        states = [owned.state for owned in self.owned.values()]
-        states += [backed.state for backed in self.backed.values() if backed.state is not None]
-        states += [stored.state for stored in self.stored.values()]
-        return [everything(state) for state in states] + [remnant.known() for remnant in self.remnants.values()]
+        """The identities in every state of this node, visible or pending."""
+        return [everything(state) for state in self._states()] + [copy.known() for copy in self.remnants.values()]
+
+    def _states(self) -> list[ShardState]:
+        backed = [backed.state for backed in self.backed.values() if backed.state is not None]
+        stored = [stored.state for stored in self.stored.values()]
+        return [*(owned.state for owned in self.owned.values()), *backed, *stored]
 
     def copy_of(self, shard: int) -> tuple[Term, ShardState] | None:
         """The state that this node does not own but could go on from, and its term."""
@@ -480,8 +396,5 @@ class ShardStore:
     @property
     def size_bytes(self) -> int:
         """Memory of the states held, as owner and as backup."""
-        states = [owned.state for owned in self.owned.values()]
-        states += [backed.state for backed in self.backed.values() if backed.state is not None]
-        states += [remnant.state for remnant in self.remnants.values()]
-        states += [stored.state for stored in self.stored.values()]
-        return sum(state.size_bytes for state in states)
+        superseded = [copy.state for copy in self.remnants.values()]
+        return sum(state.size_bytes for state in (*self._states(), *superseded))

@@ -22,6 +22,7 @@ from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
 from training.exchange.client.pull import SLOW_S, PullClient
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
+from training.exchange.store.ownership import Ownership
 from training.exchange.terms import ZERO_TERM, Term
 
 SHARDS, SIZE = 6, 4
@@ -64,17 +65,14 @@ class Store:
 
     bounds = tuple((shard * SIZE, (shard + 1) * SIZE) for shard in range(SHARDS))
 
+    def __init__(self) -> None:
+        self.ownership = Ownership(SHARDS)
+
     def __len__(self) -> int:
         return SHARDS
 
-    def doubts(self, _shards: list[int]) -> list[Any]:
-        return []
-
     def size(self, _shard: int) -> int:
         return SIZE
-
-    def fence(self, _shard: int) -> Term:
-        return ZERO_TERM
 
     def note_owner(self, *_: Any) -> bool:
         return True

@@ -234,7 +234,7 @@ def test_an_owner_rises_above_a_fence() -> None:
     lesson = store.promise(0)
     store.drop_backup(0, contact("a"), term(7, "x"))
 
-    assert store.owned[0].term == store.fence(0) == term(8, "a")
+    assert store.owned[0].term == store.ownership.fence(0) == term(8, "a")
     assert store.owned[0].promised > lesson.number
 
 
@@ -243,10 +243,13 @@ def test_a_node_knows_which_of_its_fences_to_show() -> None:
     store = store_of("b")
     store.note_owner(0, term(5, "a"), contact("a"))
     store.note_owner(1, term(5, "a"), contact("a"))
-    store.raise_fence(1, term(7, "c"))
-    store.raise_fence(2, term(3, "c"))
+    store.ownership.raise_fence(1, term(7, "c"))
+    store.ownership.raise_fence(2, term(3, "c"))
 
-    assert [(fence.shard, fence.term) for fence in store.doubts(range(4))] == [(1, term(7, "c")), (2, term(3, "c"))]
+    assert [(fence.shard, fence.term) for fence in store.ownership.stale_fences(range(4))] == [
+        (1, term(7, "c")),
+        (2, term(3, "c")),
+    ]
 
 
 def test_a_backup_follows_its_owner_to_a_higher_term() -> None:
@@ -254,7 +257,7 @@ def test_a_backup_follows_its_owner_to_a_higher_term() -> None:
     store = backup_of("b", "a")
     store.accept_forward(0, term(8, "a"), delta(1), 0, IDS["a"])
 
-    assert store.backed[0].term == store.fence(0) == term(8, "a")
+    assert store.backed[0].term == store.ownership.fence(0) == term(8, "a")
 
 
 def test_a_call_to_learn_that_comes_late_is_not_heard() -> None:
@@ -289,7 +292,7 @@ def test_a_restarted_owner_leaves_a_bereft_backup() -> None:
 
     assert store.backed[0].bereft
     assert store.backed[0].in_office
-    assert 0 not in store.beliefs
+    assert 0 not in store.ownership.known_owners
     assert store.learn(0, term(1, "a"), contact("a"), 0)
 
 

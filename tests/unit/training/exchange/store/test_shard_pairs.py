@@ -8,6 +8,7 @@ from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.exchange.messages import CopyStatus
+from training.exchange.store.copy_status import copy_status
 from training.exchange.terms import ZERO_TERM
 
 # -- forwards ---------------------------------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ def test_forwards_may_come_in_any_order() -> None:
 def test_a_fenced_forward_is_told_the_higher_term_and_adds_nothing() -> None:
     """A former owner learns from its backup that it is none any more."""
     store = backup_of("b", "a")
-    store.raise_fence(0, term(4, "c"))
+    store.ownership.raise_fence(0, term(4, "c"))
 
     assert store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"]) == ("fenced", term(4, "c"))
     assert value_of(store.backed[0].state) == 0.0
@@ -91,7 +92,7 @@ def test_a_release_ends_a_backup() -> None:
 
     assert store.release(0, term(2, "a"), contact("a"))
     assert 0 not in store.backed
-    assert store.beliefs[0].term == store.fence(0) == term(2, "a")
+    assert store.ownership.known_owners[0].term == store.ownership.fence(0) == term(2, "a")
 
 
 @pytest.mark.parametrize(("number", "sender"), [(3, "a"), (2, "a"), (5, "c")])
@@ -211,8 +212,8 @@ def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
     assert old.accept_forward(0, handed, delta(2), 0, IDS["b"])[0] == "ok"
     new.add(0, delta(2))
     assert value_of(old.backed[0].state) == value_of(new.owned[0].state) == 2.0
-    assert old.where(0) == new.where(0)
-    assert old.fence(0) == new.fence(0) == handed
+    assert old.ownership.owner_info(0) == new.ownership.owner_info(0)
+    assert old.ownership.fence(0) == new.ownership.fence(0) == handed
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
@@ -238,7 +239,7 @@ def test_no_term_is_promised_twice() -> None:
     promised = [store.promise(0) for _ in range(3)]
 
     assert promised == [term(2, "a"), term(3, "a"), term(4, "a")]
-    assert store.owned[0].term == store.fence(0) == term(1, "a")
+    assert store.owned[0].term == store.ownership.fence(0) == term(1, "a")
     assert store.next_term(0) == term(5, "a")
 
 
@@ -252,7 +253,7 @@ def test_an_appointment_puts_the_owner_under_the_promised_term() -> None:
 
     owned = store.owned[0]
     assert (owned.backup, owned.learner, owned.term, owned.since) == (contact("c"), None, promised, 7.0)
-    assert store.fence(0) == store.beliefs[0].term == promised
+    assert store.ownership.fence(0) == store.ownership.known_owners[0].term == promised
 
 
 def test_a_dropped_backup_ranks_below_all_that_comes_after() -> None:
@@ -265,7 +266,7 @@ def test_a_dropped_backup_ranks_below_all_that_comes_after() -> None:
 
     owned = store.owned[0]
     assert owned.targets() == []
-    assert owned.term == store.fence(0) == store.beliefs[0].term > promised
+    assert owned.term == store.ownership.fence(0) == store.ownership.known_owners[0].term > promised
 
 
 def test_a_demoted_owner_refuses_its_own_old_term() -> None:
@@ -284,24 +285,24 @@ def test_standings_of_all_roles() -> None:
     store = store_of("b")
     mark = (term(1, "d"), 9)
     fence = (0, b"")
-    assert store.standing(0, None, 5) == CopyStatus(0, "none", *ZERO_TERM, 0, *fence, 5)
-    assert store.standing(0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, *fence, 5)
+    assert copy_status(store, 0, None, 5) == CopyStatus(0, "none", *ZERO_TERM, 0, *fence, 5)
+    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, *fence, 5)
 
     store.learn(0, term(2, "a"), contact("a"))
-    assert store.standing(0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, 2, IDS["a"], 5)
+    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, 2, IDS["a"], 5)
 
     store.take_state(0, term(3, "a"), contact("a"), zeros(store))
-    learner = store.standing(0, mark, 5)
+    learner = copy_status(store, 0, mark, 5)
     assert (learner.role, learner.term, learner.version) == ("learner", term(2, "a"), 0)
 
     store.accept_forward(0, term(3, "a"), delta(1), 0, IDS["a"])
-    assert store.standing(0, mark, 5) == CopyStatus(0, "backup", 3, IDS["a"], 1, 3, IDS["a"], 5)
+    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "backup", 3, IDS["a"], 1, 3, IDS["a"], 5)
 
     state = store.backed[0].state
     assert state is not None
     store.own(0, state, term(4, "b"), contact("b"), 0.0, tenured=False)
-    store.raise_fence(0, term(6, "c"))
-    standing = store.standing(0, mark, 5)
+    store.ownership.raise_fence(0, term(6, "c"))
+    standing = copy_status(store, 0, mark, 5)
     assert standing == CopyStatus(0, "owner", 4, IDS["b"], 1, 6, IDS["c"], 5)
     assert (standing.term, standing.fence) == (term(4, "b"), term(6, "c"))
 
@@ -332,9 +333,9 @@ def test_of_two_said_to_own_under_one_term_the_corrected_one_is_believed() -> No
     store = store_of("c")
     store.note_owner(0, term(3, "a"), contact("b"))
     store.note_owner(0, term(3, "a"), contact("a"))
-    assert store.beliefs[0].owner == contact("b")
+    assert store.ownership.known_owners[0].owner == contact("b")
 
     store.correct_owner(0, term(2, "a"), contact("a"))
-    assert store.beliefs[0].owner == contact("b")
+    assert store.ownership.known_owners[0].owner == contact("b")
     store.correct_owner(0, term(3, "a"), contact("a"))
-    assert store.beliefs[0].owner == contact("a")
+    assert store.ownership.known_owners[0].owner == contact("a")

@@ -9,6 +9,7 @@ from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.exchange.messages import CopyStatus, decode, encode
+from training.exchange.store.copy_status import copy_status
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import DeltaId
 
@@ -47,7 +48,7 @@ def test_the_next_term_is_above_all_that_was_seen() -> None:
     """Above the fence and above what a survey found, and raised by ourselves."""
     store = store_of("a")
     assert store.next_term(0) == term(1, "a")
-    store.raise_fence(0, term(7, "d"))
+    store.ownership.raise_fence(0, term(7, "d"))
 
     assert store.next_term(0) == term(8, "a")
     assert store.next_term(0, term(3, "b"), term(9, "b")) == term(10, "a")
@@ -62,31 +63,17 @@ def test_the_next_term_is_above_the_own_one() -> None:
     assert store.next_term(0) > store.owned[0].term
 
 
-def test_a_fence_only_rises() -> None:
-    """Lower and equal terms leave it, and leave nothing to be written to disk."""
-    store = store_of("a")
-    store.raise_fence(0, term(5, "b"))
-    assert store.fences_changed
-    store.fences_changed = False
-
-    for lower in (term(5, "b"), term(5, "a"), term(4, "d"), ZERO_TERM):
-        store.raise_fence(0, lower)
-
-    assert store.fence(0) == term(5, "b")
-    assert not store.fences_changed
-
-
 def test_owning_below_the_fence_is_impossible() -> None:
     """A node that knows a higher term cannot make itself owner under a lower one, after a restart neither."""
     store = store_of("a")
-    store.fences = {0: term(5, "b")}
+    store.ownership.fences = {0: term(5, "b")}
 
     for lower in (term(4, "a"), term(5, "a"), ZERO_TERM):
         with pytest.raises(ValueError, match="below the fence"):
             store.own(0, zeros(store), lower, contact("a"), 0.0, tenured=False)
     assert not store.owned
     store.own(0, zeros(store), store.next_term(0), contact("a"), 0.0, tenured=False)
-    assert store.fence(0) == term(6, "a")
+    assert store.ownership.fence(0) == term(6, "a")
 
 
 def test_older_news_of_an_owner_change_nothing() -> None:
@@ -98,8 +85,8 @@ def test_older_news_of_an_owner_change_nothing() -> None:
     assert not store.note_owner(0, term(5, "c"), contact("d"))
     assert not store.note_owner(0, term(5, "b"), contact("d"))
     assert not store.note_owner(0, term(4, "d"), contact("d"))
-    assert store.beliefs[0].owner == contact("b")
-    assert store.fence(0) == term(5, "c")
+    assert store.ownership.known_owners[0].owner == contact("b")
+    assert store.ownership.fence(0) == term(5, "c")
 
 
 def test_an_owner_that_moved_is_found_at_its_new_address() -> None:
@@ -109,7 +96,7 @@ def test_an_owner_that_moved_is_found_at_its_new_address() -> None:
     moved = Contact(IDS["b"], Address("10.0.0.99", 7))
 
     assert store.note_owner(0, term(5, "b"), moved)
-    assert store.beliefs[0].owner == moved
+    assert store.ownership.known_owners[0].owner == moved
 
 
 @pytest.mark.parametrize("shard", [-1, 4, 4095])
@@ -121,7 +108,7 @@ def test_news_of_shards_that_do_not_exist_are_passed_over(shard: int) -> None:
     assert not store.learn(shard, term(1, "b"), contact("b"))
     assert store.accept_forward(shard, term(1, "b"), delta(1), 0, IDS["b"])[0] == "unknown"
     assert not store.take_state(shard, term(1, "b"), contact("b"), zeros(store))
-    assert (store.beliefs, store.fences, store.backed) == ({}, {}, {})
+    assert (store.ownership.known_owners, store.ownership.fences, store.backed) == ({}, {}, {})
 
 
 def test_news_with_an_address_that_is_none_are_passed_over() -> None:
@@ -135,17 +122,17 @@ def test_news_with_an_address_that_is_none_are_passed_over() -> None:
         ]
     )
 
-    assert list(store.beliefs) == [2]
-    assert store.fence(0) == ZERO_TERM
+    assert list(store.ownership.known_owners) == [2]
+    assert store.ownership.fence(0) == ZERO_TERM
 
 
 def test_news_below_the_fence_are_not_believed() -> None:
     """After a restart the fence is all that is left; an owner that it fences off must not be believed or told on."""
     store = store_of("a")
-    store.fences = {0: term(5, "b")}
+    store.ownership.fences = {0: term(5, "b")}
 
     assert not store.note_owner(0, term(3, "c"), contact("c"))
-    assert store.where(0) is None
+    assert store.ownership.owner_info(0) is None
 
 
 def test_what_is_believed_is_told() -> None:
@@ -153,9 +140,9 @@ def test_what_is_believed_is_told() -> None:
     store = store_of("a")
     store.note_owner(2, term(5, "c"), contact("b"))
 
-    where = store.where(2)
+    where = store.ownership.owner_info(2)
 
-    assert store.where(0) is None
+    assert store.ownership.owner_info(0) is None
     assert where is not None
     again = decode(encode(where), OwnerInfo)
     assert (again.shard, again.term, again.contact()) == (2, term(5, "c"), contact("b"))
@@ -168,7 +155,7 @@ def test_a_higher_term_ends_an_own_claim() -> None:
     assert store.note_owner(0, term(2, "b"), contact("b"))
 
     assert 0 not in store.owned
-    assert store.beliefs[0].owner == contact("b")
+    assert store.ownership.known_owners[0].owner == contact("b")
 
 
 def test_a_lower_or_equal_term_leaves_an_own_claim() -> None:
@@ -207,7 +194,7 @@ def test_forwards_before_the_state_are_acknowledged_and_kept() -> None:
     store.learn(0, term(1, "a"), contact("a"))
     for step in (1, 2):
         assert store.accept_forward(0, term(1, "a"), delta(step), 0, IDS["a"]) == ("ok", term(1, "a"))
-    assert store.standing(0, None, 0).role == "none"
+    assert copy_status(store, 0, None, 0).role == "none"
 
     snapshot = zeros(store)
     snapshot.apply(DeltaId(IDS["x"], 1, 0), 1.0, np.full(4, 10.0, dtype=np.float32), SUM)
@@ -216,7 +203,7 @@ def test_forwards_before_the_state_are_acknowledged_and_kept() -> None:
     backed = store.backed[0]
     assert value_of(backed.state) == 12.0
     assert (backed.promised, backed.in_office) == (term(2, "a"), False)
-    assert backed.term == store.fence(0) == term(1, "a")
+    assert backed.term == store.ownership.fence(0) == term(1, "a")
 
 
 def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_term() -> None:
@@ -225,15 +212,15 @@ def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_t
     store.learn(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
-    assert store.standing(0, None, 0).role == "learner"
-    assert store.fence(0) == term(1, "a")
+    assert copy_status(store, 0, None, 0).role == "learner"
+    assert store.ownership.fence(0) == term(1, "a")
 
     assert store.accept_forward(0, term(2, "a"), delta(2), 0, IDS["a"]) == ("ok", term(2, "a"))
 
     backed = store.backed[0]
     assert (backed.in_office, backed.term, backed.waiting) == (True, term(2, "a"), [])
-    assert store.standing(0, None, 0).role == "backup"
-    assert store.fence(0) == store.beliefs[0].term == term(2, "a")
+    assert copy_status(store, 0, None, 0).role == "backup"
+    assert store.ownership.fence(0) == store.ownership.known_owners[0].term == term(2, "a")
     assert value_of(backed.state) == 2.0
 
 
@@ -244,8 +231,8 @@ def test_a_take_over_is_above_the_term_promised_to_a_learner() -> None:
     store.take_state(0, term(5, "a"), contact("a"), zeros(store))
 
     assert store.next_term(0) == term(6, "b")
-    assert store.standing(0, None, 0).fence == term(5, "a")
-    assert store.fence(0) == term(1, "a")
+    assert copy_status(store, 0, None, 0).fence == term(5, "a")
+    assert store.ownership.fence(0) == term(1, "a")
 
 
 def test_a_learner_whose_owner_went_on_with_another_has_nothing() -> None:
@@ -301,7 +288,7 @@ def test_a_state_nobody_asked_for_is_refused() -> None:
 
     assert not store.take_state(0, term(5, "a"), contact("a"), zeros(store))
     assert not store.backed
-    assert store.fence(0) == ZERO_TERM
+    assert store.ownership.fence(0) == ZERO_TERM
 
 
 def test_a_state_from_another_than_the_teacher_is_refused() -> None:
@@ -327,7 +314,7 @@ def test_a_state_below_a_fence_alone_is_refused() -> None:
     """The newer term may be known without its owner (a refusal names a term only)."""
     store = store_of("b")
     store.learn(0, term(1, "a"), contact("a"))
-    store.raise_fence(0, term(3, "c"))
+    store.ownership.raise_fence(0, term(3, "c"))
 
     assert not store.take_state(0, term(2, "a"), contact("a"), zeros(store))
     assert store.backed[0].state is None
@@ -340,7 +327,7 @@ def test_learning_below_the_fence_is_refused() -> None:
 
     assert not store.learn(0, term(2, "a"), contact("a"))
     assert 0 not in store.backed
-    assert store.beliefs[0].owner == contact("c")
+    assert store.ownership.known_owners[0].owner == contact("c")
 
 
 def test_learning_under_a_higher_term_ends_an_own_claim() -> None:
@@ -413,7 +400,7 @@ def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
     def rank(standing: CopyStatus) -> tuple[Term, int, int]:
         return standing.term, ROLE_RANK[standing.role], standing.version
 
-    assert rank(backup.standing(0, None, 0)) > rank(learner.standing(0, None, 0))
+    assert rank(copy_status(backup, 0, None, 0)) > rank(copy_status(learner, 0, None, 0))
 
 
 def test_a_learner_whose_answer_was_lost_can_be_taught_again() -> None:
@@ -430,7 +417,7 @@ def test_gossip_of_a_switch_that_did_not_happen_keeps_the_backup() -> None:
     owner, backup, learner = owner_of("a", 2), backup_of("b", "a", 2), store_of("c")
     learner.learn(0, term(2, "a"), contact("a"))
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
-    told = learner.where(0)
+    told = learner.ownership.owner_info(0)
     assert told is not None
     backup.note([told])
 

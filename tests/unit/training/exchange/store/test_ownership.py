@@ -1,0 +1,102 @@
+"""Terms, fences and known owners: which claims of ownership a node accepts."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.peers import Contact
+from tests.harness.stores import IDS, contact, term
+from training.exchange.store.ownership import Ownership
+from training.exchange.terms import ZERO_TERM
+
+
+def test_a_fence_only_rises() -> None:
+    """A lower or equal term changes nothing, and leaves nothing to be written to disk."""
+    ownership = Ownership(4)
+    ownership.raise_fence(0, term(5, "b"))
+    assert ownership.take_unsaved_fences() == {0: term(5, "b")}
+
+    for lower in (term(5, "b"), term(5, "a"), term(4, "d"), ZERO_TERM):
+        ownership.raise_fence(0, lower)
+
+    assert ownership.fence(0) == term(5, "b")
+    assert ownership.take_unsaved_fences() is None
+
+
+def test_the_highest_claim_wins() -> None:
+    """A claim is accepted when its term is above the known one, whichever order the two arrive in."""
+    ownership = Ownership(4)
+
+    assert ownership.accept(0, term(3, "b"), contact("b"))
+    assert not ownership.accept(0, term(2, "c"), contact("c"))
+    assert ownership.known_owners[0].owner == contact("b")
+    assert ownership.accept(0, term(4, "c"), contact("c"))
+    assert ownership.known_owners[0].owner == contact("c")
+    assert ownership.fence(0) == term(4, "c")
+
+
+def test_a_claim_below_the_fence_is_refused() -> None:
+    """A fence refuses claims even when no owner is known, as after a restart."""
+    ownership = Ownership(4)
+    ownership.raise_fence(0, term(5, "b"))
+
+    assert not ownership.accept(0, term(4, "c"), contact("c"))
+    assert ownership.owner_info(0) is None
+
+
+def test_a_term_has_one_owner_whose_address_may_change() -> None:
+    """Under a known term a second node is refused; a new address of the same node is accepted once."""
+    ownership = Ownership(4)
+    ownership.accept(0, term(3, "b"), contact("b"))
+    moved = Contact(IDS["b"], Address("10.0.0.9", 9))
+
+    assert not ownership.accept(0, term(3, "b"), contact("c"))
+    assert ownership.accept(0, term(3, "b"), moved)
+    assert not ownership.accept(0, term(3, "b"), moved)
+    assert ownership.known_owners[0].owner == moved
+
+
+def test_a_wrong_owner_is_replaced_under_the_same_term_only() -> None:
+    """The correction needs the term under which the wrong owner is known."""
+    ownership = Ownership(4)
+    ownership.accept(0, term(3, "a"), contact("b"))
+
+    ownership.replace_owner(0, term(2, "a"), contact("a"))
+    assert ownership.known_owners[0].owner == contact("b")
+    ownership.replace_owner(0, term(3, "a"), contact("a"))
+    assert ownership.known_owners[0].owner == contact("a")
+
+
+@pytest.mark.parametrize("shard", [-1, 4, 4095])
+def test_a_shard_outside_the_layout_is_refused(shard: int) -> None:
+    """A shard index from the wire is checked against the number of shards."""
+    ownership = Ownership(4)
+
+    assert not ownership.accept(shard, term(1, "b"), contact("b"))
+    assert (ownership.known_owners, ownership.fences) == ({}, {})
+
+
+def test_stale_fences_name_the_shards_whose_known_owner_is_too_low() -> None:
+    """A shard without a known owner counts too; one whose owner has the highest term does not."""
+    ownership = Ownership(4)
+    ownership.accept(0, term(2, "b"), contact("b"))
+    ownership.accept(1, term(2, "b"), contact("b"))
+    ownership.raise_fence(1, term(7, "c"))
+    ownership.raise_fence(2, term(3, "c"))
+
+    stale = ownership.stale_fences(range(4))
+
+    assert [(fence.shard, fence.term) for fence in stale] == [(1, term(7, "c")), (2, term(3, "c"))]
+
+
+def test_a_restarted_node_keeps_no_claim_but_its_fence() -> None:
+    """Its claims are forgotten, the terms it had are not: a later owner must be above them."""
+    ownership = Ownership(4)
+    ownership.accept(0, term(2, "b"), contact("b"))
+    ownership.accept(1, term(2, "c"), contact("c"))
+
+    ownership.forget_node(IDS["b"])
+
+    assert list(ownership.known_owners) == [1]
+    assert ownership.fence(0) == term(2, "b")

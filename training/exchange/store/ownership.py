@@ -1,0 +1,89 @@
+"""Terms, fences and known owners of all shards, as one node has seen them. Pure.
+
+A fence is the highest term seen for a shard. Claims below it are ignored, so that an owner which was replaced during a
+partition cannot return. Of two claims the one with the higher term wins; a term has only one owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overlay.peers import Contact
+from training.exchange.store.records import KnownOwner
+from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
+
+
+class Ownership:
+    """The owner of each shard, as far as this node knows, and the lowest term it accepts."""
+
+    def __init__(self, shard_count: int) -> None:
+        self._shard_count = shard_count
+        self.known_owners: dict[int, KnownOwner] = {}
+        #: The highest term seen per shard; persisted, so that the fence survives a restart.
+        self.fences: dict[int, Term] = {}
+        self._has_unsaved_fences = False
+
+    # -- fences -------------------------------------------------------------------------------------------------
+
+    def fence(self, shard: int) -> Term:
+        """The highest term seen for a shard."""
+        return self.fences.get(shard, ZERO_TERM)
+
+    def raise_fence(self, shard: int, term: Term) -> None:
+        """Remember a term; lower ones are refused from now on."""
+        if term > self.fence(shard):
+            self.fences[shard] = term
+            self._has_unsaved_fences = True
+
+    def stale_fences(self, shards: Iterable[int]) -> list[Fence]:
+        """The fences of those shards whose known owner has a lower term, or which have no known owner."""
+        found = []
+        for shard in shards:
+            known, fence = self.known_owners.get(shard), self.fence(shard)
+            if fence > (ZERO_TERM if known is None else known.term):
+                found.append(Fence(shard, *fence))
+        return found
+
+    def take_unsaved_fences(self) -> dict[int, Term] | None:
+        """All fences, if any has changed since the last call."""
+        if not self._has_unsaved_fences:
+            return None
+        self._has_unsaved_fences = False
+        return self.fences
+
+    # -- known owners -------------------------------------------------------------------------------------------
+
+    def accept(self, shard: int, term: Term, owner: Contact) -> bool:
+        """Record a claim of ownership unless its term is too low; True when the known owner changed."""
+        if not 0 <= shard < self._shard_count or term < self.fence(shard):
+            return False
+        known = self.known_owners.get(shard)
+        if known is not None:
+            # Under the same term only the address of the same owner may change.
+            is_same = term == known.term
+            if term < known.term or (is_same and (known.owner == owner or known.owner.node_id != owner.node_id)):
+                return False
+        self.assign(shard, term, owner)
+        return True
+
+    def assign(self, shard: int, term: Term, owner: Contact) -> None:
+        """Record the owner of a shard without checks."""
+        self.known_owners[shard] = KnownOwner(term, owner)
+        self.raise_fence(shard, term)
+
+    def replace_owner(self, shard: int, term: Term, owner: Contact) -> None:
+        """Correct the owner under a known term: another node was wrongly taken for it."""
+        known = self.known_owners.get(shard)
+        if known is not None and known.term == term:
+            self.known_owners[shard] = KnownOwner(term, owner)
+
+    def forget_node(self, node_id: bytes) -> None:
+        """Forget every claim of a node that has restarted and owns nothing now."""
+        for shard, known in list(self.known_owners.items()):
+            if known.owner.node_id == node_id:
+                del self.known_owners[shard]
+
+    def owner_info(self, shard: int) -> OwnerInfo | None:
+        """The known owner of a shard in the form for the wire."""
+        known = self.known_owners.get(shard)
+        return None if known is None else OwnerInfo.of(shard, known.term, known.owner)
