@@ -1,7 +1,8 @@
-"""Who may import what (DESIGN section 3), beyond what a look at one file can tell.
+"""Rules on imports: which module may import which, and what a pure or simulated module must not use.
 
-`make check` runs the contracts of import-linter; here they are shown to notice a breach, a daemon's modules are really
-imported, and what a contract cannot express is read from the syntax tree: pure modules, and the ways around a door.
+`make check` runs the contracts of import-linter. These tests show that each contract notices a breach, import the
+daemon's modules for real, and read from the syntax tree what a contract cannot express: import cycles, the imports of
+pure modules, and calls that bypass `overlay.environment`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,16 +28,16 @@ PURE = re.compile(r"(?<![\w`])Pure\.(?=\s|$)")
 ALMOST_PURE = re.compile(r"(?<![\w`])Pure(?:[:;,]| but | and )")
 IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading", "time", "torch", "uuid", "secrets"}
 
-#: The real doors, which is where clocks and entropy come in, and the far side of the trainer's.
-BEHIND_DOORS = (
+#: The implementations of the environment, which read clocks and entropy, and the trainer process with its supervisor.
+REAL_ENVIRONMENT = (
     "overlay/system.py",
     "overlay/sockets/transport.py",
     "training/supervisor/process_trainer.py",
     "training/supervisor/process.py",
     *TRAINERS_SIDE,
 )
-#: Ways around a door: under simulation they would make two runs of one seed differ.
-AROUND_DOORS = {
+#: Calls that bypass the environment: under simulation they would make two runs of one seed differ.
+BYPASSES = {
     "asyncio.to_thread",
     "datetime.datetime.now",
     "datetime.datetime.utcnow",
@@ -48,6 +50,38 @@ AROUND_DOORS = {
     "uuid.uuid1",
     "uuid.uuid4",
 }
+
+#: A module, an import that is forbidden in it, and the contract that forbids it.
+BREACHES = [
+    ("overlay/peers.py", "import training.layout", "Imports run one way"),
+    ("overlay/peers.py", "import overlay.kademlia.messages", "Layers of the overlay"),
+    ("overlay/sockets/udp.py", "import overlay.kademlia.messages", "Layers of the overlay"),
+    ("overlay/kademlia/protocol.py", "import overlay.membership.members", "Layers of the overlay"),
+    ("overlay/requests.py", "import overlay.membership.members", "Layers of the overlay"),
+    ("overlay/nat/reachability.py", "def late():\n    import overlay.overlay", "Layers of the overlay"),
+    ("training/layout.py", "import training.encoding.codecs", "Layers of training"),
+    ("training/barriers/waiter.py", "import training.shards.state", "Layers of training"),
+    ("training/exchange/exchange.py", "import training.step_loop", "Layers of training"),
+    ("training/exchange/terms.py", "import training.exchange.messages", "Layers of the exchange"),
+    ("training/exchange/store/records.py", "import training.exchange.rpc", "Layers of the exchange"),
+    ("training/exchange/client/pull.py", "import training.exchange.backup.handler", "Layers of the exchange"),
+    ("training/exchange/recovery/failover.py", "import training.exchange.exchange", "Layers of the exchange"),
+    ("training/simulation/model/plan.py", "import training.simulation.run", "Layers of the simulator"),
+    ("training/simulation/advice.py", "import training.simulation.figures.plots", "Layers of the simulator"),
+    ("p2pnode/config/load.py", "import p2pnode.lifecycle.state", "Layers of the daemon"),
+    ("p2pnode/lifecycle/node.py", "import p2pnode.keys.key_files", "Layers of the daemon"),
+    ("overlay/overlay.py", "import overlay.sockets.transport", "Real sockets are chosen by the daemon alone"),
+    ("training/layout.py", "import p2pnode.config.load", "Imports run one way"),
+    ("training/layout.py", "from torch import nn", "The daemon never imports torch"),
+    ("p2pnode/config/load.py", "def late():\n    import torch.cuda", "The daemon never imports torch"),
+    (
+        "p2pnode/config/load.py",
+        "from training.tasks import digits",
+        "The trainer is imported by itself alone",
+    ),
+    ("training/layout.py", "import training.trainer", "The trainer is imported by itself alone"),
+    ("overlay/peers.py", "import aiohttp", "Only the status server and UPnP import aiohttp"),
+]
 
 
 def sources(*packages: str) -> list[str]:
@@ -79,6 +113,35 @@ def imported_names(path: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.partition(".")[0])
     return names
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Which of our modules each of our modules imports, also inside functions and under TYPE_CHECKING."""
+    modules = {module_name(path): path for path in sources(*PACKAGES)}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                # A name is a module of the package or is defined in it.
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in modules else f"{node.module}" for name in names]
+            else:
+                continue
+            graph[module] |= {name for name in names if name in modules and name != module}
+    return graph
+
+
+def in_cycles(graph: dict[str, set[str]]) -> set[str]:
+    """The modules on an import cycle or between two cycles."""
+    left = set(graph)
+    while True:
+        imported = {target for module in left for target in graph[module]}
+        kept = {module for module in left if graph[module] & left and module in imported}
+        if kept == left:
+            return left
+        left = kept
 
 
 def calls(path: str) -> Iterator[tuple[int, str]]:
@@ -132,24 +195,9 @@ def test_the_contracts_hold() -> None:
     assert "0 broken" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("path", "breach", "contract"),
-    [
-        ("overlay/peers.py", "import training.layout", "Imports run one way"),
-        ("training/layout.py", "import p2pnode.config.load", "Imports run one way"),
-        ("training/layout.py", "from torch import nn", "The daemon never imports torch"),
-        ("p2pnode/config/load.py", "def late():\n    import torch.cuda", "The daemon never imports torch"),
-        (
-            "p2pnode/config/load.py",
-            "from training.tasks import digits",
-            "The trainer's side is imported by itself alone",
-        ),
-        ("training/layout.py", "import training.trainer", "The trainer's side is imported by itself alone"),
-        ("overlay/peers.py", "import aiohttp", "Only the two faces import aiohttp"),
-    ],
-)
+@pytest.mark.parametrize(("path", "breach", "contract"), BREACHES)
 def test_a_breach_is_noticed(tmp_path: Path, path: str, breach: str, contract: str) -> None:
-    """One forbidden import anywhere breaks the contract that speaks of it: no contract is vacuous."""
+    """One forbidden import anywhere breaks the contract that forbids it: no contract is vacuous."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "data"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -161,6 +209,31 @@ def test_a_breach_is_noticed(tmp_path: Path, path: str, breach: str, contract: s
 
     assert result.returncode == 1, result.stdout + result.stderr
     assert [line for line in broken if line.startswith(contract)] != []
+
+
+def test_every_contract_has_a_breach() -> None:
+    """Each contract of pyproject.toml is broken by one of the breaches above."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    names = {contract["name"] for contract in project["tool"]["importlinter"]["contracts"]}
+
+    assert {name for name in names if not name.startswith(tuple(contract for _, _, contract in BREACHES))} == set()
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """There is no cycle of imports between modules, not even one that a late import would hide."""
+    assert in_cycles(import_graph()) == set()
+
+
+@pytest.mark.parametrize(
+    ("graph", "cycle"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, set()),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}, {"b", "c"}),
+    ],
+)
+def test_a_cycle_is_found(graph: dict[str, set[str]], cycle: set[str]) -> None:
+    """The search names the modules of a cycle, and neither those that import it nor those that it imports."""
+    assert in_cycles(graph) == cycle
 
 
 @pytest.mark.parametrize("path", pure_modules())
@@ -179,18 +252,18 @@ def test_purity_is_claimed_in_one_form() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sources("overlay", "training") if not path.startswith(BEHIND_DOORS)]
+    [path for path in sources("overlay", "training") if not path.startswith(REAL_ENVIRONMENT)]
     + [path for path in sources("p2pnode") if path.startswith("p2pnode/lifecycle/")],
 )
-def test_nothing_goes_around_a_door(path: str) -> None:
-    """Outside the doors nobody reads a clock, draws from a global generator or starts a thread."""
+def test_nothing_bypasses_the_environment(path: str) -> None:
+    """A module that runs under simulation reads no clock, draws from no global generator and starts no thread."""
     # `random.Random(seed)` is a generator of one's own; everything else in the module is the shared one.
-    around = [
+    bypasses = [
         f"{path}:{line}: {name}"
         for line, name in calls(path)
-        if name in AROUND_DOORS
+        if name in BYPASSES
         or name.startswith("secrets.")
         or (name.startswith("random.") and not name.startswith("random.Random"))
     ]
 
-    assert around == []
+    assert bypasses == []
