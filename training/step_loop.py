@@ -150,7 +150,7 @@ class StepLoop:
         self._log.info("resumed", step=self.progress.step)
 
     async def _catch_up(self) -> None:
-        step = max(self.progress.step, self._exchange.core.median_step())
+        step = max(self.progress.step, self._exchange.view.median_step())
         self._advance(step)
         if self._settings.enabled:
             await self._exchange.pull(step)
@@ -158,14 +158,13 @@ class StepLoop:
 
     def _advance(self, step: int) -> None:
         self.progress.step = step
-        self._exchange.core.step = step
-        self._exchange.core.look_again()
+        self._exchange.advance(step)
 
     async def _one_step(self) -> None:
         progress = self.progress
         step = progress.step + 1
         began = self._clock.monotonic()
-        workers = self._exchange.core.worker_count()
+        workers = self._exchange.view.worker_count()
         order = StepOrder(step, self._training.local_steps, workers, is_first=self._is_first())
         report = await self._train(order)
         self._whole.clear()
@@ -175,7 +174,7 @@ class StepLoop:
             self._whole.set()
         row["wait_seconds"] = await self._gate.wait(step, median(self._recent)) if self._settings.enabled else 0.0
         waited = self._clock.monotonic()
-        base_step = self._exchange.core.median_step()
+        base_step = self._exchange.view.median_step()
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
@@ -202,7 +201,7 @@ class StepLoop:
     def _has_slept(self, base_step: int) -> bool:
         """While it made one step the others have made so many that its delta counts as late: it was stopped, or cut
         off, for it went on from the step before like everybody. The vector is there now: it goes on where they are."""
-        limit = self._exchange.core.stale_limit
+        limit = self._exchange.context.stale_limit
         return limit is not None and base_step - self._base_step > limit and base_step > self.progress.step
 
     async def _publish(self, step: int, report: StepReport, began: float) -> dict[str, Any]:
@@ -246,7 +245,7 @@ class StepLoop:
     def _weight(self, samples: int) -> float:
         if self._settings.weight == "sum":
             return 1.0
-        share = 1.0 / max(1.0, self._exchange.core.worker_count())
+        share = 1.0 / max(1.0, self._exchange.view.worker_count())
         if self._settings.weight == "population" or samples <= 0:
             return share
         now = self._clock.monotonic()

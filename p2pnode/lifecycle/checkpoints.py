@@ -77,7 +77,7 @@ class CheckpointWriter:
             step=progress.step,
             samples=progress.samples,
             optimizer_steps=progress.optimizer_steps,
-            marks=[(term.number, term.node.hex(), version) for term, version in self._exchange.core.marks],
+            marks=[(term.number, term.node.hex(), version) for term, version in self._exchange.versions()],
         )
         keep = self._config.training.keep_checkpoints
         try:
@@ -103,7 +103,7 @@ class CheckpointWriter:
                 _, term, state = held[shard]
                 copies.append((shard, term, state.copy()))
                 await asyncio.sleep(0)
-            raw = await self._executor.run(state_files.encode, self._exchange.core.genesis, copies, clean=clean)
+            raw = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
             await self._executor.run(checkpoint.write_states, disk, folder, number, raw)
         await self._executor.run(checkpoint.keep_states, disk, folder, len(files))
 

@@ -128,7 +128,7 @@ class Startup:
         """Offer what the checkpoint holds: the replica, and the shards that this node owned and backed up then."""
         if self._checkpoint is None:
             return
-        exchange.core.step = self._checkpoint.step
+        exchange.begin_at(self._checkpoint.step)
         exchange.offer(self._checkpoint.terms())
         if self._config.exchange.enabled:
             states = await self._environment.executor.run(
@@ -173,7 +173,7 @@ class Startup:
                 exchange.found()
         elif self._config.exchange.enabled:
             await self._fetch_vector(exchange, manifest, source)
-            self._progress.step = max(self._progress.step, exchange.core.median_step())
+            self._progress.step = max(self._progress.step, exchange.view.median_step())
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
         self._overlay.set_willing(willing)
 
@@ -196,7 +196,7 @@ class Startup:
         if incarnation >= self._directory.incarnation:
             self._log.warning("incarnation_raised", counted=self._directory.incarnation, seen=incarnation)
             self._directory.raise_incarnation(incarnation)
-            exchange.core.incarnation = self._directory.incarnation
+            exchange.use_incarnation(self._directory.incarnation)
         if step > self._progress.step:
             # Trained after the last checkpoint: the swarm has these deltas, so these steps must not be trained again.
             self._log.info("steps_passed_over", checkpoint=self._progress.step, step=step)

@@ -167,7 +167,7 @@ class History:
             sources = sorted(peer.node_id for peer in overlay.members())
             try:
                 if sources:
-                    peer = overlay.peers[exchange.core.random.choice(sources)]
+                    peer = overlay.peers[exchange.context.environment.entropy.random.choice(sources)]
                     await exchange.finding.learn_all(peer.contact)
                     break
             except TransportError:
@@ -183,8 +183,9 @@ class History:
         assert exchange is not None
         assert overlay is not None
         chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/steps")
-        step = exchange.core.median_step()
-        exchange.core.step = overlay.step = step
+        step = exchange.view.median_step()
+        exchange.begin_at(step)
+        overlay.step = step
         self.stood_s[member.name] = self.world.clock.monotonic()
         while self.pushing:
             base = step
@@ -192,7 +193,8 @@ class History:
             step += 1
             delta = delta_of(member.name, member.starts, step)
             await exchange.push(step, base, 1.0, delta)
-            exchange.core.step = overlay.step = step
+            exchange.begin_at(step)
+            overlay.step = step
             await exchange.pull(step)
             self._moved(member.name)
             self.tally.steps += 1

@@ -293,13 +293,15 @@ def test_a_delta_out_of_a_split_weighs_what_it_would_have_in_the_whole_swarm() -
 
     async def scenario(world: World) -> None:
         mending = exchange_of(owner(world)).mending
-        core = exchange_of(owner(world)).core
+        context = exchange_of(owner(world)).context
+        now = context.environment.clock.monotonic
         mended = Mended(0, b"x" * 20, 1, 1, 1 / 3, 3.0)
         assert mending._weight(mended) == 1 / 3
-        core.settings = msgspec.structs.replace(core.settings, weight="population")
-        core._worker_count = (core.clock.monotonic(), 6.0)
+        settings = msgspec.structs.replace(context.settings, weight="population")
+        object.__setattr__(context, "settings", settings)
+        context.view._worker_count = (now(), 6.0)
         assert mending._weight(mended) == pytest.approx(1 / 6)
-        core._worker_count = (core.clock.monotonic(), 2.0)
+        context.view._worker_count = (now(), 2.0)
         assert mending._weight(mended) == pytest.approx(1 / 3)
 
     simulate(scenario)

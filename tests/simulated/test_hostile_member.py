@@ -77,7 +77,7 @@ def contact_of(host: Host) -> Contact:
 def push_of(swarm: Swarm, shard: int, **changes: Any) -> Push:
     liar = swarm.hosts[LIAR].living
     step = liar.progress.step + 1000
-    push = Push(liar.exchange.core.genesis, liar.overlay.node_id, liar.incarnation, step, step, 1 / 3, [shard])
+    push = Push(liar.exchange.context.genesis, liar.overlay.node_id, liar.incarnation, step, step, 1 / 3, [shard])
     return msgspec.structs.replace(push, **changes)
 
 
@@ -154,7 +154,7 @@ def test_a_weight_is_believed_within_reason_only(kind: str, most: float) -> None
             host.living.pause()
         await asyncio.sleep(8.0)  # nobody else's delta moves the shard, and paused nodes are not counted
         shard = next(iter(exchange.store.owned))
-        own = 1.0 / max(1.0, exchange.core.worker_count())
+        own = 1.0 / max(1.0, exchange.view.worker_count())
         expected = {"population": 2 * own, "samples": 8 * own, "sum": 1.0}[kind]
         assert expected >= most
         state = exchange.store.owned[shard].state
@@ -179,7 +179,7 @@ def test_mending_a_split_is_no_way_around_the_judge() -> None:
         for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
             mended = Mended(shard, liar.overlay.node_id, liar.incarnation, 5000 + number, 1e6, 1.0)
             answer = await ask(
-                swarm, victim, "mend", encode(Mend(exchange.core.genesis, [mended])), body_of(shard, values)
+                swarm, victim, "mend", encode(Mend(exchange.context.genesis, [mended])), body_of(shard, values)
             )
             assert decode(answer, MendAnswer).added == number
 
@@ -195,7 +195,7 @@ def test_lists_and_numbers_have_bounds() -> None:
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)
-        genesis = victim.living.exchange.core.genesis
+        genesis = victim.living.exchange.context.genesis
         where = [0, 1, b"", b"n" * 20, "x" * 46, 8468]
         for name, payload in (
             ("push", encode(push_of(swarm, 0, shards=[0] * 4097))),
@@ -219,7 +219,7 @@ def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypa
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)
-        payload = encode(LocateOwners(victim.living.exchange.core.genesis, [0], []))
+        payload = encode(LocateOwners(victim.living.exchange.context.genesis, [0], []))
         outcomes: Counter[str] = Counter()
 
         async def flood() -> None:

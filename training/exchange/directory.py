@@ -27,6 +27,8 @@ from training.exchange.terms import OwnerInfo, Term
 QUESTION_TIMEOUT_S = 1.0
 #: An owner's word that it owns a shard no more counts this long against hearsay that it does.
 DENIAL_S = 5.0
+#: A request to an owner that failed this recently makes the owner doubtful.
+RECENT_FAILURE_S = 2.0
 #: Why a node that does not own a shard, and knows no owner, sends a push away.
 OWNER_UNKNOWN = "owner_unknown"
 #: Candidates asked per shard; more are asked in later rounds because liveness has dropped the silent ones by then.
@@ -41,10 +43,15 @@ def shard_key(genesis: bytes, shard: int) -> bytes:
 class OwnerDirectory:
     """Resolves shards to owners for pushing and pulling."""
 
-    def __init__(self, core: ExchangeContext) -> None:
-        self._core = core
-        #: Called with shards that have no living owner when this node is the first living candidate.
-        self.orphans: dict[int, None] = {}
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._view = context.view
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._clock = context.environment.clock
+        self._log = context.environment.log
         #: What believed owners have denied: shard → (term believed, owner, when).
         self._denials: dict[int, tuple[Term, bytes, float]] = {}
         #: Claims that were passed over because this node has seen a higher term.
@@ -56,8 +63,7 @@ class OwnerDirectory:
         groups: dict[bytes, tuple[Contact, list[int]]] = {}
         owners: dict[bytes, Contact | None] = {}  # looked at once, not for each shard; None: gone
         unknown = []
-        overlay, store = self._core.overlay, self._core.store
-        me = overlay.node_id
+        store, me = self._store, self._swarm.node_id
         for shard in shards:
             belief = store.ownership.known_owners.get(shard)
             if belief is None or self._is_denied(shard) or (belief.owner.node_id == me and shard not in store.owned):
@@ -65,7 +71,7 @@ class OwnerDirectory:
                 continue
             node_id = belief.owner.node_id
             if node_id not in owners:
-                owners[node_id] = None if self._core.gone(node_id) else overlay.contact(node_id) or belief.owner
+                owners[node_id] = None if self._view.is_gone(node_id) else self._swarm.contact(node_id) or belief.owner
             owner = owners[node_id]
             if owner is None:
                 unknown.append(shard)
@@ -77,9 +83,9 @@ class OwnerDirectory:
 
     def failed(self, owner: Contact, error: TransportError) -> None:
         """An owner did not answer: liveness looks at it at once, and the others are asked about its shards."""
-        self._core.overlay.suspect(owner.node_id, error.detail)
-        self._core.failures[owner.node_id] = self._core.clock.monotonic()
-        self._core.log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
+        self._swarm.suspect(owner.node_id, error.detail)
+        self._view.note_failure(owner.node_id)
+        self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
     def answered(self, owner: Contact, results: Iterable[PushResult | PullResult]) -> None:
         """A believed owner that redirects does not own. Its redirect is followed only to a higher term, which is
@@ -87,81 +93,80 @@ class OwnerDirectory:
         run in a circle."""
         for result in results:
             if result.where is not None:
-                self._core.store.note([result.where])
+                self._store.note([result.where])
             knows_none = result.status == "retry" and getattr(result, "reason", OWNER_UNKNOWN) == OWNER_UNKNOWN
             if result.status == "redirect" or knows_none:
                 self.denied(result.shard, owner)
 
     def denied(self, shard: int, owner: Contact) -> None:
         """A node that this one believed to own a shard says that it does not."""
-        belief = self._core.store.ownership.known_owners.get(shard)
+        belief = self._store.ownership.known_owners.get(shard)
         if belief is not None and belief.owner.node_id == owner.node_id:
-            self._denials[shard] = (belief.term, owner.node_id, self._core.clock.monotonic())
+            self._denials[shard] = (belief.term, owner.node_id, self._clock.monotonic())
 
     def _is_denied(self, shard: int) -> bool:
-        denial, belief = self._denials.get(shard), self._core.store.ownership.known_owners.get(shard)
+        denial, belief = self._denials.get(shard), self._store.ownership.known_owners.get(shard)
         if denial is None or belief is None:
             return False
         term, owner, at = denial
-        return (term, owner) == (belief.term, belief.owner.node_id) and self._core.clock.monotonic() - at < DENIAL_S
+        return (term, owner) == (belief.term, belief.owner.node_id) and self._clock.monotonic() - at < DENIAL_S
 
     async def candidates(self, shard: int) -> list[Contact]:
         """The shard's eligible candidates, best first; this node among them where it is one."""
-        return await self._core.overlay.candidates(shard_key(self._core.genesis, shard))
+        return await self._swarm.candidates(shard_key(self._context.genesis, shard))
 
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Raises `TransportError`."""
-        question = LocateOwners(self._core.genesis, [], [])
-        answer = await self._core.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-        self._core.store.note(answer.known)
+        question = LocateOwners(self._context.genesis, [], [])
+        answer = await self._rpc.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        self._store.note(answer.known)
 
     async def refresh(self, shards: list[int]) -> None:
         """Ask about shards whose owner is unknown, dead, or has just failed to answer."""
-        now = self._core.clock.monotonic()
-        doubtful = [shard for shard in shards if self._doubtful(shard, now)]
+        doubtful = [shard for shard in shards if self._doubtful(shard)]
         if not doubtful:
             return
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         first: dict[int, Contact | None] = {}
         for shard in doubtful:
             found = await self.candidates(shard)
-            living = [contact for contact in found if not self._core.overlay.is_suspect(contact.node_id)]
+            living = [contact for contact in found if not self._swarm.is_suspect(contact.node_id)]
             first[shard] = living[0] if living else None
             for contact in living[:ASKED]:
-                if contact.node_id != self._core.overlay.node_id:
+                if contact.node_id != self._swarm.node_id:
                     asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
         await asyncio.gather(*(self._ask(contact, theirs) for contact, theirs in asked.values()))
         await self._show_fences()
         await self._appeal({shard: to for shard, to in first.items() if self._ownerless(shard)})
 
-    def _doubtful(self, shard: int, now: float) -> bool:
+    def _doubtful(self, shard: int) -> bool:
         if self._ownerless(shard):
             return True
-        belief = self._core.store.ownership.known_owners[shard]
-        return now - self._core.failures.get(belief.owner.node_id, -60.0) < 2.0
+        belief = self._store.ownership.known_owners[shard]
+        return self._view.failed_within(belief.owner.node_id, RECENT_FAILURE_S)
 
     def _ownerless(self, shard: int) -> bool:
-        belief = self._core.store.ownership.known_owners.get(shard)
+        belief = self._store.ownership.known_owners.get(shard)
         if belief is None:
             return True
         owner = belief.owner.node_id
-        if owner == self._core.overlay.node_id:
-            return shard not in self._core.store.owned
-        return self._core.gone(owner) or self._is_denied(shard)
+        if owner == self._swarm.node_id:
+            return shard not in self._store.owned
+        return self._view.is_gone(owner) or self._is_denied(shard)
 
     async def _ask(self, contact: Contact, shards: list[int]) -> None:
-        known = [where for shard in shards if (where := self._core.store.ownership.owner_info(shard)) is not None]
-        question = LocateOwners(self._core.genesis, shards, known, self._core.store.ownership.stale_fences(shards))
+        known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
+        question = LocateOwners(self._context.genesis, shards, known, self._store.ownership.stale_fences(shards))
         try:
-            answer = await self._core.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+            answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
-        self._core.store.note(answer.known)
+        self._store.note(answer.known)
         for where in answer.known:
             if where.owner == contact.node_id and self._is_denied(where.shard):
                 # Its own word, under the very term under which another was believed in who says that it is not so.
-                self._core.store.correct_owner(where.shard, where.term, contact)
-            if where.shard < len(self._core.store) and where.term < self._core.store.ownership.fence(where.shard):
+                self._store.correct_owner(where.shard, where.term, contact)
+            if where.shard < len(self._store) and where.term < self._store.ownership.fence(where.shard):
                 self._below[where.shard] = where
 
     async def _show_fences(self) -> None:
@@ -169,7 +174,7 @@ class OwnerDirectory:
         below, self._below = self._below, {}
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard, where in below.items():
-            if where.owner == self._core.overlay.node_id or self._core.gone(where.owner):
+            if where.owner == self._swarm.node_id or self._view.is_gone(where.owner):
                 continue
             try:
                 asked.setdefault(where.owner, (where.contact(), []))[1].append(shard)
@@ -181,15 +186,15 @@ class OwnerDirectory:
     async def _appeal(self, orphans: dict[int, Contact | None]) -> None:
         appeals: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard, to in orphans.items():
-            if to is None or to.node_id == self._core.overlay.node_id:
-                self.orphans[shard] = None
+            if to is None or to.node_id == self._swarm.node_id:
+                self._rebalance.take_over(shard)
             else:
                 appeals.setdefault(to.node_id, (to, []))[1].append(shard)
-        if self.orphans:
-            self._core.wake()
+        if self._rebalance.has_orphans:
+            self._rebalance.wake()
         for contact, shards in appeals.values():
             try:
-                message = TakeoverRequest(self._core.genesis, shards)
-                await self._core.ask(contact, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
+                message = TakeoverRequest(self._context.genesis, shards)
+                await self._rpc.ask(contact, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
             except TransportError:
                 continue

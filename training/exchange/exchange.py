@@ -20,13 +20,18 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import DeltaHistory, DeltaHistoryAnswer
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.reads import ReadHandler
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import Phase, RunState
 from training.exchange.store.history import NAMED, highest_step_of, incomplete_deltas
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, everything
+from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ZERO_TERM, Term
+from training.exchange.swarm_view import SwarmView
+from training.exchange.terms import Term
 from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
@@ -59,47 +64,67 @@ class Exchange:
         bounds = shard_bounds(layout.total, manifest.shards)
         repair_log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
         store = ShardStore(overlay.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
-        self.core = ExchangeContext(
-            overlay=overlay,
-            store=store,
-            genesis=bytes.fromhex(manifest.genesis),
+        run = RunState(incarnation)
+        genesis = bytes.fromhex(manifest.genesis)
+        context = ExchangeContext(
+            swarm=overlay,
+            environment=environment,
+            genesis=genesis,
             settings=settings,
             synchronous=manifest.barrier_family == "bsp",
             # Promise 8: more than max(10, 4·s) steps behind is refused; without a staleness nothing is too late.
             stale_limit=None if staleness is None else max(10, 4 * staleness),
-            clock=environment.clock,
-            workers=environment.executor,
-            log=environment.log,
-            incarnation=incarnation,
-            random=environment.entropy.random,
-            replica=replica,
-            marks=[(ZERO_TERM, 0)] * len(bounds),
+            store=store,
+            replica=Replica(replica, bounds),
+            run=run,
+            view=SwarmView(overlay, environment.clock, run),
+            rpc=ExchangeRpc(overlay, genesis, environment.clock),
+            rebalance=RebalanceRequests(store),
         )
+        self.context = context
+        self.store = store
+        self.view = context.view
+        self._run = run
+        self._replica = context.replica
+        self._log = environment.log
         self._disk = environment.disk
         self._load_fences()
-        self.serving = DeltaHandler(self.core)
-        self.answering = ReadHandler(self.core)
-        self.receiving = BackupHandler(self.core)
-        self.finding = OwnerDirectory(self.core)
-        self.pushing = PushClient(self.core, self.finding, self.serving)
-        self.pulling = PullClient(self.core, self.finding)
-        self.mending = SplitReconciler(self.core, self.finding, self.serving)
-        self.keeping = Rebalancer(self.core, self.finding, self.serving, self.mending)
+        self.serving = DeltaHandler(context)
+        self.answering = ReadHandler(context)
+        self.receiving = BackupHandler(context)
+        self.finding = OwnerDirectory(context)
+        self.pushing = PushClient(context, self.finding, self.serving)
+        self.pulling = PullClient(context, self.finding)
+        self.mending = SplitReconciler(context, self.finding, self.serving)
+        self.keeping = Rebalancer(context, self.finding, self.serving, self.mending)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def store(self) -> ShardStore:
-        return self.core.store
-
-    @property
     def counters(self) -> Counters:
-        return self.core.counters
+        return self.context.counters
+
+    def versions(self) -> list[tuple[Term, int]]:
+        """(term, version) of the replica's copy of every shard."""
+        return self._replica.versions()
+
+    def begin_at(self, step: int) -> None:
+        """This node has completed so many steps before this start."""
+        self._run.step = step
+
+    def advance(self, step: int) -> None:
+        """This node has completed this step."""
+        self._run.step = step
+        self.view.invalidate()
+
+    def use_incarnation(self, incarnation: int) -> None:
+        """Push under this incarnation from now on."""
+        self._run.incarnation = incarnation
 
     async def start(self) -> None:
         """Serve, and keep the shards."""
         for handlers in (self.serving, self.answering, self.receiving):
             handlers.register()
-        self.core.overlay.on_change(self._on_change)
+        self.context.swarm.on_change(self._on_change)
         self._tasks = [
             asyncio.create_task(self.keeping.run(), name="keeping"),
             asyncio.create_task(self._save_fences(), name="fences"),
@@ -108,10 +133,10 @@ class Exchange:
     def _on_change(self, change: PeerChange) -> None:
         self.mending.on_change(change)
         if change.kind == "restarted":
-            self.store.restarted(change.node_id, self.core.me())
+            self.store.restarted(change.node_id, self.context.me())
         if change.kind in ("dead", "left", "eligible", "up", "restarted"):
-            self.core.look_again()
-            self.core.wake()
+            self.view.invalidate()
+            self.context.rebalance.wake()
 
     # -- how a node comes to the vector -------------------------------------------------------------------------
 
@@ -120,20 +145,19 @@ class Exchange:
         self._found(range(len(self.store)))
 
     def _found(self, shards: Iterable[int]) -> None:
-        now = self.core.clock.monotonic()
-        me = self.core.me()
+        now = self.context.environment.clock.monotonic()
+        me = self.context.me()
         for shard in shards:
-            start, stop = self.store.bounds[shard]
-            state = self.store.fresh_state(shard, self.core.replica[start:stop])
-            state.version = self.core.marks[shard][1]
-            term = self.store.next_term(shard, self.core.marks[shard][0])
+            former, version = self._replica.version_of(shard)
+            state = self.store.fresh_state(shard, self._replica.slice_of(shard))
+            state.version = version
+            term = self.store.next_term(shard, former)
             self.store.own(shard, state, term, me, now, tenured=False)
-            self.core.marks[shard] = (term, state.version)
+            self._replica.set_version(shard, term, version)
 
-    def offer(self, marks: list[tuple[Term, int]]) -> None:
+    def offer(self, versions: list[tuple[Term, int]]) -> None:
         """The replica holds a checkpoint of these terms and versions: offer it when owners are looked for."""
-        if len(marks) == len(self.core.marks):
-            self.core.marks[:] = marks
+        self._replica.restore_versions(versions)
 
     def offer_states(self, states: dict[int, StoredState]) -> None:
         """What this node owned and backed up when it last wrote it: shown like its replica until owners are known."""
@@ -141,7 +165,7 @@ class Exchange:
 
     def hold_back(self, seconds: float) -> None:
         """Take nothing over for so long, or until the vector is there: first learn who else is there."""
-        self.core.settled_at = self.core.clock.monotonic() + seconds
+        self.keeping.hold_back(seconds)
 
     async def resume(self, expected: int, wait_s: float) -> None:
         """Found again what was switched off: every shard from the highest state that anybody offers (promise 7)."""
@@ -149,12 +173,12 @@ class Exchange:
         nodes = 1 + await self.keeping.resume(expected, wait_s)
         rest = [shard for shard in range(len(self.store)) if self._is_nobodys(shard)]
         self._found(rest)
-        await self.pulling.pull(self.core.step, deadline_s=RELAXED_PULL_S)
+        await self.pulling.pull(self._run.step, deadline_s=RELAXED_PULL_S)
         known = [everything(owned.state) for owned in self.store.owned.values()]
         lost = incomplete_deltas(known)
         count = sum(high - low + 1 for _, _, low, high in lost)
         names = [f"{node.hex()[:8]}/{incarnation}:{low}-{high}" for node, incarnation, low, high in lost]
-        say = self.core.log.info if clean and not count else self.core.log.warning
+        say = self._log.info if clean and not count else self._log.warning
         say(
             "swarm_resumed",
             nodes=nodes,
@@ -171,24 +195,23 @@ class Exchange:
         return shard not in self.store.owned and shard not in self.store.ownership.known_owners
 
     def _settle(self) -> None:
-        self.core.settled_at = 0.0
         self.store.settle_stored()
-        self.core.wake()
+        self.keeping.allow_takeover()
 
     async def past(self) -> tuple[int, int]:
         """The highest incarnation and step under which this node has pushed, as its shards' owners know it."""
-        me = self.core.overlay.node_id
+        me = self.context.swarm.node_id
         groups, _ = self.finding.by_owner(range(len(self.store)))
         found = [highest_step_of(me, self.store.known())]
 
         async def ask(owner: Contact) -> None:
             for _ in range(PAST_TRIES):
                 try:
-                    answer = await self.core.ask(
-                        owner, "past", DeltaHistory(self.core.genesis, me), DeltaHistoryAnswer, PAST_TIMEOUT_S
+                    answer = await self.context.rpc.ask(
+                        owner, "past", DeltaHistory(self.context.genesis, me), DeltaHistoryAnswer, PAST_TIMEOUT_S
                     )
                 except TransportError as error:
-                    self.core.log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
+                    self._log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
                     continue
                 found.append((answer.incarnation, answer.step))
                 return
@@ -199,7 +222,7 @@ class Exchange:
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and fetch the whole vector. Raises `TransportError`."""
         await self.finding.learn_all(source)
-        report = await self.pulling.pull(self.core.step, deadline_s=None)
+        report = await self.pulling.pull(self._run.step, deadline_s=None)
         self._settle()
         return report
 
@@ -210,7 +233,8 @@ class Exchange:
 
     async def pull(self, step: int) -> PullReport:
         """Bring the replica up to date after the barrier of `step`."""
-        return await self.pulling.pull(step, deadline_s=DETECTION_BOUND_S if self.core.synchronous else RELAXED_PULL_S)
+        deadline_s = DETECTION_BOUND_S if self.context.synchronous else RELAXED_PULL_S
+        return await self.pulling.pull(step, deadline_s=deadline_s)
 
     def take_merged(self) -> dict[bytes, int]:
         """Whose deltas were added here since the last call: node → its latest step."""
@@ -226,9 +250,9 @@ class Exchange:
 
     async def close(self, timeout_s: float) -> None:
         """Acknowledge nothing from now on, and let what is in flight land: then the states are what they stay."""
-        self.core.closed = True
+        self._run.enter(Phase.CLOSED)
         await self.serving.drained(list(self.store.owned), timeout_s)
-        self.core.sealed = True
+        self._run.enter(Phase.DRAINED)
 
     def held(self) -> list[tuple[int, Term, ShardState]]:
         """Every state that this node could be asked for after a restart, with the term it is worth: not copies."""
@@ -243,7 +267,7 @@ class Exchange:
 
     def is_clean(self) -> bool:
         """Whether nothing can have been acknowledged beyond `held`, now that this node is closed."""
-        return self.core.sealed and all(stored.clean for stored in self.store.stored.values())
+        return self._run.is_drained and all(stored.clean for stored in self.store.stored.values())
 
     async def stop(self) -> None:
         """End all tasks; idempotent."""
@@ -262,9 +286,9 @@ class Exchange:
         try:
             genesis, rows = msgspec.msgpack.decode(raw, type=tuple[bytes, dict[int, tuple[int, bytes]]])
         except msgspec.DecodeError as error:
-            self.core.log.warning("fences_unreadable", reason=str(error))
+            self._log.warning("fences_unreadable", reason=str(error))
             return
-        if genesis == self.core.genesis:
+        if genesis == self.context.genesis:
             for shard, (number, node) in rows.items():
                 self.store.ownership.raise_fence(shard, Term(number, node))
 
@@ -274,8 +298,8 @@ class Exchange:
         while True:
             await asyncio.sleep(1.0)
             if (fences := self.store.ownership.take_unsaved_fences()) is not None:
-                data = msgspec.msgpack.encode((self.core.genesis, fences))
+                data = msgspec.msgpack.encode((self.context.genesis, fences))
                 try:
-                    await self.core.workers.run(self._disk.write, FENCES_FILE, data)
+                    await self.context.environment.executor.run(self._disk.write, FENCES_FILE, data)
                 except OSError as error:
-                    self.core.log.error("fences_not_written", reason=str(error))
+                    self._log.error("fences_not_written", reason=str(error))

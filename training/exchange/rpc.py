@@ -1,25 +1,73 @@
-"""Requests of the exchange: encoding, adaptive timeouts, and handlers that check the genesis."""
+"""Requests of the exchange: typed messages, adaptive timeouts, and handlers that check the genesis."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
 
+from overlay.environment import Clock
 from overlay.peers import Contact
-from overlay.transport import Buffer, RequestRejected, Response
+from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from training.encoding.frames import BadFrame
-from training.exchange.messages import decode
+from training.exchange.messages import decode, encode
+from training.exchange.timeouts import AdaptiveTimeouts, Kind
+from training.swarm import Swarm
 
 A = TypeVar("A", bound=msgspec.Struct)
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
+TypedHandler = Callable[[Contact, A, AsyncIterator[Buffer]], Awaitable[Response]]
 
 
-def checked(
-    kind: type[A], genesis: bytes, handle: Callable[[Contact, A, AsyncIterator[Buffer]], Awaitable[Response]]
-) -> Handler:
-    """A request handler that decodes its message and turns away another swarm's."""
+class ExchangeRpc:
+    """Sends and serves the requests of one node."""
+
+    def __init__(self, swarm: Swarm, genesis: bytes, clock: Clock) -> None:
+        self._swarm = swarm
+        self._genesis = genesis
+        self._clock = clock
+        self._timeouts = AdaptiveTimeouts()
+
+    def register(self, name: str, kind: type[A], handle: TypedHandler[A]) -> None:
+        """Serve requests of this name, which carry messages of this type."""
+        self._swarm.register(name, checked(kind, self._genesis, handle))
+
+    async def ask(self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float) -> A:
+        """A request without bodies. Raises `TransportError`; a malformed answer counts as `foreign`."""
+        async with self._swarm.request(to, name, encode(message), timeout_s=timeout_s) as answer:
+            return self.decoded(to, answer.head, kind)
+
+    @asynccontextmanager
+    async def request(
+        self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
+    ) -> AsyncIterator[ReceivedResponse]:
+        """A request with bodies, given up after a silence that depends on the response times measured so far.
+
+        The caller retries under the same identity. Raises `TransportError`.
+        """
+        began = self._clock.monotonic()
+        timeout_s = self._timeouts.of(kind, to.node_id)
+        try:
+            async with self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:
+                self._timeouts.answered(kind, to.node_id, self._clock.monotonic() - began)
+                yield answer
+        except TransportError as error:
+            if error.kind == "timeout":
+                self._timeouts.silent(kind, to.node_id)
+            raise
+
+    def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
+        """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed."""
+        try:
+            return decode(head, kind)
+        except msgspec.DecodeError as error:
+            raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
+
+
+def checked(kind: type[A], genesis: bytes, handle: TypedHandler[A]) -> Handler:
+    """A request handler that decodes its message and rejects those of another swarm."""
 
     async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
         try:

@@ -17,7 +17,6 @@ from overlay.transport import Buffer, Response, TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S
 from training.exchange.messages import ConfirmBackup, TransferResult, encode
-from training.exchange.rpc import checked
 from training.exchange.store.records import Backed
 from training.exchange.terms import OwnerInfo, Term
 
@@ -31,16 +30,20 @@ Mark = tuple[bytes, Term, int]
 class BackupConfirmation:
     """Both sides of the question."""
 
-    def __init__(self, core: ExchangeContext) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._view = context.view
+        self._rpc = context.rpc
+        self._clock = context.environment.clock
+        self._log = context.environment.log
         #: What each copy was like when it was last seen to change or asked about, and when.
         self._seen: dict[int, tuple[Mark, float]] = {}
-        core.overlay.register("backing", checked(ConfirmBackup, core.genesis, self._on_backing))
+        self._rpc.register("backing", ConfirmBackup, self._on_backing)
 
     def due(self) -> dict[bytes, tuple[Contact, list[int]]]:
         """The shards backed here whose living owners have been silent, by owner; also notes which were not."""
-        now = self._core.clock.monotonic()
+        now = self._clock.monotonic()
         silent: dict[bytes, tuple[Contact, list[int]]] = {}
         seen: dict[int, tuple[Mark, float]] = {}
         for shard, backed in self._store.backed.items():
@@ -48,7 +51,7 @@ class BackupConfirmation:
             former, since = self._seen.get(shard, (None, now))
             if former != mark:
                 since = now
-            elif now - since >= SILENT_S and not backed.bereft and not self._core.gone(backed.owner.node_id):
+            elif now - since >= SILENT_S and not backed.bereft and not self._view.is_gone(backed.owner.node_id):
                 silent.setdefault(backed.owner.node_id, (backed.owner, []))[1].append(shard)
                 since = now  # whatever comes of it, the next question is as far off
             seen[shard] = mark, since
@@ -59,10 +62,10 @@ class BackupConfirmation:
         """Ask each owner about its shards, and do as it says. Who does not answer is liveness's to judge."""
         for owner, shards in silent.values():
             try:
-                question = ConfirmBackup(self._core.genesis, shards)
-                answer = await self._core.ask(owner, "backing", question, TransferResult, QUESTION_TIMEOUT_S)
+                question = ConfirmBackup(self._context.genesis, shards)
+                answer = await self._rpc.ask(owner, "backing", question, TransferResult, QUESTION_TIMEOUT_S)
             except TransportError as error:
-                self._core.log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
+                self._log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue
             for where in answer.others:
                 self._store.not_counted_on(where, owner)

@@ -13,7 +13,6 @@ from overlay.transport import Buffer, Response
 from training.encoding.frames import FrameReader
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Closing, HandOver, Learn, Release, StateTransfer, TransferResult, encode
-from training.exchange.rpc import checked
 from training.exchange.store import state_stream
 from training.exchange.terms import OwnerInfo
 
@@ -27,24 +26,28 @@ class _Take(Protocol):
 class BackupHandler:
     """Takes what owners hand over."""
 
-    def __init__(self, core: ExchangeContext) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._run = context.run
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._clock = context.environment.clock
+        self._log = context.environment.log
 
     def register(self) -> None:
         """Put the handlers behind the overlay's door."""
-        overlay, genesis = self._core.overlay, self._core.genesis
-        overlay.register("learn", checked(Learn, genesis, self._on_learn))
-        overlay.register("state", checked(StateTransfer, genesis, self._on_state))
-        overlay.register("hand_over", checked(HandOver, genesis, self._on_hand_over))
-        overlay.register("release", checked(Release, genesis, self._on_release))
+        self._rpc.register("learn", Learn, self._on_learn)
+        self._rpc.register("state", StateTransfer, self._on_state)
+        self._rpc.register("hand_over", HandOver, self._on_hand_over)
+        self._rpc.register("release", Release, self._on_release)
 
     async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
         attempts = {where.shard: number for where, number in zip(message.shards, message.attempts, strict=False)}
 
         def take(where: OwnerInfo, sender: Contact) -> bool:
             attempt = attempts.get(where.shard)
-            if attempt is None or self._core.leaving:
+            if attempt is None or self._run.is_leaving:
                 return False
             return self._store.learn(where.shard, where.term, sender, attempt)
 
@@ -77,8 +80,8 @@ class BackupHandler:
 
         verdict = self._verdict(sender, message.shards, take)
         if verdict.taken:
-            self._core.log.info("shards_received", count=len(verdict.taken), source=sender.node_id.hex()[:8])
-            self._core.wake()
+            self._log.info("shards_received", count=len(verdict.taken), source=sender.node_id.hex()[:8])
+            self._rebalance.wake()
         return Response(encode(verdict))
 
     def _become_owner(self, where: OwnerInfo, sender: Contact, known: int, closings: list[Closing]) -> bool:
@@ -90,18 +93,18 @@ class BackupHandler:
             return False
         # A hand-over right after the switch may come before any delta has put this backup into office.
         appointed = backed.promised is not None and where.term.number == backed.promised.number + 1
-        if self._core.leaving or not (backed.in_office or appointed):
+        if self._run.is_leaving or not (backed.in_office or appointed):
             return False
         if where.term < self._store.ownership.fence(where.shard) or not self._store.follow(where.shard, closings):
             return False
-        now = self._core.clock.monotonic()
-        owned = self._store.own(where.shard, backed.state, where.term, self._core.me(), now, tenured=True)
+        now = self._clock.monotonic()
+        owned = self._store.own(where.shard, backed.state, where.term, self._context.me(), now, tenured=True)
         # It may lack a delta whose acknowledgement got lost on the way to it: then it must be taught again.
-        owned.backup = sender if self._core.settings.replicas else None
+        owned.backup = sender if self._context.settings.replicas else None
         if owned.backup is not None and known != owned.state.known_count:
-            self._store.drop_backup(where.shard, self._core.me())
-        if self._core.synchronous:
-            self._store.fold(where.shard, self._core.passed_step)
+            self._store.drop_backup(where.shard, self._context.me())
+        if self._context.synchronous:
+            self._store.fold(where.shard, self._run.passed_step)
         return True
 
     async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Response:

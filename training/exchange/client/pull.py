@@ -24,6 +24,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_A_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, Wanted
+from training.exchange.terms import Term
 
 #: Once half of a joiner's owners are done, the rest has as long again, and at least so long.
 SLOW_S = 2.0
@@ -51,8 +52,18 @@ class Job:
 class PullClient:
     """Keeps this node's replica of the vector."""
 
-    def __init__(self, core: ExchangeContext, finding: OwnerDirectory) -> None:
-        self._core = core
+    def __init__(self, context: ExchangeContext, finding: OwnerDirectory) -> None:
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._replica = context.replica
+        self._run = context.run
+        self._view = context.view
+        self._rpc = context.rpc
+        self._counters = context.counters
+        self._clock = context.environment.clock
+        self._log = context.environment.log
+        self._random = context.environment.entropy.random
         self._finding = finding
         #: When each shard was last settled, in turns.
         self._settled: dict[int, int] = {}
@@ -64,8 +75,8 @@ class PullClient:
         With `deadline_s` None it waits until all are there: a joiner cannot begin with half a vector. Its pieces carry
         checksums, for all that it trains rests on them.
         """
-        self._core.passed_step = max(self._core.passed_step, step)
-        waiting = dict.fromkeys(range(len(self._core.store)))
+        self._run.pass_barrier(step)
+        waiting = dict.fromkeys(range(len(self._store)))
         job = Job(step, waiting, is_joiners=deadline_s is None)
         pause_s = RETRY_FIRST_S
         try:
@@ -82,13 +93,13 @@ class PullClient:
                         break
                     if len(waiting) < before:
                         pause_s = RETRY_FIRST_S
-                    await asyncio.sleep(pause_s * self._core.jitter())
+                    await asyncio.sleep(pause_s * self._context.jitter())
                     pause_s = min(2 * pause_s, RETRY_MOST_S)
                     await self._finding.refresh(list(waiting))
         except TimeoutError:
-            self._core.log.warning("pull_unfinished", step=step, shards=len(waiting))
+            self._log.warning("pull_unfinished", step=step, shards=len(waiting))
         missing = list(waiting)
-        return PullReport(job.changed, len(self._core.store) - job.changed - len(missing), missing)
+        return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing)
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
         """A shard is up to date: it counts, even if the pull is cut off after it."""
@@ -123,10 +134,10 @@ class PullClient:
         self, groups: list[tuple[Contact, list[int]]], fetches: list[asyncio.Task[None]], job: Job
     ) -> None:
         """Once half of the owners are done, and the rest takes as long again: ask others, one after another."""
-        began_s = self._core.clock.monotonic()
+        began_s = self._clock.monotonic()
         while 2 * sum(fetch.done() for fetch in fetches) < len(fetches):
             await asyncio.wait([fetch for fetch in fetches if not fetch.done()], return_when=asyncio.FIRST_COMPLETED)
-        took_s = self._core.clock.monotonic() - began_s
+        took_s = self._clock.monotonic() - began_s
         left = [fetch for fetch in fetches if not fetch.done()]
         if left:
             await asyncio.wait(left, timeout=max(SLOW_S, took_s))
@@ -139,32 +150,30 @@ class PullClient:
                 return
             tried[donor.node_id] = None
             names = [owner.node_id.hex()[:8] for owner, _ in slow]
-            self._core.log.info("donor_changed", slow=names, donor=donor.node_id.hex()[:8], shards=len(missing))
+            self._log.info("donor_changed", slow=names, donor=donor.node_id.hex()[:8], shards=len(missing))
             await self._fetch(donor, missing, job, takes_copies=True)
 
     def _donor(self, tried: Container[bytes]) -> Contact | None:
         """Somebody who trains, and so has a whole vector."""
-        now = self._core.clock.monotonic()
-        overlay = self._core.overlay
+        now = self._clock.monotonic()
         found = {
             peer.node_id: peer.contact
-            for peer in overlay.members()
-            if peer.is_worker(now) and peer.node_id not in tried and not overlay.is_suspect(peer.node_id)
+            for peer in self._swarm.members()
+            if peer.is_worker(now) and peer.node_id not in tried and not self._swarm.is_suspect(peer.node_id)
         }
-        return found[self._core.random.choice(sorted(found))] if found else None
+        return found[self._random.choice(sorted(found))] if found else None
 
     async def _fetch(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool = False) -> None:
-        if owner.node_id == self._core.overlay.node_id:
+        if owner.node_id == self._swarm.node_id:
             await self._copy_own(shards, job)
             return
-        marks = self._core.marks
-        wanted = [Wanted(shard, *marks[shard][0], marks[shard][1]) for shard in shards]
-        fences = self._core.store.ownership.stale_fences(shards)
-        wanted_as = self._core.settings.pull_codec
-        message = Pull(self._core.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies)
+        wanted = [_wanted(shard, *self._replica.version_of(shard)) for shard in shards]
+        fences = self._store.ownership.stale_fences(shards)
+        wanted_as = self._context.settings.pull_codec
+        message = Pull(self._context.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies)
         try:
-            async with self._core.request("pull", owner, message) as answer:
-                results = self._core.decoded(owner, answer.head, PullAnswer).results
+            async with self._rpc.request("pull", owner, message) as answer:
+                results = self._rpc.decoded(owner, answer.head, PullAnswer).results
                 asked = dict.fromkeys(shards)
                 reader = FrameReader(answer.body)
                 room = WarmRoom()
@@ -176,48 +185,51 @@ class PullClient:
                         self._settle(result.shard, job, changed=False)
                     if result.status not in ("value", "copy"):
                         continue
-                    size = self._core.store.size(result.shard)
+                    size = self._store.size(result.shard)
                     encoded, codec = await read_encoded(
                         reader, result.shard, Part.VALUE, size, room, has_checksum=job.is_joiners
                     )
-                    self._core.counters.bytes_received += len(encoded)
+                    self._counters.bytes_received += len(encoded)
                     term = result.term
-                    if term < self._core.store.ownership.fence(result.shard):
+                    if term < self._store.ownership.fence(result.shard):
                         continue  # an owner that does not know yet that it is none: ask where the higher term lives
                     is_copy = result.status == "copy"
                     if is_copy and result.shard not in job.waiting:
                         continue  # the owner was first after all
-                    start, stop = self._core.store.bounds[result.shard]
-                    codecs.decode(encoded, codec, self._core.replica[start:stop])
+                    codecs.decode(encoded, codec, self._replica.slice_of(result.shard))
                     # A copy's version says nothing of which deltas are in it: the owner's is fetched in the next pull.
-                    marks[result.shard] = (result.worth, 0 if is_copy else result.version)
+                    self._replica.set_version(result.shard, result.worth, 0 if is_copy else result.version)
                     if not is_copy:
-                        self._core.store.note_owner(result.shard, term, owner)
+                        self._store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
         except TransportError as error:
             self._finding.failed(owner, error)
         except BadFrame as error:
-            self._core.log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
+            self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Bring the replica up to date with what is owned here, in turns that hold the loop for less than a
         millisecond. What is added to a shard meanwhile has another version, and comes with the next pull."""
         turn = LoopYielder()
         for shard in shards:
-            owned = self._core.store.owned.get(shard)
+            owned = self._store.owned.get(shard)
             if owned is None:
                 continue
-            if self._core.synchronous:
-                self._core.store.fold(shard, job.step)
+            if self._context.synchronous:
+                self._store.fold(shard, job.step)
             elif owned.state.pending:
-                self._core.store.close_complete(shard, self._core.worker_count())
+                self._store.close_complete(shard, self._view.worker_count())
             value, mark = owned.state.value, (owned.copy_term, owned.state.version)
-            is_new = self._core.marks[shard] != mark
-            start, stop = self._core.store.bounds[shard]
+            is_new = self._replica.version_of(shard) != mark
+            start, stop = self._store.bounds[shard]
             for first in range(start, stop if is_new else start, VALUES_A_TURN):
                 last = min(first + VALUES_A_TURN, stop)
-                self._core.replica[first:last] = value[first - start : last - start]
+                self._replica.vector[first:last] = value[first - start : last - start]
                 await turn.after(last - first)
             if is_new:
-                self._core.marks[shard] = mark
+                self._replica.set_version(shard, *mark)
             self._settle(shard, job, changed=is_new)
+
+
+def _wanted(shard: int, term: Term, version: int) -> Wanted:
+    return Wanted(shard, *term, version)

@@ -86,15 +86,22 @@ class PushReport:
 class PushClient:
     """Delivers this node's deltas."""
 
-    def __init__(self, core: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler) -> None:
-        self._core = core
+    def __init__(self, context: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler) -> None:
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._run = context.run
+        self._rpc = context.rpc
+        self._counters = context.counters
+        self._log = context.environment.log
+        self._executor = context.environment.executor
         self._finding = finding
         self._serving = serving
         self._deliveries: dict[int, Delivery] = {}
         self._residual: Vector | None = None
         #: Shards whose slice of the residual is not all zeros.
         self._owing: set[int] = set()
-        self._turns = _turns(core.store.bounds)
+        self._turns = _turns(self._store.bounds)
 
     @property
     def outstanding_steps(self) -> list[int]:
@@ -103,11 +110,11 @@ class PushClient:
 
     async def push(self, step: int, base_step: int, weight: float, delta: Vector) -> PushReport:
         """Send the delta of a step, `float32[total]`; returns when every shard has its answer, or at the deadline."""
-        sent_before = self._core.counters.bytes_sent
+        sent_before = self._counters.bytes_sent
         push = Push(
-            genesis=self._core.genesis,
-            node=self._core.overlay.node_id,
-            incarnation=self._core.incarnation,
+            genesis=self._context.genesis,
+            node=self._swarm.node_id,
+            incarnation=self._run.incarnation,
             step=step,
             base_step=base_step,
             weight=weight,
@@ -121,12 +128,12 @@ class PushClient:
             delivery.acknowledged,
             dict(delivery.refused),
             len(delivery.waiting),
-            self._core.counters.bytes_sent - sent_before,
+            self._counters.bytes_sent - sent_before,
         )
 
     async def _add_alone(self, delivery: Delivery, delta: Vector) -> list[int]:
         """Add what this node owns and nobody else has to have; returns the other shards."""
-        bounds = self._core.store.bounds
+        bounds = self._store.bounds
         results: dict[int, PushResult] = {}
         for turn, shards in enumerate(self._turns if self._serving.alone(range(len(bounds))) else []):
             if turn:
@@ -148,21 +155,21 @@ class PushClient:
 
     async def _send_out(self, delivery: Delivery, shards: list[int], delta: Vector) -> None:
         """Encode and deliver; returns when every shard has its answer, or at the deadline."""
-        if self._core.settings.codec == "float32":
+        if self._context.settings.codec == "float32":
             outgoing = self._encode(delta, shards)  # nothing is computed, nor copied
         else:
-            outgoing = await self._core.workers.run(self._encode, delta, shards)
+            outgoing = await self._executor.run(self._encode, delta, shards)
         delivery.waiting = {item.shard: item for item in outgoing}
         step = delivery.push.step
         self._deliveries[step] = delivery
         self._bound_outbox()
         self._start(delivery)
-        timeout_s = None if self._core.synchronous else self._core.settings.push_deadline_s
+        timeout_s = None if self._context.synchronous else self._context.settings.push_deadline_s
         try:
             async with asyncio.timeout(timeout_s):
                 await delivery.done.wait()
         except TimeoutError:
-            self._core.log.warning("push_unfinished", step=step, shards=len(delivery.waiting))
+            self._log.warning("push_unfinished", step=step, shards=len(delivery.waiting))
             await self._keep(delivery)
 
     def _start(self, delivery: Delivery) -> None:
@@ -199,10 +206,10 @@ class PushClient:
     # -- encoding -----------------------------------------------------------------------------------------------
 
     def _encode(self, delta: Vector, shards: list[int]) -> list[Outgoing]:
-        codec = self._core.settings.codec
+        codec = self._context.settings.codec
         outgoing = []
         for shard in shards:
-            start, stop = self._core.store.bounds[shard]
+            start, stop = self._store.bounds[shard]
             part = delta[start:stop]
             if codec == "float32":
                 encoded: codecs.Encoded = codecs.as_bytes(part)
@@ -217,8 +224,8 @@ class PushClient:
     def _owed(self, shard: int) -> Vector:
         """The shard's slice of the residual, to be written."""
         if self._residual is None:
-            self._residual = np.zeros(self._core.store.bounds[-1][1], dtype=np.float32)
-        start, stop = self._core.store.bounds[shard]
+            self._residual = np.zeros(self._store.bounds[-1][1], dtype=np.float32)
+        start, stop = self._store.bounds[shard]
         return self._residual[start:stop]
 
     def _settle_debt(self, shard: int) -> None:
@@ -227,7 +234,7 @@ class PushClient:
             self._owed(shard)[:] = 0.0
 
     def _bound_outbox(self) -> None:
-        limit = self._core.settings.outbox_bytes
+        limit = self._context.settings.outbox_bytes
         size = sum(delivery.size_bytes for delivery in self._deliveries.values())
         for step in list(self._deliveries)[:-1]:
             if size <= limit:
@@ -235,8 +242,8 @@ class PushClient:
             delivery = self._deliveries.pop(step)
             size -= delivery.size_bytes
             delivery.abandoned = True
-            self._core.counters.lost += len(delivery.waiting)
-            self._core.log.error("outbox_full_delta_dropped", step=step, shards=len(delivery.waiting), limit=limit)
+            self._counters.lost += len(delivery.waiting)
+            self._log.error("outbox_full_delta_dropped", step=step, shards=len(delivery.waiting), limit=limit)
             if delivery.task is not None:
                 delivery.task.cancel()
 
@@ -252,7 +259,7 @@ class PushClient:
                     break
                 if len(delivery.waiting) < before:
                     pause_s = RETRY_FIRST_S
-                await asyncio.sleep(pause_s * self._core.jitter())
+                await asyncio.sleep(pause_s * self._context.jitter())
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
                 await self._finding.refresh(list(delivery.waiting))
         finally:
@@ -264,18 +271,16 @@ class PushClient:
     async def _round(self, delivery: Delivery) -> None:
         groups, unknown = self._finding.by_owner(list(delivery.waiting))
         if unknown:
-            self._core.log.debug("owner_unknown", shards=len(unknown))
+            self._log.debug("owner_unknown", shards=len(unknown))
         jobs = [self._send(delivery, owner, shards) for owner, shards in groups]
         for results in await asyncio.gather(*jobs):
             for result in results:
                 self._settle(delivery, result)
 
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> list[PushResult]:
-        push = msgspec.structs.replace(
-            delivery.push, shards=shards, fences=self._core.store.ownership.stale_fences(shards)
-        )
+        push = msgspec.structs.replace(delivery.push, shards=shards, fences=self._store.ownership.stale_fences(shards))
         items = [delivery.waiting[shard] for shard in shards]
-        if owner.node_id == self._core.overlay.node_id:
+        if owner.node_id == self._swarm.node_id:
             turn, here = LoopYielder(), []
             for item in items:
                 here.append(item.item())
@@ -285,13 +290,13 @@ class PushClient:
         def stream() -> Iterator[Buffer]:
             for item in items:
                 for buffer in encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step):
-                    self._core.counters.bytes_sent += len(buffer)
+                    self._counters.bytes_sent += len(buffer)
                     yield buffer
 
         try:
             body = sized(stream(), sum(item.framed_bytes for item in items))
-            async with self._core.request("push", owner, push, body) as answer:
-                results = self._core.decoded(owner, answer.head, PushAnswer).results
+            async with self._rpc.request("push", owner, push, body) as answer:
+                results = self._rpc.decoded(owner, answer.head, PushAnswer).results
                 self._finding.answered(owner, results)
                 return results
         except TransportError as error:
@@ -305,7 +310,7 @@ class PushClient:
             del delivery.waiting[result.shard]
             self._count(delivery, result)
         elif result.where is not None:
-            self._core.store.note([result.where])
+            self._store.note([result.where])
 
     def _count(self, delivery: Delivery, result: PushResult) -> None:
         """Note a final answer."""
@@ -313,7 +318,7 @@ class PushClient:
             delivery.acknowledged += 1
         else:
             delivery.refused[result.reason] = delivery.refused.get(result.reason, 0) + 1
-            self._core.counters.refused += 1
+            self._counters.refused += 1
 
 
 def _turns(bounds: Sequence[tuple[int, int]]) -> list[range]:

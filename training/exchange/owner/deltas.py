@@ -29,7 +29,6 @@ from training.exchange.messages import (
 )
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import DeltaValidator
-from training.exchange.rpc import checked
 from training.exchange.store.records import BufferedDelta, Owned
 from training.exchange.terms import Fence, Term
 from training.shards.applied import DeltaId
@@ -55,19 +54,25 @@ def _forwarded(item: IncomingDelta, owned: Owned, to: Contact) -> Forwarded:
 class DeltaHandler:
     """Takes deltas into the shards this node holds."""
 
-    def __init__(self, core: ExchangeContext) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._run = context.run
+        self._view = context.view
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._counters = context.counters
+        self._log = context.environment.log
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         #: Origins whose deltas were added since the last look: "whose deltas did this step merge?"
         self.merged: dict[bytes, int] = {}
-        self._judging = DeltaValidator(core)
+        self._judging = DeltaValidator(context)
 
     def register(self) -> None:
         """Put the handlers behind the overlay's door."""
-        overlay, genesis = self._core.overlay, self._core.genesis
-        overlay.register("push", checked(Push, genesis, self._on_push))
-        overlay.register("forward", checked(Forward, genesis, self._on_forward))
+        self._rpc.register("push", Push, self._on_push)
+        self._rpc.register("forward", Forward, self._on_forward)
 
     # -- push ---------------------------------------------------------------------------------------------------
 
@@ -77,18 +82,18 @@ class DeltaHandler:
         reader = FrameReader(stream)
         items = []
         results: dict[int, PushResult] = {}
-        self._core.challenge(push.fences)
+        self._rebalance.challenge(push.fences)
         if any(shard >= len(self._store) for shard in push.shards):
             return Response(encode(PushAnswer([self._judging.refuse(index, "shape") for index in push.shards])))
         for shard in push.shards:
             try:
                 delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
             except BadFrame as error:
-                self._core.log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))
+                self._log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))
                 rest = [index for index in push.shards if index not in results]
                 results |= {index: self._judging.refuse(index, "malformed") for index in rest}
                 return Response(encode(PushAnswer([results[index] for index in push.shards])))
-            self._core.counters.bytes_received += len(encoded)
+            self._counters.bytes_received += len(encoded)
             item = IncomingDelta(shard, delta, encoded, codec)
             owned = self._store.owned.get(shard)
             if owned is not None and owned.has_targets:
@@ -140,8 +145,7 @@ class DeltaHandler:
 
     def alone(self, shards: Iterable[int]) -> list[int]:
         """Those of the shards that this node owns and nobody else has to have first."""
-        core = self._core
-        if core.settings.replicas and core.other_eligible():
+        if self._context.settings.replicas and self._view.has_eligible_others():
             return []  # a shard without a backup is about to get one
         if self._store.rule.robust:
             return []  # own deltas are judged, or collected, like everybody's
@@ -155,15 +159,14 @@ class DeltaHandler:
         A part may be the trainer's memory: it is not kept. What is the same for all shards is looked at once, which is
         sound because nothing is awaited here. `is_finite`: every value was found finite already.
         """
-        core = self._core
         results: dict[int, PushResult] = {}
         identity = DeltaId(push.node, push.incarnation, push.step)
         weight = self._judging.clamped(push.weight)
-        is_held, is_logged = core.synchronous, core.has_met_others()
+        is_held, is_logged = self._context.synchronous, self._view.has_met_others()
         # What is added is exact. What a split's other side would get of it is as exact as what it gets by pushes.
-        log_codec: codecs.CodecName = "float32" if core.settings.codec == "float32" else "bfloat16"
-        limit = core.stale_limit
-        is_late = limit is not None and core.median_step() - push.base_step > limit
+        log_codec: codecs.CodecName = "float32" if self._context.settings.codec == "float32" else "bfloat16"
+        limit = self._context.stale_limit
+        is_late = limit is not None and self._view.median_step() - push.base_step > limit
         for shard, part in parts:
             owned = self._store.owned[shard]
             if self._in_flight and (shard, identity) in self._in_flight:
@@ -196,12 +199,12 @@ class DeltaHandler:
             if self.unsafe(owned):
                 return PushResult(shard, "retry", reason="no_backup_yet")
             return PushResult(shard, "ok", owned.state.version)
-        if owned.moving or self._core.closed:
+        if owned.moving or self._run.is_closed:
             return PushResult(shard, "retry", reason="moving" if owned.moving else "leaving")
         if repair:
             return None
-        limit = self._core.stale_limit
-        if limit is not None and self._core.median_step() - push.base_step > limit:
+        limit = self._context.stale_limit
+        if limit is not None and self._view.median_step() - push.base_step > limit:
             return self._judging.refuse(shard, "late")
         if push.base_step < owned.state.era_step:
             return self._judging.refuse(shard, "before_era")
@@ -209,13 +212,13 @@ class DeltaHandler:
 
     def close_windows(self) -> None:
         """Close the windows that have become complete because others ended or died."""
-        if self._store.rule.robust == "trimmed-mean" and not self._core.synchronous:
+        if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
             for shard in self._store.owned:
-                self._store.close_complete(shard, self._core.worker_count())
+                self._store.close_complete(shard, self._view.worker_count())
 
     def unsafe(self, owned: Owned) -> bool:
         """No backup, although another node could be one."""
-        return not owned.targets() and bool(self._core.settings.replicas) and self._core.other_eligible()
+        return not owned.targets() and bool(self._context.settings.replicas) and self._view.has_eligible_others()
 
     def _elsewhere(self, shard: int) -> PushResult:
         where = self._store.elsewhere(shard)
@@ -244,17 +247,17 @@ class DeltaHandler:
                     waiting.append(item)
                     for to in missing:
                         groups.setdefault(to, []).append((item, owned))
-                elif self._core.sealed:
+                elif self._run.is_drained:
                     results[item.shard] = PushResult(item.shard, "retry", reason="leaving")
                 elif self.unsafe(owned):
-                    self._core.wake()
+                    self._rebalance.wake()
                     results[item.shard] = PushResult(item.shard, "retry", reason="no_backup_yet")
                 else:
                     version = self._store.add(item.shard, self._waiting(identity, weight, item))
                     self.merged[identity.node] = identity.step
                     self._judging.note_added(identity, item)
-                    if self._store.rule.robust == "trimmed-mean" and not self._core.synchronous:
-                        self._store.close_complete(item.shard, self._core.worker_count())
+                    if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
+                        self._store.close_complete(item.shard, self._view.worker_count())
                     results[item.shard] = PushResult(item.shard, "ok", version)
                     await turn.after(item.delta.size)
             if not groups:
@@ -271,7 +274,7 @@ class DeltaHandler:
             identity,
             weight * item.scale,
             item.delta,
-            self._core.synchronous,
+            self._context.synchronous,
             item.encoded,
             item.codec,
             momentum=not item.repair,
@@ -283,12 +286,12 @@ class DeltaHandler:
     ) -> dict[Receipt, None]:
         """Send deltas to a backup or learner; returns what it acknowledged and draws the consequences of the rest."""
         message = Forward(
-            genesis=self._core.genesis,
+            genesis=self._context.genesis,
             node=push.node,
             incarnation=push.incarnation,
             step=push.step,
             weight=weight,
-            synchronous=self._core.synchronous,
+            synchronous=self._context.synchronous,
             shards=[_forwarded(item, owned, to) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
@@ -301,12 +304,12 @@ class DeltaHandler:
                 yield from encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step)
 
         size = sum(len(item.encoded) for item, _ in pairs)
-        self._core.counters.bytes_sent += size
+        self._counters.bytes_sent += size
         try:
             framed = sum(framed_bytes(item.codec, item.delta.size) for item, _ in pairs)
             body = sized(stream(), framed)
-            async with self._core.request("forward", to, message, body) as answer:
-                results = self._core.decoded(to, answer.head, ForwardAnswer).results
+            async with self._rpc.request("forward", to, message, body) as answer:
+                results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
             self._forward_failed(to, pairs, str(error))
             return {}
@@ -327,18 +330,18 @@ class DeltaHandler:
 
     def _fenced(self, result: ForwardResult, owned: Owned) -> None:
         term = Term(result.term_number, result.term_node)
-        if term.node == self._core.overlay.node_id and term.number <= owned.promised:
+        if term.node == self._swarm.node_id and term.number <= owned.promised:
             return  # our own newer term, on its way: the next round carries it
         if self._store.owned.get(result.shard) is owned:
             # Whose term is it? Perhaps nobody's: only a fence that the backup remembers from before it restarted.
-            self._core.challenge([Fence(result.shard, *term)])
+            self._rebalance.challenge([Fence(result.shard, *term)])
 
     def _forward_failed(self, to: Contact, pairs: list[tuple[IncomingDelta, Owned]], reason: str) -> None:
-        self._core.overlay.suspect(to.node_id, reason)
+        self._swarm.suspect(to.node_id, reason)
         for _, owned in pairs:
             if owned.learner is not None and owned.learner.node_id == to.node_id:
                 owned.learner = None  # it missed a delta; a later attempt begins with a new snapshot
-        self._core.wake()
+        self._rebalance.wake()
 
     def _drop_target(self, to: Contact, shard: int, owned: Owned) -> None:
         """It says that it does not back this shard."""
@@ -346,8 +349,8 @@ class DeltaHandler:
             owned.learner = None
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
         if is_backup and self._store.owned.get(shard) is owned:
-            self._store.drop_backup(shard, self._core.me())
-        self._core.wake()
+            self._store.drop_backup(shard, self._context.me())
+        self._rebalance.wake()
 
     async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
@@ -358,7 +361,7 @@ class DeltaHandler:
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
             delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
-            self._core.counters.bytes_received += len(encoded)
+            self._counters.bytes_received += len(encoded)
             item = BufferedDelta(
                 identity,
                 message.weight * entry.scale,

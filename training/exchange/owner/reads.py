@@ -28,7 +28,6 @@ from training.exchange.messages import (
     encode,
 )
 from training.exchange.owner.encoding_cache import EncodingCache
-from training.exchange.rpc import checked
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
 from training.exchange.store.history import highest_step_of
@@ -41,24 +40,29 @@ from training.shards.state import ShardState
 class ReadHandler:
     """Answers for the shards this node holds."""
 
-    def __init__(self, core: ExchangeContext) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._replica = context.replica
+        self._run = context.run
+        self._view = context.view
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._counters = context.counters
         self._encoded = EncodingCache()
 
     def register(self) -> None:
         """Put the handlers behind the overlay's door."""
-        overlay, genesis = self._core.overlay, self._core.genesis
-        overlay.register("pull", checked(Pull, genesis, self._on_pull))
-        overlay.register("where_is", checked(LocateOwners, genesis, self._on_where_is))
-        overlay.register("survey", checked(Survey, genesis, self._on_survey))
-        overlay.register("fetch", checked(Fetch, genesis, self._on_fetch))
-        overlay.register("past", checked(DeltaHistory, genesis, self._on_past))
+        self._rpc.register("pull", Pull, self._on_pull)
+        self._rpc.register("where_is", LocateOwners, self._on_where_is)
+        self._rpc.register("survey", Survey, self._on_survey)
+        self._rpc.register("fetch", Fetch, self._on_fetch)
+        self._rpc.register("past", DeltaHistory, self._on_past)
 
     # -- pull ---------------------------------------------------------------------------------------------------
 
     async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
-        self._core.challenge(pull.fences)
+        self._rebalance.challenge(pull.fences)
         results = []
         sending: list[tuple[int, Vector, int, ShardState | None]] = []
         for wanted in pull.shards:
@@ -74,11 +78,11 @@ class ReadHandler:
                 results.append(PullResult(wanted.shard, "retry" if where is None else "redirect", where=where))
                 continue
             state = owned.state
-            if self._core.synchronous:
+            if self._context.synchronous:
                 # The puller's barrier for that step has passed: proof enough to show its deltas.
                 self._store.fold(wanted.shard, pull.step)
             elif state.pending:
-                self._store.close_complete(wanted.shard, self._core.worker_count())
+                self._store.close_complete(wanted.shard, self._view.worker_count())
             known = (Term(wanted.term_number, wanted.term_node), wanted.version)
             worth = owned.copy_term
             if known == (worth, state.version):
@@ -95,7 +99,7 @@ class ReadHandler:
                 for buffer in frames(
                     shard, value, pull.codec, Part.VALUE, version=version, has_checksum=checks, encode=encode
                 ):
-                    self._core.counters.bytes_sent += len(buffer)
+                    self._counters.bytes_sent += len(buffer)
                     yield buffer
 
         size = sum(framed_bytes(pull.codec, value.size) for _, value, _, _ in sending)
@@ -111,29 +115,29 @@ class ReadHandler:
         if (found := self._store.copy_of(shard)) is not None:
             term, state = found
             return term, state.version, state.value
-        mark = self._core.mark(shard)
-        start, stop = self._store.bounds[shard]
-        return None if mark is None else (*mark, self._core.replica[start:stop])
+        pulled = self._replica.pulled_version(shard)
+        return None if pulled is None else (*pulled, self._replica.slice_of(shard))
 
     # -- questions ----------------------------------------------------------------------------------------------
 
     async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
         self._store.note(message.known)
-        self._core.challenge(message.fences)
+        self._rebalance.challenge(message.fences)
         shards = message.shards or range(len(self._store))
         known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(LocateOwnersAnswer(known)))
 
     async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
-        standings = [copy_status(self._store, shard, self._core.mark(shard), self._core.step) for shard in shards]
+        pulled, step = self._replica.pulled_version, self._run.step
+        standings = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
         known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(SurveyAnswer(standings, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
         return Response(
-            encode(StateTransfer(self._core.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots)
+            encode(StateTransfer(self._context.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots)
         )
 
     async def _on_past(self, _sender: Contact, message: DeltaHistory, _stream: AsyncIterator[Buffer]) -> Response:
@@ -143,5 +147,5 @@ class ReadHandler:
         """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
         if (found := self._store.copy_of(shard)) is not None:
             return describe(shard, *found), found[1].copy()
-        found = replica_copy(self._core, shard)
+        found = replica_copy(self._store, self._replica, self._run.step, shard)
         return None if found is None else (describe(shard, *found), found[1].copy())

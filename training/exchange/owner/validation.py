@@ -31,9 +31,13 @@ MOST_SAID = 1024
 class DeltaValidator:
     """The judge of one node's shards."""
 
-    def __init__(self, core: ExchangeContext) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._view = context.view
+        self._counters = context.counters
+        self._clock = context.environment.clock
+        self._log = context.environment.log
         self._first = FirstNorms()
         self._said_s: dict[bytes, float] = {}
 
@@ -52,12 +56,12 @@ class DeltaValidator:
                 item.scale = robust.clip_factor(item.norm * push.weight / high, reference)
             return None
         if state.pending:
-            most = MOST_HELD_OF_ONE if self._core.synchronous else robust.MOST_OF_ONE
+            most = MOST_HELD_OF_ONE if self._context.synchronous else robust.MOST_OF_ONE
             if sum(held.identity.node == identity.node for held in state.held()) >= most:
                 return PushResult(item.shard, "retry", reason="window_full")
         if kind == "clip":
             if reference is None:
-                workers = self._core.worker_count()
+                workers = self._view.worker_count()
                 reference = self._first.reference(item.shard, identity.node, item.norm, workers)
                 if reference is None:
                     return PushResult(item.shard, "retry", reason="no_norms_yet")
@@ -67,7 +71,7 @@ class DeltaValidator:
     def note_added(self, identity: DeltaId, item: IncomingDelta) -> None:
         """Counters and events of a delta that has just been added."""
         self._first.forget(item.shard)
-        counters, now = self._core.counters, self._core.clock.monotonic()
+        counters, now = self._counters, self._clock.monotonic()
         counters.clipped += item.scale < 1.0
         if not item.unusual:
             return
@@ -80,7 +84,7 @@ class DeltaValidator:
             del self._said_s[next(iter(self._said_s))]
         self._said_s[identity.node] = now
         median = self._store.owned[item.shard].state.norms.reference() or 0.0
-        self._core.log.warning(
+        self._log.warning(
             "delta_norm_unusual",
             source=identity.node.hex()[:8],
             step=identity.step,
@@ -92,7 +96,7 @@ class DeltaValidator:
 
     def refuse(self, shard: int, reason: str) -> PushResult:
         """A final no, counted by its reason."""
-        counts = self._core.counters.refused_here
+        counts = self._counters.refused_here
         counts[reason] = counts.get(reason, 0) + 1
         return PushResult(shard, "refused", reason=reason)
 
@@ -104,8 +108,8 @@ class DeltaValidator:
 
     def _weights(self) -> tuple[float, float]:
         """The lowest and the highest weight that an honest delta may have here."""
-        if self._core.settings.weight == "sum":
+        if self._context.settings.weight == "sum":
             return 1.0, 1.0
-        own = 1.0 / max(1.0, self._core.worker_count())
-        factor = WEIGHT_FACTOR * (SAMPLE_FACTOR if self._core.settings.weight == "samples" else 1.0)
+        own = 1.0 / max(1.0, self._view.worker_count())
+        factor = WEIGHT_FACTOR * (SAMPLE_FACTOR if self._context.settings.weight == "samples" else 1.0)
         return own / factor, own * factor

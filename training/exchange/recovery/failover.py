@@ -28,7 +28,6 @@ from training.exchange.messages import (
     encode,
 )
 from training.exchange.recovery.copy_rank import rank_copy
-from training.exchange.rpc import checked
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
 from training.exchange.store.replica_copies import replica_copy
@@ -55,27 +54,35 @@ FoundCopies = list[tuple[Contact, CopyStatus]]
 class Failover:
     """Take-overs, and the answers to fences."""
 
-    def __init__(self, core: ExchangeContext, finding: OwnerDirectory) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(self, context: ExchangeContext, finding: OwnerDirectory) -> None:
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._replica = context.replica
+        self._run = context.run
+        self._view = context.view
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._clock = context.environment.clock
+        self._log = context.environment.log
         self._finding = finding
         #: Shards of which only replicas were found: since when, and when last.
         self._bare: dict[int, tuple[float, float]] = {}
         #: Whether `resume` has looked around for as long as it should: replicas may be taken at once.
         self._resuming = False
-        core.overlay.register("appeal", checked(TakeoverRequest, core.genesis, self._on_appeal))
+        self._rpc.register("appeal", TakeoverRequest, self._on_appeal)
 
     async def _on_appeal(self, sender: Contact, message: TakeoverRequest, _stream: object) -> Response:
         """Somebody finds no owner. Nothing is believed here: the survey of a take-over asks the believed one too."""
         taken = []
         for shard in message.shards:
             if shard < len(self._store) and shard not in self._store.owned:
-                self._finding.orphans[shard] = None
+                self._rebalance.take_over(shard)
                 taken.append(shard)
                 belief = self._store.ownership.known_owners.get(shard)
-                if belief is not None and not self._core.gone(belief.owner.node_id):
-                    self._core.overlay.suspect(belief.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
-        self._core.wake()
+                if belief is not None and not self._view.is_gone(belief.owner.node_id):
+                    self._swarm.suspect(belief.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
+        self._rebalance.wake()
         others = [where for shard in message.shards if (where := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
 
@@ -98,26 +105,26 @@ class Failover:
             from_replica += state.era_step > 0
             seen = [item for _, found in standings[shard] for item in (found.term, found.fence)]
             term = self._store.next_term(shard, *seen)
-            now = self._core.clock.monotonic()
-            owned = self._store.own(shard, state, term, self._core.me(), now, tenured=False)
+            now = self._clock.monotonic()
+            owned = self._store.own(shard, state, term, self._context.me(), now, tenured=False)
             owned.begun = copied, state.known_count
-            if self._core.synchronous:
-                self._store.fold(shard, self._core.passed_step)
+            if self._context.synchronous:
+                self._store.fold(shard, self._run.passed_step)
             elif state.pending:
-                self._store.close_complete(shard, self._core.worker_count())
-            told.append(OwnerInfo.of(shard, term, self._core.me()))
+                self._store.close_complete(shard, self._view.worker_count())
+            told.append(OwnerInfo.of(shard, term, self._context.me()))
         if told:
-            self._core.log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
+            self._log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
             await self.tell_all(told)
 
     async def resume(self, expected: int, wait_s: float) -> int:
         """A swarm that was switched off: wait for so many others, at most so long; then take every shard that has no
         owner, from the best that anybody has. Returns how many others could be asked."""
-        deadline = self._core.clock.monotonic() + wait_s
+        deadline = self._clock.monotonic() + wait_s
         while True:
-            contacts = [peer.contact for peer in self._core.overlay.members()]
+            contacts = [peer.contact for peer in self._swarm.members()]
             answered = sum(await asyncio.gather(*(self._stands(contact) for contact in contacts)))
-            if answered >= expected or self._core.clock.monotonic() >= deadline:
+            if answered >= expected or self._clock.monotonic() >= deadline:
                 break
             await asyncio.sleep(RESUME_LOOK_S)
         self._resuming = True
@@ -136,7 +143,7 @@ class Failover:
     async def _stands(self, contact: Contact) -> bool:
         """Whether a node's exchange answers."""
         try:
-            await self._core.ask(contact, "survey", Survey(self._core.genesis, []), SurveyAnswer, QUESTION_TIMEOUT_S)
+            await self._rpc.ask(contact, "survey", Survey(self._context.genesis, []), SurveyAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return False
         return True
@@ -145,21 +152,21 @@ class Failover:
         """Dead, started anew, or it says itself that it does not own the shard. Silence of one that liveness holds for
         alive proves nothing yet."""
         belief, backed = self._store.ownership.known_owners.get(shard), self._store.backed.get(shard)
-        if backed is not None and (backed.bereft or self._core.gone(backed.owner.node_id)):
+        if backed is not None and (backed.bereft or self._view.is_gone(backed.owner.node_id)):
             return True
-        if belief is None or belief.owner.node_id == self._core.overlay.node_id:
+        if belief is None or belief.owner.node_id == self._swarm.node_id:
             return True
         owner = belief.owner.node_id
         said = next((standing for contact, standing in found if contact.node_id == owner), None)
-        return self._core.gone(owner) if said is None else said.role != "owner"
+        return self._view.is_gone(owner) if said is None else said.role != "owner"
 
     async def tell_all(self, wheres: list[OwnerInfo]) -> None:
         """Tell the members of a small swarm, or the shards' candidates, who owns them now."""
-        members = self._core.overlay.members()
+        members = self._swarm.members()
         listeners = {peer.node_id: peer.contact for peer in members} if len(members) <= TOLD else {}
         for where in wheres if not listeners else ():
             listeners.update({contact.node_id: contact for contact in await self._finding.candidates(where.shard)})
-        listeners.pop(self._core.overlay.node_id, None)
+        listeners.pop(self._swarm.node_id, None)
         await asyncio.gather(*(self._tell(contact, wheres) for contact in listeners.values()))
 
     async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
@@ -168,25 +175,25 @@ class Failover:
             contacts = (await self._finding.candidates(shard))[:SURVEYED]
             if self._resuming:
                 # Nobody may own yet, and whoever has been started again may have something.
-                contacts += [peer.contact for peer in self._core.overlay.members()]
+                contacts += [peer.contact for peer in self._swarm.members()]
             belief = self._store.ownership.known_owners.get(shard)
-            if belief is not None and not self._core.gone(belief.owner.node_id):
+            if belief is not None and not self._view.is_gone(belief.owner.node_id):
                 contacts.append(belief.owner)
             for contact in contacts:
                 theirs = asked.setdefault(contact.node_id, (contact, []))[1]
-                if contact.node_id != self._core.overlay.node_id and shard not in theirs:
+                if contact.node_id != self._swarm.node_id and shard not in theirs:
                     theirs.append(shard)
         found: dict[int, FoundCopies] = {shard: [] for shard in shards}
 
         async def ask(contact: Contact, theirs: list[int], tries: int) -> None:
             try:
-                survey = Survey(self._core.genesis, theirs)
-                answer = await self._core.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
+                survey = Survey(self._context.genesis, theirs)
+                answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
                 if tries > 1:
                     await ask(contact, theirs, tries - 1)
                     return
-                self._core.failures[contact.node_id] = self._core.clock.monotonic()
+                self._view.note_failure(contact.node_id)
                 return
             # Somebody may know an owner that this node has not met: it is asked before anything is taken from it.
             self._store.note(answer.known)
@@ -201,7 +208,7 @@ class Failover:
 
     async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
         """The state to go on from and the term it had, or None when the shard has an owner or is another's to take."""
-        mine = copy_status(self._store, shard, self._core.mark(shard), self._core.step)
+        mine = copy_status(self._store, shard, self._replica.pulled_version(shard), self._run.step)
         for contact, standing in others:
             if standing.role != "owner":
                 continue
@@ -212,8 +219,8 @@ class Failover:
                 await self._show_fence(contact, shard)
                 return None
         spoken = {found.term: None for _, found in others if found.role != "learner"}
-        if (mark := self._core.mark(shard)) is not None:
-            spoken[mark[0]] = None
+        if (pulled := self._replica.pulled_version(shard)) is not None:
+            spoken[pulled[0]] = None
         ranked = sorted(
             ((rank_copy(found, spoken), contact) for contact, found in others if found.role != "none"),
             key=lambda entry: (entry[0], entry[1].node_id),
@@ -224,7 +231,7 @@ class Failover:
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
             found = self._store.copy_of(shard)
             if found is None and self._has_waited(shard):
-                found = replica_copy(self._core, shard)
+                found = replica_copy(self._store, self._replica, self._run.step, shard)
             return found
         best, holder = ranked[-1]
         if best.has_history:
@@ -240,11 +247,11 @@ class Failover:
     def _has_waited(self, shard: int) -> bool:
         """A replica is the last resort: nobody knows which deltas it has. First wait for a backup to come forward; and
         who leaves takes none, for it would go with it, under a higher term than the whole state on another's disk."""
-        if self._core.leaving:
+        if self._run.is_leaving:
             return False
         if self._resuming:
             return True
-        now = self._core.clock.monotonic()
+        now = self._clock.monotonic()
         since, last = self._bare.get(shard, (now, now))
         if now - last > REPLICA_GRACE_S:
             since = now  # another time
@@ -256,38 +263,38 @@ class Failover:
 
     def waiting(self) -> list[int]:
         """Shards that wait for a backup to come forward, and are due to be looked at again."""
-        now = self._core.clock.monotonic()
+        now = self._clock.monotonic()
         return [shard for shard, (_, last) in self._bare.items() if LOOK_AGAIN_S <= now - last <= REPLICA_GRACE_S]
 
     async def _appeal_to(self, holder: Contact, shard: int) -> None:
         """A living node has the best copy: its own liveness will tell it, sooner when we do."""
         try:
-            await self._core.ask(
-                holder, "appeal", TakeoverRequest(self._core.genesis, [shard]), TransferResult, QUESTION_TIMEOUT_S
+            await self._rpc.ask(
+                holder, "appeal", TakeoverRequest(self._context.genesis, [shard]), TransferResult, QUESTION_TIMEOUT_S
             )
         except TransportError:
             return
 
     async def _show_fence(self, owner: Contact, shard: int) -> None:
         fence = Fence(shard, *self._store.ownership.fence(shard))
-        question = LocateOwners(self._core.genesis, [shard], [], [fence])
+        question = LocateOwners(self._context.genesis, [shard], [], [fence])
         try:
-            await self._core.ask(owner, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+            await self._rpc.ask(owner, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
-        message = Fetch(self._core.genesis, [shard])
-        async with self._core.request("fetch", holder, message) as answer:
-            heads = self._core.decoded(holder, answer.head, StateTransfer).states
+        message = Fetch(self._context.genesis, [shard])
+        async with self._rpc.request("fetch", holder, message) as answer:
+            heads = self._rpc.decoded(holder, answer.head, StateTransfer).states
             if len(heads) != 1 or heads[0].shard != shard:
                 return None
             return heads[0].term, await state_stream.read_state(FrameReader(answer.body), heads[0], self._store)
 
     async def _tell(self, to: Contact, wheres: list[OwnerInfo]) -> None:
         try:
-            message = LocateOwners(self._core.genesis, [wheres[0].shard], wheres)
-            answer = await self._core.ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+            message = LocateOwners(self._context.genesis, [wheres[0].shard], wheres)
+            answer = await self._rpc.ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return  # it will learn from a redirect
         self._store.note(answer.known)
@@ -296,7 +303,7 @@ class Failover:
 
     async def answer_challenges(self) -> None:
         """Owners of ours that met a higher term: whose is it?"""
-        challenges, self._core.challenges = self._core.challenges, {}
+        challenges = self._rebalance.collect_challenges()
         standings = await self._survey(list(challenges))
         risen: list[OwnerInfo] = []
         for shard, fence in challenges.items():
@@ -309,7 +316,7 @@ class Failover:
             # While a hand-over has no answer nobody knows whose the shard is: that is found out first.
             if owned is None or owned.moving or fence <= owned.term:
                 continue
-            mine = rank_copy(copy_status(self._store, shard, None, self._core.step))
+            mine = rank_copy(copy_status(self._store, shard, None, self._run.step))
             ranked = [(rank_copy(one), contact) for contact, one in found]
             better = [(rank, contact) for rank, contact in ranked if rank > mine and rank.has_history]
             if better:
@@ -317,9 +324,9 @@ class Failover:
                 await self._appeal_to(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
                 continue
             seen = [one for _, standing in found for one in (standing.term, standing.fence)]
-            self._store.drop_backup(shard, self._core.me(), fence, *seen)
-            risen.append(OwnerInfo.of(shard, owned.term, self._core.me()))
+            self._store.drop_backup(shard, self._context.me(), fence, *seen)
+            risen.append(OwnerInfo.of(shard, owned.term, self._context.me()))
         if risen:
-            self._core.log.warning("owner_rose_above_fence", count=len(risen))
-            self._core.wake()
+            self._log.warning("owner_rose_above_fence", count=len(risen))
+            self._rebalance.wake()
             await self.tell_all(risen)

@@ -22,6 +22,7 @@ from training.exchange.messages import HandOver, Learn, Release, StateHead, Stat
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
 from training.exchange.store.records import Owned
 from training.exchange.store.state_head import describe
@@ -44,29 +45,31 @@ class Rebalancer:
     """Moves shards so that each has a living owner and, with `replicas = 1`, a living backup."""
 
     def __init__(
-        self, core: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler, mending: SplitReconciler
+        self, context: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler, mending: SplitReconciler
     ) -> None:
-        self._core = core
-        self._store = core.store
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._run = context.run
+        self._view = context.view
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._clock = context.environment.clock
+        self._log = context.environment.log
         self._finding = finding
         self._serving = serving
         self._mending = mending
-        self._taking = Failover(core, finding)
-        self._confirming = BackupConfirmation(core)
-        self._awake = asyncio.Event()
+        self._taking = Failover(context, finding)
+        self._confirming = BackupConfirmation(context)
+        #: Until this moment, in monotonic seconds, no shard is taken over.
+        self._takeover_allowed_at = 0.0
         self._jobs: dict[tuple[str, bytes], asyncio.Task[None]] = {}
-        core.wake = self._awake.set
 
     async def run(self) -> None:
         """Look at all shards until cancelled."""
         try:
             while True:
-                try:
-                    async with asyncio.timeout(TICK_S):
-                        await self._awake.wait()
-                except TimeoutError:
-                    pass
-                self._awake.clear()
+                await self._rebalance.wait(TICK_S)
                 await self.tend()
         finally:
             jobs = list(self._jobs.values())
@@ -74,27 +77,34 @@ class Rebalancer:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
+    def hold_back(self, seconds: float) -> None:
+        """Take no shard over for so long: a node that has just started learns first which others there are."""
+        self._takeover_allowed_at = self._clock.monotonic() + seconds
+
+    def allow_takeover(self) -> None:
+        self._takeover_allowed_at = 0.0
+        self._rebalance.wake()
+
     async def tend(self) -> None:
         """One look: start whatever should be under way."""
         self._jobs = {key: job for key, job in self._jobs.items() if not job.done()}
         self._drop_dead_partners()
         self._serving.close_windows()
-        asked = [*self._finding.orphans, *self._taking.waiting()]
+        asked = [*self._rebalance.collect_orphans(), *self._taking.waiting()]
         orphans = [shard for shard in asked if shard not in self._store.owned]
-        self._finding.orphans.clear()
-        if self._core.clock.monotonic() < self._core.settled_at:
+        if self._clock.monotonic() < self._takeover_allowed_at:
             orphans = []
         if silent := self._confirming.due():
             self._start("confirm", b"", partial(self._confirming.ask, silent))
         bereft = [
             shard
             for shard, backed in self._store.backed.items()
-            if backed.state is not None and (backed.bereft or self._core.gone(backed.owner.node_id))
+            if backed.state is not None and (backed.bereft or self._view.is_gone(backed.owner.node_id))
         ]
         # Who leaves takes a shard only to hand it on: its copy is on its disk under the term that it is worth.
-        if (orphans or bereft) and not (self._core.leaving and not self._core.other_eligible()):
+        if (orphans or bereft) and not (self._run.is_leaving and not self._view.has_eligible_others()):
             self._start("take_over", b"", partial(self._taking.take_over, sorted({*orphans, *bereft})))
-        if self._core.challenges:
+        if self._rebalance.has_challenges:
             self._start("challenge", b"", self._taking.answer_challenges)
         if self._mending.due():
             self._start("mend", b"", self._mending.mend)
@@ -114,18 +124,18 @@ class Rebalancer:
         return bool(target) and any(node == target for _, node in self._jobs)
 
     async def _guarded(self, kind: str, work: Work) -> None:
-        began = self._core.clock.monotonic()
+        began = self._clock.monotonic()
         try:
             await work()
         except (TransportError, BadFrame, ValueError) as error:
-            self._core.log.warning("shard_move_failed", kind=kind, reason=str(error))
+            self._log.warning("shard_move_failed", kind=kind, reason=str(error))
         finally:
             # What took no time had nobody to ask: looking again at once would find the same, for ever.
-            if self._core.clock.monotonic() > began:
-                self._awake.set()
+            if self._clock.monotonic() > began:
+                self._rebalance.wake()
 
     def _drop_dead_partners(self) -> None:
-        gone = self._core.gone
+        gone = self._view.is_gone
         for shard, owned in list(self._store.owned.items()):
             if owned.backup is not None and gone(owned.backup.node_id):
                 if owned.moving:
@@ -135,15 +145,15 @@ class Rebalancer:
                     self._store.demote(shard, owned.backup, owned.term)
                     continue
                 # Perhaps it is not dead: then what it has must rank below what comes from now on.
-                self._store.drop_backup(shard, self._core.me())
+                self._store.drop_backup(shard, self._context.me())
             if owned.learner is not None and gone(owned.learner.node_id):
                 owned.learner = None
 
     # -- who should have what -----------------------------------------------------------------------------------
 
     async def _arrange(self) -> None:
-        now = self._core.clock.monotonic()
-        me = self._core.overlay.node_id
+        now = self._clock.monotonic()
+        me = self._swarm.node_id
         teach: dict[bytes, tuple[Contact, list[int]]] = {}
         hand: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in list(self._store.owned):
@@ -152,14 +162,12 @@ class Rebalancer:
             if owned is None or owned.learner is not None:
                 continue
             others = [
-                contact
-                for contact in ranked
-                if contact.node_id != me and not self._core.overlay.is_suspect(contact.node_id)
+                contact for contact in ranked if contact.node_id != me and not self._swarm.is_suspect(contact.node_id)
             ]
             if not others:
                 continue
-            settled = self._core.leaving or not owned.tenured or now - owned.since >= self._core.settings.tenure_s
-            elsewhere = self._core.leaving or ranked[0].node_id != me
+            settled = self._run.is_leaving or not owned.tenured or now - owned.since >= self._context.settings.tenure_s
+            elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and settled and self._has(owned, others[0])):
                 if owned.backup is not None:
                     hand.setdefault(owned.backup.node_id, (owned.backup, []))[1].append(shard)
@@ -169,18 +177,18 @@ class Rebalancer:
             self._start("hand_over", contact.node_id, partial(self._hand_over, contact, shards))
         for contact, shards in teach.values():
             self._start("teach", contact.node_id, partial(self._teach, contact, shards))
-        self._core.overlay.watch(self._partners())
+        self._swarm.watch(self._partners())
 
     def _has(self, owned: Owned, first: Contact) -> bool:
         """Whether the node that should own it has everything; a leaving owner takes any backup."""
         if owned.backup is None:
             return False
-        return self._core.leaving or owned.backup.node_id == first.node_id
+        return self._run.is_leaving or owned.backup.node_id == first.node_id
 
     def _wants_teaching(self, owned: Owned, first: Contact, *, settled: bool, elsewhere: bool) -> bool:
         if owned.backup is None:
-            return bool(self._core.settings.replicas) or (elsewhere and settled)
-        return settled and owned.backup.node_id != first.node_id and not self._core.leaving
+            return bool(self._context.settings.replicas) or (elsewhere and settled)
+        return settled and owned.backup.node_id != first.node_id and not self._run.is_leaving
 
     def _partners(self) -> list[bytes]:
         """Nodes whose death this node must notice soon: backups of its shards and owners of those it backs."""
@@ -212,7 +220,7 @@ class Rebalancer:
         return batches
 
     async def _teach_batch(self, to: Contact, shards: list[int]) -> None:
-        me = self._core.me()
+        me = self._context.me()
         lessons: dict[int, Term] = {}
         asked: list[OwnerInfo] = []
         for shard in shards:
@@ -222,8 +230,8 @@ class Rebalancer:
                 asked.append(OwnerInfo.of(shard, owned.term, me))
         if not asked:
             return
-        learn = Learn(self._core.genesis, asked, [lessons[where.shard].number for where in asked])
-        verdict = await self._core.ask(to, "learn", learn, TransferResult, QUESTION_TIMEOUT_S)
+        learn = Learn(self._context.genesis, asked, [lessons[where.shard].number for where in asked])
+        verdict = await self._rpc.ask(to, "learn", learn, TransferResult, QUESTION_TIMEOUT_S)
         self._store.note(verdict.others)
         snapshots: list[tuple[StateHead, ShardState]] = []
         try:
@@ -241,9 +249,9 @@ class Rebalancer:
             if not snapshots:
                 return
             heads = [head for head, _ in snapshots]
-            message = StateTransfer(self._core.genesis, heads)
-            async with self._core.request("state", to, message, state_stream.body(snapshots)) as answer:
-                taken = self._core.decoded(to, answer.head, TransferResult).taken
+            message = StateTransfer(self._context.genesis, heads)
+            async with self._rpc.request("state", to, message, state_stream.body(snapshots)) as answer:
+                taken = self._rpc.decoded(to, answer.head, TransferResult).taken
             for head in heads:
                 if head.shard in taken:
                     self._promote_learner(head, to)
@@ -257,8 +265,8 @@ class Rebalancer:
         owned = self._store.owned.get(head.shard)
         if owned is None or owned.learner != to or owned.promised != head.term.number:
             return
-        me = self._core.me()
-        former = self._store.appoint(head.shard, to, head.term, me, self._core.clock.monotonic())
+        me = self._context.me()
+        former = self._store.appoint(head.shard, to, head.term, me, self._clock.monotonic())
         if former is not None:
             where = OwnerInfo.of(head.shard, head.term, me)
             key = former.node_id + head.shard.to_bytes(4, "big")
@@ -266,8 +274,8 @@ class Rebalancer:
 
     async def _release(self, former: Contact, where: OwnerInfo) -> None:
         """Free the memory of a former backup; should it not hear this, what it has ranks below the new one's."""
-        message = Release(self._core.genesis, [where])
-        await self._core.ask(former, "release", message, TransferResult, QUESTION_TIMEOUT_S)
+        message = Release(self._context.genesis, [where])
+        await self._rpc.ask(former, "release", message, TransferResult, QUESTION_TIMEOUT_S)
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
@@ -290,9 +298,9 @@ class Rebalancer:
         wheres = [where for where in wheres if self._is_moving(where)]
         moving = [self._store.owned[where.shard] for where in wheres]
         known = [owned.state.known_count for owned in moving]
-        message = HandOver(self._core.genesis, wheres, known, [owned.untold(to.node_id) for owned in moving])
+        message = HandOver(self._context.genesis, wheres, known, [owned.untold(to.node_id) for owned in moving])
         # When no answer comes, nobody knows who owns: `moving` stays, and the next look asks again.
-        verdict = await self._core.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S)
+        verdict = await self._rpc.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S)
         taken = dict.fromkeys(verdict.taken)
         # Refused because an earlier call was heard after all? Then this tells, before anything is done about it.
         self._store.note(verdict.others)
@@ -301,12 +309,12 @@ class Rebalancer:
             if where.shard in taken:
                 if owned is not None:
                     self._store.demote(where.shard, to, where.term)
-                if not self._core.settings.replicas:
+                if not self._context.settings.replicas:
                     self._store.backed.pop(where.shard, None)
             elif owned is not None and owned.moving:
-                self._store.drop_backup(where.shard, self._core.me())
+                self._store.drop_backup(where.shard, self._context.me())
         if taken:
-            self._core.log.info("shards_handed_over", count=len(taken), to=to.node_id.hex()[:8])
+            self._log.info("shards_handed_over", count=len(taken), to=to.node_id.hex()[:8])
 
     def _is_moving(self, where: OwnerInfo) -> bool:
         owned = self._store.owned.get(where.shard)
@@ -318,11 +326,11 @@ class Rebalancer:
 
     async def leave(self, timeout_s: float) -> int:
         """Hand over everything owned; returns how many shards are left when nobody takes them or time is up."""
-        self._core.leaving = True
+        self._run.enter(Phase.LEAVING)
         try:
             async with asyncio.timeout(timeout_s):
-                while self._store.owned and self._core.other_eligible():
-                    self._awake.set()
+                while self._store.owned and self._view.has_eligible_others():
+                    self._rebalance.wake()
                     await asyncio.sleep(RECHECK_S)
         except TimeoutError:
             pass

@@ -38,7 +38,6 @@ from training.exchange.messages import (
 )
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.rpc import checked
 from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, everything
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
@@ -62,17 +61,26 @@ NAMED = 32
 class SplitReconciler:
     """Both sides of a repair."""
 
-    def __init__(self, core: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(self, context: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler) -> None:
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._run = context.run
+        self._view = context.view
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._counters = context.counters
+        self._clock = context.environment.clock
+        self._log = context.environment.log
+        self._random = context.environment.entropy.random
         self._finding = finding
         self._serving = serving
-        self._told_s = core.clock.monotonic()
+        self._told_s = self._clock.monotonic()
         self._offered_s = 0.0
         self._returned: dict[bytes, None] = {}
-        core.overlay.register("offer", checked(Offer, core.genesis, self._on_offer))
-        core.overlay.register("seek", checked(FindDeltas, core.genesis, self._on_seek))
-        core.overlay.register("mend", checked(Mend, core.genesis, self._on_mend))
+        self._rpc.register("offer", Offer, self._on_offer)
+        self._rpc.register("seek", FindDeltas, self._on_seek)
+        self._rpc.register("mend", Mend, self._on_mend)
 
     def on_change(self, change: PeerChange) -> None:
         """One who was held for dead is there again: perhaps it lived on the other side of a split."""
@@ -81,8 +89,8 @@ class SplitReconciler:
 
     def due(self) -> bool:
         """Whether there is anything to tell or to offer now; also moves the clock of the log."""
-        now = self._core.clock.monotonic()
-        self._store.log.tick(now, self._core.worker_count(), self._store.remnants)
+        now = self._clock.monotonic()
+        self._store.log.tick(now, self._view.worker_count(), self._store.remnants)
         if self._store.remnants and now - self._offered_s >= OFFER_S:
             return True
         return bool(self._store.owned) and (bool(self._returned) or now - self._told_s >= DIGEST_S)
@@ -92,42 +100,42 @@ class SplitReconciler:
         await self._tell_digest()
         if not self._store.remnants:
             return
-        self._offered_s = self._core.clock.monotonic()
+        self._offered_s = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in list(self._store.remnants):
             belief = self._store.ownership.known_owners.get(shard)
             if shard in self._store.owned:
                 await self._settle_own(shard)
-            elif belief is not None and not self._core.gone(belief.owner.node_id):
+            elif belief is not None and not self._view.is_gone(belief.owner.node_id):
                 offers.setdefault(belief.owner.node_id, (belief.owner, []))[1].append(shard)
             else:
-                self._finding.orphans[shard] = None
+                self._rebalance.take_over(shard)
         for owner, shards in offers.values():
             try:
                 await self._offer(owner, shards)
             except TransportError as error:
-                self._core.log.debug("offer_failed", owner=owner.node_id.hex()[:8], reason=str(error))
+                self._log.debug("offer_failed", owner=owner.node_id.hex()[:8], reason=str(error))
 
     # -- telling ------------------------------------------------------------------------------------------------
 
     async def _tell_digest(self) -> None:
         """Candidates exchange what they own: this is how two owners of one shard meet."""
-        self._told_s = self._core.clock.monotonic()
-        me = self._core.me()
+        self._told_s = self._clock.monotonic()
+        me = self._context.me()
         claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
         if not claims:
             return
-        known = {peer.node_id: peer.contact for peer in self._core.overlay.members() if peer.eligible}
+        known = {peer.node_id: peer.contact for peer in self._swarm.members() if peer.eligible}
         listeners = [known[node] for node in list(self._returned)[:TOLD_AT_ONCE] if node in known]
         for node in list(self._returned)[:TOLD_AT_ONCE]:
             del self._returned[node]
         if not listeners and known:
-            listeners = [known[self._core.random.choice(sorted(known))]]
+            listeners = [known[self._random.choice(sorted(known))]]
         for contact in listeners:
             shards = [claim.shard for claim in claims]
             try:
-                question = LocateOwners(self._core.genesis, shards, claims)
-                answer = await self._core.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+                question = LocateOwners(self._context.genesis, shards, claims)
+                answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
                 continue
             self._store.note(answer.known)
@@ -135,8 +143,8 @@ class SplitReconciler:
     # -- the loser's side ---------------------------------------------------------------------------------------
 
     async def _offer(self, owner: Contact, shards: list[int]) -> None:
-        question = Offer(self._core.genesis, shards)
-        answer = await self._core.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
+        question = Offer(self._context.genesis, shards)
+        answer = await self._rpc.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
         wanted: list[tuple[int, LogEntry]] = []
         unknown: list[int] = []
         for holding in answer.holdings:
@@ -163,7 +171,7 @@ class SplitReconciler:
     def _takes_back(self, remnant: SupersededCopy, holding: OwnedHistory) -> bool:
         newer_era = holding.era_step > remnant.state.era_step
         # A term of the same number is another side's: what is of it cannot have begun from this copy's successor.
-        if not newer_era or self._core.leaving or remnant.term.number < holding.era_term[0]:
+        if not newer_era or self._run.is_leaving or remnant.term.number < holding.era_term[0]:
             return False
         # An era out of a state from disk knows its deltas, and may have all of ours.
         return bool(remnant.known().without(Applied.of_rows(holding.known)).rows())
@@ -178,10 +186,10 @@ class SplitReconciler:
 
     def _own_again(self, shard: int, remnant: SupersededCopy, above: Term) -> None:
         term = self._store.next_term(shard, above)
-        now = self._core.clock.monotonic()
-        self._store.own(shard, remnant.state, term, self._core.me(), now, tenured=False)
-        self._core.log.warning("shard_taken_back", shard=shard, term=term.number)
-        self._core.wake()
+        now = self._clock.monotonic()
+        self._store.own(shard, remnant.state, term, self._context.me(), now, tenured=False)
+        self._log.warning("shard_taken_back", shard=shard, term=term.number)
+        self._rebalance.wake()
 
     async def _settle(self, shard: int, remnant: SupersededCopy, holding: OwnedHistory) -> list[tuple[int, LogEntry]]:
         """What the winner lacks and we have; with nothing left to send, what is lost is said, and the copy goes."""
@@ -201,16 +209,16 @@ class SplitReconciler:
     async def _seek(self, shard: int, difference: Difference) -> bool:
         """This copy came to us with a history that our log does not have: its former owners may. True when found."""
         rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
-        message = FindDeltas(self._core.genesis, shard, rows)
+        message = FindDeltas(self._context.genesis, shard, rows)
         before = len(self._store.log.of(shard))
         # Candidates on the other side of the split need not be candidates of the whole swarm.
         asked = {contact.node_id: contact for contact in await self._finding.candidates(shard)}
-        asked |= {peer.node_id: peer.contact for peer in self._core.overlay.members()}
-        asked.pop(self._core.overlay.node_id, None)
+        asked |= {peer.node_id: peer.contact for peer in self._swarm.members()}
+        asked.pop(self._swarm.node_id, None)
         for contact in list(asked.values())[:SOUGHT_NODES]:
             try:
-                async with self._core.request("seek", contact, message) as answer:
-                    found = self._core.decoded(contact, answer.head, FoundDeltas).deltas
+                async with self._rpc.request("seek", contact, message) as answer:
+                    found = self._rpc.decoded(contact, answer.head, FoundDeltas).deltas
                     reader = FrameReader(answer.body)
                     for one in found:
                         _, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
@@ -257,22 +265,22 @@ class SplitReconciler:
 
     def _close(self, shard: int, lost: list[Span]) -> None:
         del self._store.remnants[shard]
-        counters = self._core.counters
+        counters = self._counters
         count = sum(high - low + 1 for _, _, low, high in lost)
         counters.lost_in_splits += count
         if count:
             named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:NAMED]]
             reach = round(self._store.log.reach_s, 1)
-            self._core.log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
-        self._core.log.info("split_mended", shard=shard, lost=count)
+            self._log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
+        self._log.info("split_mended", shard=shard, lost=count)
 
     async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
-        message = Mend(self._core.genesis, [_described(shard, entry) for shard, entry in batch])
+        message = Mend(self._context.genesis, [_described(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
-        self._core.counters.bytes_sent += size
+        self._counters.bytes_sent += size
         body = whole_if_small(_frames(batch), size)
-        async with self._core.request("mend", owner, message, body) as answer:
-            self._core.decoded(owner, answer.head, MendAnswer)
+        async with self._rpc.request("mend", owner, message, body) as answer:
+            self._rpc.decoded(owner, answer.head, MendAnswer)
 
     # -- the winner's side --------------------------------------------------------------------------------------
 
@@ -297,16 +305,16 @@ class SplitReconciler:
                 break
             size = self._store.size(mended.shard)
             delta, encoded, codec = await read_array(reader, mended.shard, Part.DELTA, size)
-            self._core.counters.bytes_received += len(encoded)
+            self._counters.bytes_received += len(encoded)
             added += await self._add(mended, IncomingDelta(mended.shard, delta, encoded, codec, repair=True))
         if added:
-            self._core.counters.repaired += added
-            self._core.log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
+            self._counters.repaired += added
+            self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
         return Response(encode(MendAnswer(added)))
 
     async def _add(self, mended: Mended, item: IncomingDelta) -> bool:
         push = Push(
-            genesis=self._core.genesis,
+            genesis=self._context.genesis,
             node=mended.node,
             incarnation=mended.incarnation,
             step=mended.step,
@@ -319,9 +327,9 @@ class SplitReconciler:
 
     def _weight(self, mended: Mended) -> float:
         """Each side had counted only its own workers: `w · N_side / N_merged`."""
-        if self._core.settings.weight == "sum":
+        if self._context.settings.weight == "sum":
             return mended.weight
-        return mended.weight * mended.workers / max(mended.workers, self._core.worker_count())
+        return mended.weight * mended.workers / max(mended.workers, self._view.worker_count())
 
 
 def _described(shard: int, entry: LogEntry) -> Mended:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,9 +21,15 @@ from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
 from training.exchange.client.pull import SLOW_S, PullClient
+from training.exchange.context import ExchangeContext
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
+from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.run_state import RunState
 from training.exchange.store.ownership import Ownership
-from training.exchange.terms import ZERO_TERM, Term
+from training.exchange.store.replica import Replica
+from training.exchange.swarm_view import SwarmView
+from training.exchange.terms import Term
+from training.settings import ExchangeSettings
 
 SHARDS, SIZE = 6, 4
 OWNER = Contact(b"o" * 20, Address("10.0.0.1", 1))
@@ -78,23 +84,27 @@ class Store:
         return True
 
 
-def pulling_over(line: Line) -> tuple[PullClient, Any, Lines]:
+def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
     log = Lines()
     replica = np.zeros(SHARDS * SIZE, np.float32)
-    core: Any = SimpleNamespace(
-        passed_step=0,
+    store: Any = Store()
+    swarm: Any = SimpleNamespace(node_id=b"m" * 20)
+    clock: Any = SimpleNamespace(monotonic=time.monotonic)
+    context = ExchangeContext(
+        swarm=swarm,
+        environment=cast(
+            Any, SimpleNamespace(clock=clock, log=log, entropy=SimpleNamespace(random=random.Random(1)), executor=None)
+        ),
         genesis=b"g" * 16,
-        store=Store(),
-        overlay=SimpleNamespace(node_id=b"m" * 20),
-        settings=SimpleNamespace(pull_codec="float32"),
-        marks=[(ZERO_TERM, 0)] * SHARDS,
-        replica=replica,
-        counters=SimpleNamespace(bytes_received=0),
-        log=log,
-        clock=SimpleNamespace(monotonic=time.monotonic),
-        jitter=lambda: 0.01,
-        request=line.request,
-        decoded=lambda _source, head, kind: decode(head, kind),
+        settings=ExchangeSettings(pull_codec="float32"),
+        synchronous=False,
+        stale_limit=None,
+        store=store,
+        replica=Replica(replica, store.bounds),
+        run=(run := RunState(incarnation=1)),
+        view=SwarmView(swarm, clock, run),
+        rpc=cast(Any, SimpleNamespace(request=line.request, decoded=lambda _source, head, kind: decode(head, kind))),
+        rebalance=RebalanceRequests(store),
     )
 
     async def refresh(_shards: list[int]) -> None:
@@ -106,13 +116,13 @@ def pulling_over(line: Line) -> tuple[PullClient, Any, Lines]:
         failed=lambda *_: None,
         refresh=refresh,
     )
-    return PullClient(core, finding), core, log
+    return PullClient(context, finding), context, log
 
 
 def test_on_a_slow_line_every_shard_has_its_turn() -> None:
     """Two of six shards fit into the time of a pull, and all change every step: after three pulls all six were had."""
     line = Line(through=2)
-    pulling, core, _ = pulling_over(line)
+    pulling, context, _ = pulling_over(line)
 
     async def story() -> list[list[int]]:
         missing = []
@@ -124,14 +134,14 @@ def test_on_a_slow_line_every_shard_has_its_turn() -> None:
     missing = asyncio.run(story())
 
     assert missing == [[2, 3, 4, 5], [0, 1, 4, 5], [0, 1, 2, 3]]
-    assert [version for _, version in core.marks] == [1, 1, 2, 2, 3, 3]
-    assert core.replica[::SIZE].tolist() == [10, 11, 22, 23, 34, 35]
+    assert [version for _, version in context.replica.versions()] == [1, 1, 2, 2, 3, 3]
+    assert context.replica.vector[::SIZE].tolist() == [10, 11, 22, 23, 34, 35]
 
 
 def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
     """What has arrived is asked for by its version, and not sent again."""
     line = Line(through=4)
-    pulling, core, _ = pulling_over(line)
+    pulling, context, _ = pulling_over(line)
 
     async def story() -> list[Any]:
         first = await pulling.pull(1, deadline_s=0.05)
@@ -142,18 +152,19 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 
     assert (first.changed, first.unchanged, first.missing) == (4, 0, [4, 5])
     assert (second.changed, second.unchanged, second.missing) == (2, 4, [])
-    assert core.counters.bytes_received == 6 * 4 * SIZE
+    assert context.counters.bytes_received == 6 * 4 * SIZE
 
 
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has a turn after every two values; a shard that changes while it is copied has its older version."""
     for module in ("cooperative", "client.pull"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 2)
-    pulling, core, _ = pulling_over(Line(through=0))
-    me = Contact(core.overlay.node_id, Address("10.0.0.2", 1))
+    pulling, context, _ = pulling_over(Line(through=0))
+    me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     states = [SimpleNamespace(value=np.full(SIZE, shard, np.float32), version=1, pending={}) for shard in range(SHARDS)]
-    core.synchronous = False
-    core.store.owned = {shard: SimpleNamespace(state=state, copy_term=TERM) for shard, state in enumerate(states)}
+    cast(Any, context.store).owned = {
+        shard: SimpleNamespace(state=state, copy_term=TERM) for shard, state in enumerate(states)
+    }
     pulling._finding.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     turns = 0
 
@@ -169,7 +180,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     async def story() -> list[Any]:
         task = asyncio.create_task(meanwhile())
         first = await pulling.pull(1, deadline_s=1.0)
-        marks = list(core.marks)
+        marks = context.replica.versions()
         second = await pulling.pull(2, deadline_s=1.0)
         task.cancel()
         return [first, marks, second]
@@ -180,19 +191,19 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     assert (first.changed, first.missing) == (SHARDS, [])
     assert marks == [(TERM, 1)] * SHARDS
     assert (second.changed, second.unchanged) == (1, SHARDS - 1)
-    assert core.marks[0] == (TERM, 2)
-    assert core.replica[::SIZE].tolist() == [7.0, *range(1, SHARDS)]
+    assert context.replica.version_of(0) == (TERM, 2)
+    assert context.replica.vector[::SIZE].tolist() == [7.0, *range(1, SHARDS)]
 
 
 def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:
     """The damaged shard is never in the replica, those before it are not fetched again, and the damage is said."""
     line = Line(through=SHARDS, damaged=3)
-    pulling, core, log = pulling_over(line)
+    pulling, context, log = pulling_over(line)
 
     report = asyncio.run(asyncio.wait_for(pulling.pull(1, deadline_s=None), 5))
 
     assert (report.changed, report.missing) == (6, [])
-    assert core.replica[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
+    assert context.replica.vector[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
     assert [one.shard for one in line.asked[1].shards] == [3, 4, 5]
     assert "damaged" in next(fields["reason"] for event, fields in log.lines if event == "bad_pull_answer")
 
@@ -239,8 +250,8 @@ class Swarm:
                 answer.head = encode(PullAnswer(results))
             yield answer
 
-    def pulling(self) -> tuple[PullClient, Any, Lines]:
-        pulling, core, log = pulling_over(self)  # type: ignore[arg-type]
+    def pulling(self) -> tuple[PullClient, ExchangeContext, Lines]:
+        pulling, context, log = pulling_over(self)  # type: ignore[arg-type]
         half = SHARDS // 2
         pulling._finding.by_owner = lambda shards: (  # type: ignore[method-assign]
             [
@@ -249,14 +260,14 @@ class Swarm:
             ],
             [],
         )
-        core.clock, core.random = VirtualClock(), random.Random(1)
+        pulling._clock, pulling._random = VirtualClock(), random.Random(1)
         contacts = (self.QUICK, self.SLOW, self.OTHER)
-        core.overlay.members = lambda: [
+        cast(Any, context.swarm).members = lambda: [
             SimpleNamespace(node_id=one.node_id, contact=one, is_worker=lambda now, one=one: one is not self.QUICK)
             for one in contacts
         ]
-        core.overlay.is_suspect = lambda node_id: False
-        return pulling, core, log
+        cast(Any, context.swarm).is_suspect = lambda node_id: False
+        return pulling, context, log
 
 
 def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
@@ -265,17 +276,17 @@ def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
     swarm = Swarm()
 
     async def story() -> tuple[Any, Any, Lines, float]:
-        pulling, core, log = swarm.pulling()
-        began = core.clock.monotonic()
+        pulling, context, log = swarm.pulling()
+        began = pulling._clock.monotonic()
         report = await pulling.pull(1, deadline_s=None)
-        return report, core, log, core.clock.monotonic() - began
+        return report, context, log, pulling._clock.monotonic() - began
 
-    report, core, log, took_s = VirtualLoop().run(story())
+    report, context, log, took_s = VirtualLoop().run(story())
 
     assert (report.changed, report.missing) == (6, [])
     assert swarm.asked == [(b"q", False, [0, 1, 2]), (b"s", False, [3, 4, 5]), (b"b", True, [5, 4])]
-    assert core.replica[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
-    assert core.marks == [(TERM, 1)] * 4 + [(TERM, 0)] * 2
+    assert context.replica.vector[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
+    assert context.replica.versions() == [(TERM, 1)] * 4 + [(TERM, 0)] * 2
     assert SLOW_S <= took_s < SLOW_S + 0.1
     assert [fields["shards"] for event, fields in log.lines if event == "donor_changed"] == [2]
 

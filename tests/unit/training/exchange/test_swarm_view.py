@@ -1,0 +1,101 @@
+"""The cached view of the peers (`training.exchange.swarm_view`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from training.exchange.run_state import RunState
+from training.exchange.swarm_view import SMALL_SWARM, UNKNOWN_FAILED_S, VIEW_TTL_S, SwarmView
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Crowd:
+    """A swarm of so many peers, all workers, that counts how often it is asked for the number."""
+
+    node_id = b"m" * 20
+
+    def __init__(self, peers: int, steps: Sequence[int] = ()) -> None:
+        self.peers = dict.fromkeys(range(peers))
+        self.asked = 0
+        self.steps = steps
+        self.alive: list[bytes] = []
+        self.gone: list[bytes] = []
+
+    def members(self) -> list[Any]:
+        return [SimpleNamespace(step=step, is_worker=lambda now: True) for step in self.steps]
+
+    def is_alive(self, node_id: bytes) -> bool:
+        return node_id in self.alive
+
+    def is_gone(self, node_id: bytes) -> bool:
+        return node_id in self.gone
+
+    def workers(self) -> float:
+        self.asked += 1
+        return len(self.peers) + 1.0
+
+
+def view_of(crowd: Crowd, clock: Clock) -> SwarmView:
+    return SwarmView(cast(Any, crowd), cast(Any, clock), RunState(incarnation=1))
+
+
+@pytest.mark.parametrize(("peers", "counts_at_once"), [(SMALL_SWARM, True), (SMALL_SWARM + 1, False)])
+def test_one_change_among_many_waits_until_the_cache_expires(peers: int, counts_at_once: bool) -> None:
+    """Among few peers a change of membership counts at once; among many the peers are counted once per lifetime of the
+    cache, however many changes there are in it."""
+    clock, crowd = Clock(), Crowd(peers)
+    view = view_of(crowd, clock)
+    assert view.worker_count() == peers + 1
+
+    crowd.peers.popitem()
+    if not counts_at_once:
+        crowd.peers["another"] = crowd.peers["one more"] = None  # still many
+    for _ in range(10):
+        view.invalidate()
+        view.worker_count()
+    now = len(crowd.peers) + 1
+    assert view.worker_count() == (now if counts_at_once else peers + 1)
+    assert crowd.asked == (11 if counts_at_once else 1)
+
+    clock.now += 1.01 * VIEW_TTL_S
+    assert view.worker_count() == now
+
+
+def test_the_median_step_includes_the_own_step_once_it_is_invalidated() -> None:
+    """A step of this node counts after `invalidate`; until then the cached median is used."""
+    clock, crowd, run = Clock(), Crowd(2, steps=[3, 9]), RunState(incarnation=1, step=5)
+    view = SwarmView(cast(Any, crowd), cast(Any, clock), run)
+    assert view.median_step() == 5
+
+    run.step = 8
+    assert view.median_step() == 5
+    view.invalidate()
+    assert view.median_step() == 8
+
+
+def test_an_unknown_node_counts_as_gone_only_shortly_after_a_failure() -> None:
+    """The failure detector decides about known nodes; an unknown one that did not answer is gone for some seconds."""
+    clock, crowd = Clock(), Crowd(0)
+    view = view_of(crowd, clock)
+    unknown, dead, alive = b"u" * 20, b"d" * 20, b"a" * 20
+    crowd.gone, crowd.alive = [dead], [alive]
+
+    view.note_failure(unknown)
+    view.note_failure(alive)
+    assert [view.is_gone(node) for node in (unknown, dead, alive, crowd.node_id)] == [True, True, False, False]
+
+    clock.now += 1.01 * UNKNOWN_FAILED_S
+    assert [view.is_gone(node) for node in (unknown, dead)] == [False, True]

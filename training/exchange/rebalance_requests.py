@@ -1,0 +1,65 @@
+"""What other parts of the exchange ask of the rebalancer: a look at the shards soon, take-overs, answers to fences.
+
+They lie below the rebalancer and do not know it; it collects the requests in its next tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import ZERO_TERM, Fence, Term
+
+
+class RebalanceRequests:
+    """The requests of one node since the rebalancer last collected them."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+        self._awake = asyncio.Event()
+        self._orphans: dict[int, None] = {}
+        self._challenges: dict[int, Term] = {}
+
+    def wake(self) -> None:
+        """Look at the shards at once instead of at the next regular tick."""
+        self._awake.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return at the next `wake`, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._awake.wait()
+        except TimeoutError:
+            pass
+        self._awake.clear()
+
+    def take_over(self, shard: int) -> None:
+        """This shard has no living owner and this node is the first living candidate."""
+        self._orphans[shard] = None
+
+    def collect_orphans(self) -> list[int]:
+        orphans = list(self._orphans)
+        self._orphans.clear()
+        return orphans
+
+    @property
+    def has_orphans(self) -> bool:
+        return bool(self._orphans)
+
+    def challenge(self, fences: Iterable[Fence]) -> None:
+        """Another node has seen these terms: an owner below one of them has to yield, or to raise its term above."""
+        for fence in fences:
+            owned = self._store.owned.get(fence.shard)
+            if owned is not None and fence.term > owned.term:
+                self._challenges[fence.shard] = max(fence.term, self._challenges.get(fence.shard, ZERO_TERM))
+                self.wake()
+
+    @property
+    def has_challenges(self) -> bool:
+        return bool(self._challenges)
+
+    def collect_challenges(self) -> dict[int, Term]:
+        """Shards owned here for which another node has seen a higher term, with that term."""
+        challenges, self._challenges = self._challenges, {}
+        return challenges

@@ -1,0 +1,95 @@
+"""What the exchange computes from the list of peers: median step, number of workers, whether others may own.
+
+Each answer takes a pass over all peers, so it is cached for `VIEW_TTL_S`. In a small swarm every change of membership
+invalidates the cache.
+"""
+
+from __future__ import annotations
+
+from overlay.environment import Clock
+from training.exchange.run_state import RunState
+from training.swarm import Swarm
+
+#: How long a computed answer is used.
+VIEW_TTL_S = 0.2
+#: With at most this many peers every change of membership counts at once.
+SMALL_SWARM = 50
+#: An unknown node that did not answer counts as gone for this long; for a known one the failure detector decides.
+UNKNOWN_FAILED_S = 5.0
+
+
+class SwarmView:
+    """A cached view of the peers of one node."""
+
+    def __init__(self, swarm: Swarm, clock: Clock, run: RunState) -> None:
+        self._swarm = swarm
+        self._clock = clock
+        self._run = run
+        #: When a request to a node last failed, in monotonic seconds.
+        self._failures: dict[bytes, float] = {}
+        self._has_met_others = False
+        #: Answers, each with the time at which it was computed; a negative time: not computed yet.
+        self._eligible_others: tuple[float, bool] = (-1.0, False)
+        self._median: tuple[float, int] = (-1.0, 0)
+        self._worker_count: tuple[float, float] = (-1.0, 1.0)
+
+    def is_gone(self, node_id: bytes) -> bool:
+        """Whether a node is dead, has left, or is unknown and failed to answer a moment ago.
+
+        In a large swarm the owner of a shard may be a node that this one has never met: unknown is not dead.
+        """
+        if node_id == self._swarm.node_id or self._swarm.is_alive(node_id):
+            return False
+        return self.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
+
+    def note_failure(self, node_id: bytes) -> None:
+        """A request to this node failed now."""
+        self._failures[node_id] = self._clock.monotonic()
+
+    def failed_within(self, node_id: bytes, seconds: float) -> bool:
+        """Whether a request to this node failed in the last `seconds`."""
+        failed_at = self._failures.get(node_id)
+        return failed_at is not None and self._clock.monotonic() - failed_at < seconds
+
+    def median_step(self) -> int:
+        """The median completed step of the known workers, this node included."""
+        now = self._clock.monotonic()
+        computed_at, median = self._median
+        if now - computed_at > VIEW_TTL_S or computed_at < 0:
+            steps = sorted([self._run.step, *(peer.step for peer in self._swarm.members() if peer.is_worker(now))])
+            median = steps[len(steps) // 2]
+            self._median = (now, median)
+        return median
+
+    def worker_count(self) -> float:
+        """`Swarm.workers`, cached."""
+        now = self._clock.monotonic()
+        computed_at, count = self._worker_count
+        if now - computed_at > VIEW_TTL_S or computed_at < 0:
+            count = self._swarm.workers()
+            self._worker_count = (now, count)
+        return count
+
+    def has_met_others(self) -> bool:
+        """Whether this swarm has, or ever had, another node; remembered peers of earlier starts count."""
+        if not self._has_met_others:
+            self._has_met_others = bool(self._swarm.members() or self._swarm.remembered())
+        return self._has_met_others
+
+    def has_eligible_others(self) -> bool:
+        """Whether another known node could own or back up a shard."""
+        now = self._clock.monotonic()
+        computed_at, answer = self._eligible_others
+        if now - computed_at > VIEW_TTL_S or computed_at < 0:
+            answer = any(self._swarm.may_own(peer) for peer in self._swarm.members())
+            self._eligible_others = (now, answer)
+        return answer
+
+    def invalidate(self) -> None:
+        """Membership or our own step changed: compute anew. Among many peers one change matters little, and the cached
+        answers stay: otherwise each of a thousand simultaneous joins would count a thousand peers."""
+        if len(self._swarm.peers) > SMALL_SWARM:
+            return
+        self._eligible_others = (-1.0, False)
+        self._median = (-1.0, 0)
+        self._worker_count = (-1.0, 1.0)
