@@ -17,6 +17,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 from kademlia.node import Node as KademliaNode
@@ -30,6 +31,7 @@ from overlay.kademlia.routing_table import ContactTable
 from overlay.local_node import LocalNode
 from overlay.peers import Activity, Contact, Peer
 from overlay.system import SystemClock
+from tests.harness.environment import make_environment
 from tests.harness.overlay_swarm import OverlayWorld
 from tests.harness.virtual_loop import VirtualLoop
 
@@ -121,11 +123,12 @@ def draw_with_truth(seed: int, nodes: int, draws: int) -> Uniformity:
     node_ids = [random_id(rng) for _ in range(nodes)]
     truth = cast(Any, _Truth(node_ids))
     counts = dict.fromkeys(node_ids, 0)
+    environment = make_environment(clock=SystemClock(), entropy=cast(Any, SimpleNamespace(random=rng)))
 
     async def story() -> None:
         for own_id in node_ids:
             local = LocalNode(own_id, 1, 1, "benchmark", Address("127.0.0.1", 1))
-            discovery = PeerSampler(local, 20, truth, truth, SystemClock(), rng)
+            discovery = PeerSampler(local, 20, truth, truth, environment)
             for _ in range(4):  # an estimate to begin with
                 await discovery.sample_once()
             for _ in range(max(1, round(draws / nodes / BETA))):

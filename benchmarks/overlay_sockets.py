@@ -39,10 +39,10 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
     from overlay.identity import load_identity, next_incarnation
     from overlay.overlay import Overlay
     from overlay.peers import Activity
-    from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+    from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
     from overlay.sockets.transport import SocketTransport
     from overlay.system import FolderDisk, SystemClock, SystemEntropy
-    from tests.harness.overlay_swarm import NoLog
+    from tests.harness.environment import NoLog, make_environment
 
     clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()
 
@@ -52,14 +52,11 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
             identity=load_identity(disk, entropy),
             incarnation=next_incarnation(disk),
             boot=int.from_bytes(entropy.token(8), "big"),
-            node=NodeSettings(host="127.0.0.1", port=0),
-            swarm=SwarmSettings(run="benchmark"),
-            liveness=LivenessSettings(),
+            settings=OverlaySettings(
+                NodeSettings(host="127.0.0.1", port=0), SwarmSettings(run="benchmark"), LivenessSettings()
+            ),
             transport=SocketTransport("127.0.0.1", 0, log=log, clock=clock),
-            clock=clock,
-            entropy=entropy,
-            disk=disk,
-            log=log,
+            environment=make_environment(clock=clock, entropy=entropy, disk=disk, log=log),
         )
 
     before_bytes = resident_bytes(os.getpid())

@@ -145,10 +145,10 @@ def _queries(at_once: int) -> float:
 def _overlay(folder: Path) -> Any:
     from overlay.identity import load_identity, next_incarnation
     from overlay.overlay import Overlay
-    from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+    from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
     from overlay.sockets.transport import SocketTransport
     from overlay.system import FolderDisk, SystemClock, SystemEntropy
-    from tests.harness.overlay_swarm import NoLog
+    from tests.harness.environment import NoLog, make_environment
 
     clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()
     disk = FolderDisk(folder)
@@ -156,14 +156,11 @@ def _overlay(folder: Path) -> Any:
         identity=load_identity(disk, entropy),
         incarnation=next_incarnation(disk),
         boot=int.from_bytes(entropy.token(8), "big"),
-        node=NodeSettings(host="127.0.0.1", port=0),
-        swarm=SwarmSettings(run="benchmark"),
-        liveness=LivenessSettings(),
+        settings=OverlaySettings(
+            NodeSettings(host="127.0.0.1", port=0), SwarmSettings(run="benchmark"), LivenessSettings()
+        ),
         transport=SocketTransport("127.0.0.1", 0, log=log, clock=clock),
-        clock=clock,
-        entropy=entropy,
-        disk=disk,
-        log=log,
+        environment=make_environment(clock=clock, entropy=entropy, disk=disk, log=log),
     )
 
 

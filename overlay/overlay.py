@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from overlay.addresses import Address
@@ -26,10 +25,9 @@ from overlay.discovery.crawler import Crawler
 from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.peer_sampling import PeerSampler
 from overlay.discovery.population import Population
-from overlay.environment import Clock, Disk, Entropy, Log
+from overlay.environment import Environment
 from overlay.identity import Identity
 from overlay.ids import short
-from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.server import SwarmServer
 from overlay.local_node import LocalChange, LocalNode
@@ -42,21 +40,13 @@ from overlay.nat.port_mapping import Gateway, PortMapper
 from overlay.nat.reachability import Reachability
 from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
 from overlay.requests import Handler, RequestService
-from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+from overlay.settings import OverlaySettings
 from overlay.transport import Body, ReceivedResponse, Request, Response, Transport
 
-__all__ = ["NotThisSwarm", "Overlay", "OverlaySettings", "PeerChange"]
+__all__ = ["NotThisSwarm", "Overlay", "PeerChange"]
 
 #: A leave is said twice, this far apart: datagrams get lost.
 FAREWELL_PAUSE_S = 0.05
-
-
-@dataclass(frozen=True)
-class OverlaySettings:
-    """Kademlia's constants, as in its paper; nobody has a reason to change them per node."""
-
-    k: int = 20
-    alpha: int = 3
 
 
 class Overlay:
@@ -68,97 +58,50 @@ class Overlay:
         identity: Identity,
         incarnation: int,
         boot: int,
-        node: NodeSettings,
-        swarm: SwarmSettings,
-        liveness: LivenessSettings,
+        settings: OverlaySettings,
         transport: Transport,
-        clock: Clock,
-        entropy: Entropy,
-        disk: Disk,
-        log: Log,
-        settings: OverlaySettings | None = None,
+        environment: Environment,
         gateway: Gateway | None = None,
         lan: Lan | None = None,
     ) -> None:
         """`gateway`: the router that shall let others in; `lan`: announcements in the local network; None: without."""
-        kademlia = settings or OverlaySettings()
-        kademlia = settings or OverlaySettings()
-        rng = entropy.random
-        self.local = local = LocalNode(
-            identity.node_id, incarnation, boot, swarm.run, Address(node.host, node.port or 1)
-        )
+        node, swarm, clock, rng = settings.node, settings.swarm, environment.clock, environment.entropy.random
+        address = Address(node.host, node.port or 1)
+        self.local = local = LocalNode(identity.node_id, incarnation, boot, swarm.run, address)
+        self._identity = identity
         self._advertise = node.advertise
         self._transport = transport
-        self._log = log
+        self._log = environment.log
         self._clock = clock
-        self._identity = identity
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
-        self._detector = FailureDetector(self.node_id, incarnation, liveness, rng, clock.monotonic())
-        self._membership = MemberList(
-            self.node_id, boot, self._detector, clock, log, kademlia.k, ids_per_address=swarm.ids_per_address
+        self._detector = FailureDetector(local.node_id, incarnation, settings.liveness, rng, clock.monotonic())
+        self._membership = members = MemberList(
+            local.node_id, boot, self._detector, clock, self._log, settings.k, ids_per_address=swarm.ids_per_address
         )
-        self._server = SwarmServer(
-            ksize=kademlia.k,
-            alpha=kademlia.alpha,
-            node_id=self.node_id,
-            proofs=IdentityProofs(identity),
-            listener=self._membership,
-            clock=clock,
-            entropy=entropy,
-            ceiling_s=liveness.probe_timeout_s,
-            log=log,
-        )
-        self._protocol = self._server.protocol
-        self._questions = PeerQueries(self._protocol, self._membership.peers)
-        self._prober = Prober(self._protocol, self._membership, self._detector, liveness, clock, rng)
-        self._membership.connect(self._protocol, self._prober.perform)
-        self._lookups = LookupService(
-            local,
-            self._protocol,
-            self._membership,
-            clock,
-            k=kademlia.k,
-            alpha=kademlia.alpha,
-            ids_per_address=swarm.ids_per_address,
-        )
-        self._discovery = PeerSampler(local, kademlia.k, self._membership, self._lookups, clock, rng)
-        self._stream_health = StreamHealth(self._protocol, self._membership, self.suspect, clock)
-        self._candidates = Candidates(
-            local, kademlia.k, self._membership, self._stream_health, self._lookups, self._discovery, clock
-        )
-        self._crawler = Crawler(
-            local, kademlia.k, self._membership, self._lookups, self._discovery, self._candidates, clock, rng
-        )
+        self._server = SwarmServer(identity, settings, members, environment)
+        self._protocol = protocol = self._server.protocol
+        self._questions = PeerQueries(protocol, members.peers)
+        self._prober = Prober(protocol, members, self._detector, settings.liveness, clock, rng)
+        members.connect(protocol, self._prober.perform)
+        self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
+        self._discovery = PeerSampler(local, settings.k, members, lookups, environment)
+        self._stream_health = StreamHealth(protocol, members, self.suspect, clock)
+        self._candidates = Candidates(local, settings.k, members, self._stream_health, lookups, self._discovery, clock)
+        self._crawler = Crawler(local, settings.k, members, lookups, self._discovery, self._candidates, environment)
         self._streams = RequestService(local, transport, self._stream_health, clock)
         self._streams.register_bare(hello.HELLO, self._answer_hello)
-        caller = hello.HelloContext(identity, boot, swarm.run, lambda: entropy.token(hello.NONCE_BYTES))
+        caller = hello.HelloContext(identity, boot, swarm.run, environment.entropy)
         self._reachability = Reachability(
-            local,
-            caller,
-            transport,
-            self._streams,
-            self.peers,
-            clock,
-            rng,
-            log,
-            client_only=node.client_only,
+            local, caller, transport, self._streams, members.peers, environment, client_only=node.client_only
         )
-        self._protocol.serve(StreamsFailing, self._reachability.on_unreachable_report)
-        self._mapping = None if gateway is None else PortMapper(local, gateway, rng, log)
-        network = LocalNetwork(Announcement(swarm.run, identity.node_id, node.port or 1, joined=False))
-        self._joining = Joining(
-            local,
-            Dialer(local, transport, rng, log, caller, twin=self._membership.proven_twin),
-            PeerStore(disk, clock, log),
-            network,
-            self._membership,
-            self._lookups,
-            rng,
-            log,
-        )
+        protocol.serve(StreamsFailing, self._reachability.on_unreachable_report)
+        self._mapping = None if gateway is None else PortMapper(local, gateway, environment)
+        dialer = Dialer(local, transport, caller, environment, on_duplicate_identity=members.proven_twin)
+        network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
+        self._joining = Joining(local, dialer, PeerStore(environment), network, members, lookups, environment)
         self._joining.on_arrival(self._reachability.check_now)
-        self._lan = LanDiscovery(local, lan, network, self._joining, log)
+        self._lan = LanDiscovery(local, lan, network, self._joining, self._log)
         local.on_change(self._on_local_change)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -381,10 +324,8 @@ class Overlay:
     async def _answer_hello(self, incoming: Request) -> Response:
         return hello.answer_hello(
             incoming,
-            run=self.local.run,
-            genesis=self.genesis,
             identity=self._identity,
-            beat=self.beat,
+            local=self.local,
             closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
         )
 

@@ -6,6 +6,7 @@ generated from them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -110,3 +111,14 @@ class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         PositiveFloat,
         Meta(description="Seconds a suspected peer has to refute before it counts as dead."),
     ] = 3.0
+
+
+@dataclass(frozen=True)
+class OverlaySettings:
+    """All settings of one overlay. `k` and `alpha` are Kademlia's constants, as in its paper; no file sets them."""
+
+    node: NodeSettings
+    swarm: SwarmSettings
+    liveness: LivenessSettings
+    k: int = 20
+    alpha: int = 3

@@ -9,14 +9,13 @@ are good enough. Giving up is for one case only: every bootstrap answered, and n
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from overlay.addresses import Address
 from overlay.bootstrap.hello import DuplicateIdentityFound, HelloContext, HelloRejected, HelloResult, say_hello
 from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
-from overlay.environment import Log
+from overlay.environment import Environment
 from overlay.local_node import LocalNode
 from overlay.transport import Transport
 
@@ -57,11 +56,10 @@ class Dialer:
         self,
         local: LocalNode,
         transport: Transport,
-        rng: random.Random,
-        log: Log,
         caller: HelloContext,
+        environment: Environment,
         *,
-        twin: Callable[[int, int, Address], None],
+        on_duplicate_identity: Callable[[int, int, Address], None],
         resolver: Resolver | None = None,
     ) -> None:
         self.attempts: dict[str, str] = {}
@@ -69,10 +67,10 @@ class Dialer:
         self._resolved: dict[str, Sequence[Address]] = {}
         self._local = local
         self._transport = transport
-        self._rng = rng
-        self._log = log
+        self._rng = environment.entropy.random
+        self._log = environment.log
         self._caller = caller
-        self._twin = twin
+        self._on_duplicate_identity = on_duplicate_identity
 
     async def dial(
         self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
@@ -162,7 +160,7 @@ class Dialer:
                 self._transport, address, caller=self._caller, genesis=genesis, timeout_s=HELLO_TIMEOUT_S
             )
         except DuplicateIdentityFound as error:
-            self._twin(error.incarnation, error.boot, error.address)
+            self._on_duplicate_identity(error.incarnation, error.boot, error.address)
             raise
 
     async def _addresses(self, label: str | Address) -> Sequence[Address]:

@@ -17,10 +17,12 @@ import msgspec
 from msgspec import Meta
 
 from overlay.addresses import Address
+from overlay.environment import Entropy
 from overlay.identity import Identity
 from overlay.ids import node_id_of, short
 from overlay.kademlia.messages import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
-from overlay.peers import Contact, Heartbeat, Id
+from overlay.local_node import LocalNode
+from overlay.peers import Contact, Id
 from overlay.transport import Request, RequestRejected, Response, Transport, TransportError
 
 HELLO = "hello"
@@ -91,21 +93,19 @@ _REQUEST = msgspec.msgpack.Decoder(HelloRequest)
 
 @dataclass(frozen=True)
 class HelloContext:
-    """Who says hello: our identity, our start and our run; `nonce` draws a fresh one (`NONCE_BYTES`)."""
+    """Who says hello: our identity, our start and our run; `entropy` gives the nonces."""
 
     identity: Identity
     boot: int
     run: str
-    nonce: Callable[[], bytes]
+    entropy: Entropy
 
 
 def answer_hello(
     incoming: Request,
     *,
-    run: str,
-    genesis: bytes | None,
     identity: Identity,
-    beat: Heartbeat,
+    local: LocalNode,
     closest: Callable[[bytes], list[bytes]],
 ) -> Response:
     """Who we are, for anybody; whom we know (`closest`, packed), for nodes of our run. Raises `RequestRejected`."""
@@ -115,13 +115,13 @@ def answer_hello(
         raise RequestRejected("this is no hello; is it another version of p2pnode?") from None
     answer = HelloAnswer(
         PROTOCOL_VERSION,
-        run,
-        genesis or b"",
+        local.run,
+        local.genesis or b"",
         identity.node_id,
         incoming.source.host,
-        pack_nodes(closest(request.node_id) if request.run == run else []),
-        beat.incarnation,
-        beat.boot,
+        pack_nodes(closest(request.node_id) if request.run == local.run else []),
+        local.heartbeat.incarnation,
+        local.heartbeat.boot,
         identity.public_key,
     )
     signature = identity.sign(_statement(request.nonce, request.node_id, answer))
@@ -169,7 +169,7 @@ async def say_hello(
     transport: Transport, address: Address, *, caller: HelloContext, genesis: bytes | None, timeout_s: float
 ) -> HelloResult:
     """Dial one address. Raises `HelloRejected` with the reason, whatever happens on the way."""
-    nonce = caller.nonce()
+    nonce = caller.entropy.token(NONCE_BYTES)
     head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, caller.run, caller.identity.node_id, nonce))
     try:
         async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:

@@ -4,7 +4,6 @@ then, for ever, whether there are others of our swarm that nobody here knows any
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Container, Sequence
 
 from overlay.addresses import Address
@@ -13,7 +12,7 @@ from overlay.bootstrap.hello import HelloResult
 from overlay.bootstrap.local_network import LocalNetwork
 from overlay.bootstrap.peer_store import PeerStore
 from overlay.discovery.lookup_service import LookupService
-from overlay.environment import Log
+from overlay.environment import Environment
 from overlay.local_node import LocalNode
 from overlay.membership.members import MemberList
 
@@ -37,8 +36,7 @@ class Joining:
         local_network: LocalNetwork,
         membership: MemberList,
         lookups: LookupService,
-        rng: random.Random,
-        log: Log,
+        environment: Environment,
     ) -> None:
         self._local = local
         self._dialler = dialler
@@ -46,8 +44,8 @@ class Joining:
         self._local_network = local_network
         self._membership = membership
         self._lookups = lookups
-        self._rng = rng
-        self._log = log
+        self._rng = environment.entropy.random
+        self._log = environment.log
         self._callbacks: list[Callable[[], None]] = []
         self._bootstraps: list[str] = []
 

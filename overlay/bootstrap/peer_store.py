@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from overlay.addresses import Address, split_address
-from overlay.environment import Clock, Disk, Log
+from overlay.environment import Environment
 from overlay.peers import Peer
 
 PEERS_FILE = "peers.json"
@@ -32,10 +32,10 @@ class StoredPeer(NamedTuple):
 class PeerStore:
     """Addresses of peers met lately, most recently met first; one of each peer, the last."""
 
-    def __init__(self, disk: Disk, clock: Clock, log: Log) -> None:
-        self._disk = disk
-        self._clock = clock
-        self._log = log
+    def __init__(self, environment: Environment) -> None:
+        self._disk = environment.disk
+        self._clock = environment.clock
+        self._log = environment.log
         self._met: dict[Address, StoredPeer] = {}
         self._written: list[Address] = []
         self._failed = False

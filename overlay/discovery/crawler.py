@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 
 from overlay.discovery.candidates import Candidates
 from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.peer_sampling import PeerSampler
-from overlay.environment import Clock
+from overlay.environment import Environment
 from overlay.ids import ID_BITS, distance, random_id_with_prefix
 from overlay.local_node import LocalNode
 from overlay.membership.members import BACK, MemberList
@@ -39,8 +38,7 @@ class Crawler:
         lookups: LookupService,
         sampler: PeerSampler,
         candidates: Candidates,
-        clock: Clock,
-        rng: random.Random,
+        environment: Environment,
     ) -> None:
         self._local = local
         self._k = k
@@ -48,8 +46,8 @@ class Crawler:
         self._lookups = lookups
         self._sampler = sampler
         self._candidates = candidates
-        self._clock = clock
-        self._rng = rng
+        self._clock = environment.clock
+        self._rng = environment.entropy.random
         self._heal = asyncio.Event()
         self._crawl = asyncio.Event()
         self._crawl_until = 0.0

@@ -17,6 +17,7 @@ from overlay.kademlia.protocol import SwarmProtocol
 from overlay.local_node import LocalNode
 from overlay.membership.members import MemberList
 from overlay.peers import Contact
+from overlay.settings import OverlaySettings
 
 #: A lookup gives what it has after this long (two silent nodes one after another cost two ceilings).
 DEADLINE_S = 5.0
@@ -44,20 +45,17 @@ class LookupService:
         local: LocalNode,
         protocol: SwarmProtocol,
         membership: MemberList,
+        settings: OverlaySettings,
         clock: Clock,
-        *,
-        k: int,
-        alpha: int,
-        ids_per_address: int = 0,
     ) -> None:
-        self.ids_per_address = ids_per_address  # that take part in one lookup; 0: any number
+        self.ids_per_address = settings.swarm.ids_per_address  # that take part in one lookup; 0: any number
         self.recent: deque[Finished] = deque(maxlen=RECENT)
         self._local = local
         self._protocol = protocol
         self._membership = membership
         self._clock = clock
-        self._k = k
-        self._alpha = alpha
+        self._k = settings.k
+        self._alpha = settings.alpha
 
     async def find(self, target: bytes, seeds: Iterable[Contact] = ()) -> list[Contact]:
         """The k nodes closest to `target` that answered, closest first, ourselves where we belong."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import deque
 
 from overlay.discovery.lookup_service import LookupService
@@ -26,7 +25,7 @@ from overlay.discovery.sampling import (
     inside_ball,
     is_kept,
 )
-from overlay.environment import Clock
+from overlay.environment import Environment
 from overlay.ids import random_id, relative_distance
 from overlay.local_node import LocalNode
 from overlay.membership.members import FULL_VIEW, MemberList
@@ -60,22 +59,21 @@ class PeerSampler:
         k: int,
         membership: MemberList,
         lookups: LookupService,
-        clock: Clock,
-        rng: random.Random,
+        environment: Environment,
     ) -> None:
         self.pool = SamplePool()
         self._balls_wanted = POOL_BALLS
         self._balls_first = FIRST_BALLS
         self._spent: deque[tuple[float, int]] = deque()  # (when, peers kept) of each sampling lookup
         self._drawn = 0
-        self._started = clock.monotonic()
+        self._started = environment.clock.monotonic()
         self.estimator = Estimator(k)
         self._local = local
         self._k = k
         self._membership = membership
         self._lookups = lookups
-        self._clock = clock
-        self._rng = rng
+        self._clock = environment.clock
+        self._rng = environment.entropy.random
         self._estimate: tuple[float, Population | None] = (float("-inf"), None)
         membership.on_change(self._on_change)
 

@@ -19,7 +19,7 @@ from kademlia.node import Node
 from kademlia.protocol import KademliaProtocol
 
 from overlay.addresses import Address, NodeAddress, id_behind
-from overlay.environment import Clock, Entropy, Log
+from overlay.environment import Environment
 from overlay.kademlia import messages
 from overlay.kademlia.broadcast_queue import BroadcastQueue
 from overlay.kademlia.calls import CallTable, OnResult, PendingCall
@@ -61,10 +61,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         *,
         proofs: IdentityProofs,
         listener: ProtocolEvents,
-        clock: Clock,
-        entropy: Entropy,
+        environment: Environment,
         ceiling_s: float,
-        log: Log,
     ) -> None:
         super().__init__(source_node, None, ksize)
         self.router: ContactTable = ContactTable(ksize, source_node)
@@ -72,14 +70,16 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.queue = BroadcastQueue()
         self.counters: Counter[str] = Counter()
         self.fragile = False  # tests: an exception in a handler is raised, not counted
-        self._calls = CallTable(clock, entropy, self.counters, send=self._send_try, give_up=self._give_up)
+        self._calls = CallTable(
+            environment.clock, environment.entropy, self.counters, send=self._send_try, give_up=self._give_up
+        )
         self._procedures: dict[type, Procedure] = {}
         self.own_id: bytes = source_node.id
         self._proofs = proofs
         self._listener = listener
-        self._clock = clock
-        self._entropy = entropy
-        self._log = log
+        self._clock = environment.clock
+        self._entropy = environment.entropy
+        self._log = environment.log
         self._tag: bytes | None = None
         self._beat: Heartbeat | None = None
         self._head = b""

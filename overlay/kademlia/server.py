@@ -8,10 +8,12 @@ from typing import NoReturn
 
 from kademlia.network import Server
 
-from overlay.environment import Clock, Entropy, Log
+from overlay.environment import Environment
+from overlay.identity import Identity
 from overlay.kademlia.events import ProtocolEvents
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.protocol import SwarmProtocol
+from overlay.settings import OverlaySettings
 from overlay.transport import Transport
 
 
@@ -22,31 +24,23 @@ class SwarmServer(Server):  # type: ignore[misc]
 
     def __init__(
         self,
-        *,
-        ksize: int,
-        alpha: int,
-        node_id: bytes,
-        proofs: IdentityProofs,
+        identity: Identity,
+        settings: OverlaySettings,
         listener: ProtocolEvents,
-        clock: Clock,
-        entropy: Entropy,
-        ceiling_s: float,
-        log: Log,
+        environment: Environment,
     ) -> None:
-        super().__init__(ksize, alpha, node_id)
+        super().__init__(settings.k, settings.alpha, identity.node_id)
         self.storage: MappingProxyType[bytes, object] = MappingProxyType(
             {}
         )  # the package makes one that keeps everything for a week
         self._make = partial(
             self.protocol_class,
             self.node,
-            ksize,
-            proofs=proofs,
+            settings.k,
+            proofs=IdentityProofs(identity),
             listener=listener,
-            clock=clock,
-            entropy=entropy,
-            ceiling_s=ceiling_s,
-            log=log,
+            environment=environment,
+            ceiling_s=settings.liveness.probe_timeout_s,
         )
         self.protocol: SwarmProtocol = self._create_protocol()
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import random
 from typing import NamedTuple, Protocol
 
 from overlay.addresses import Address
-from overlay.environment import Log
+from overlay.environment import Environment
 from overlay.local_node import LocalNode
 
 #: Asked of the router. Short enough that what a killed node leaves behind is soon gone.
@@ -56,15 +55,14 @@ class PortMapper:
         self,
         local: LocalNode,
         gateway: Gateway,
-        rng: random.Random,
-        log: Log,
+        environment: Environment,
     ) -> None:
         self.address: Address | None = None
         self.reason = ""
         self._local = local
         self._gateway = gateway
-        self._rng = rng
-        self._log = log
+        self._rng = environment.entropy.random
+        self._log = environment.log
 
     async def run(self) -> None:
         """Open and renew, for ever."""

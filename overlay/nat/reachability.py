@@ -9,14 +9,13 @@ that their streams fail.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 
 import msgspec
 
 from overlay.addresses import Address
 from overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
-from overlay.environment import Clock, Log
+from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import StreamsFailing
 from overlay.local_node import LocalNode
@@ -52,9 +51,7 @@ class Reachability:
         transport: Transport,
         streams: RequestService,
         peers: PeerTable,
-        clock: Clock,
-        rng: random.Random,
-        log: Log,
+        environment: Environment,
         *,
         client_only: bool,
     ) -> None:
@@ -65,9 +62,9 @@ class Reachability:
         self._caller = caller
         self._transport = transport
         self._streams = streams
-        self._clock = clock
-        self._rng = rng
-        self._log = log
+        self._clock = environment.clock
+        self._rng = environment.entropy.random
+        self._log = environment.log
         self._peers = peers
         self._complaints: dict[bytes, float] = {}
         self._wake = asyncio.Event()

@@ -11,6 +11,7 @@ import asyncio
 from overlay.ids import short
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity, PeerChange
+from overlay.settings import OverlaySettings
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
@@ -50,14 +51,9 @@ class Node:
             identity=self.identity,
             incarnation=self.incarnation,
             boot=int.from_bytes(environment.entropy.token(4), "big"),
-            node=config.node,
-            swarm=config.swarm,
-            liveness=config.liveness,
+            settings=OverlaySettings(config.node, config.swarm, config.liveness),
             transport=environment.transport,
-            clock=environment.clock,
-            entropy=environment.entropy,
-            disk=environment.disk,
-            log=environment.log,
+            environment=environment,
             gateway=environment.gateway,
             lan=environment.lan,
         )

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from overlay.environment import Clock, Disk, Entropy, Environment, Executor, Log
 from tests.harness.virtual_loop import START_S
 
 P = ParamSpec("P")
@@ -104,6 +105,34 @@ class InlineWorkers:
         result = function(*args, **kwargs)
         await asyncio.sleep(0)
         return result
+
+
+class NoLog:
+    """A log that keeps nothing."""
+
+    def debug(self, event: str, **fields: Any) -> None:
+        pass
+
+    info = warning = error = debug
+
+
+def make_environment(
+    *,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+    disk: Disk | None = None,
+    executor: Executor | None = None,
+    log: Log | None = None,
+) -> Environment:
+    """An environment in memory, from these parts and defaults for the rest; call it on the virtual loop, or bring a
+    clock."""
+    return Environment(
+        clock=clock or VirtualClock(),
+        entropy=entropy or SeededEntropy(0),
+        disk=disk or MemoryDisk(),
+        executor=executor or InlineWorkers(),
+        log=log or NoLog(),
+    )
 
 
 class Record(NamedTuple):

@@ -15,9 +15,9 @@ from overlay.peers import Activity, PeerChange
 from overlay.sealing.sealed_transport import SealedTransport
 from overlay.sealing.sealer import MAX_SEALED_BYTES
 from overlay.sealing.swarm_key import KeyRing
-from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from overlay.transport import Transport
-from tests.harness.environment import ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
+from tests.harness.environment import ListLog, MemoryDisk, NoLog, Record, SeededEntropy, VirtualClock, make_environment
 from tests.harness.network import Network
 from tests.harness.virtual_loop import OWNER, VirtualLoop
 
@@ -25,15 +25,6 @@ GENESIS = b"genesis of tests"
 PORT = 8468
 #: Keys of worlds that name none; a test sets it to play the other tests' stories in a closed swarm.
 SEALED_BY_DEFAULT: KeyRing | None = None
-
-
-class NoLog:
-    """A log that keeps nothing."""
-
-    def debug(self, event: str, **fields: Any) -> None:
-        pass
-
-    info = warning = error = debug
 
 
 class OverlayWorld:
@@ -98,14 +89,9 @@ class OverlayWorld:
             identity=identity,
             incarnation=next_incarnation(disk),
             boot=int.from_bytes(entropy.token(8), "big"),
-            node=settings,
-            swarm=SwarmSettings(run=run or self.run),
-            liveness=LivenessSettings(),
+            settings=OverlaySettings(settings, SwarmSettings(run=run or self.run), LivenessSettings()),
             transport=transport,
-            clock=clock,
-            entropy=entropy,
-            disk=disk,
-            log=log,
+            environment=make_environment(clock=clock, entropy=entropy, disk=disk, log=log),
             gateway=gateway,
         )
         overlay._protocol.fragile = True

@@ -25,10 +25,10 @@ from overlay.identity import load_identity, next_incarnation
 from overlay.kademlia import messages
 from overlay.overlay import Overlay
 from overlay.peers import Heartbeat
-from overlay.settings import LivenessSettings, NodeSettings, SwarmSettings
+from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from overlay.sockets.transport import SocketTransport
 from overlay.system import SystemClock, SystemEntropy
-from tests.harness.environment import ListLog, MemoryDisk, Record
+from tests.harness.environment import ListLog, MemoryDisk, Record, make_environment
 
 V4, V6 = "127.0.0.1", "::1"
 GENESIS = b"genesis of tests"
@@ -84,14 +84,9 @@ class Real:
             identity=load_identity(disk, entropy),
             incarnation=next_incarnation(disk),
             boot=int.from_bytes(os.urandom(4), "big"),
-            node=NodeSettings(host=host, port=0),
-            swarm=SwarmSettings(run="tests"),
-            liveness=LivenessSettings(),
+            settings=OverlaySettings(NodeSettings(host=host, port=0), SwarmSettings(run="tests"), LivenessSettings()),
             transport=SocketTransport(host, 0, log=log, clock=SystemClock()),
-            clock=SystemClock(),
-            entropy=entropy,
-            disk=disk,
-            log=log,
+            environment=make_environment(clock=SystemClock(), entropy=entropy, disk=disk, log=log),
         )
         self.overlay._protocol.fragile = True
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from overlay.addresses import Address, NodeAddress
-from overlay.bootstrap.hello import NONCE_BYTES, HelloContext, say_hello
+from overlay.bootstrap.hello import HelloContext, say_hello
 from overlay.identity import Identity, identity_from_seed
 from overlay.kademlia import messages
 from overlay.kademlia.messages import Ping
@@ -23,6 +23,7 @@ from overlay.peers import Heartbeat
 from overlay.requests import Envelope
 from overlay.sealing.client_hello import server_name
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from overlay.system import SystemEntropy
 from overlay.transport import TransportError
 from p2pnode.client import find
 from tests.process.test_sealed_process import Daemon
@@ -175,7 +176,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
 async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -> None:
     """What a member says under its own seal or certificate in the name of another is refused, and counted."""
-    caller = HelloContext(member.identity, 1, RUN, lambda: os.urandom(NONCE_BYTES))
+    caller = HelloContext(member.identity, 1, RUN, SystemEntropy())
     greeted = await say_hello(member.door, home, caller=caller, genesis=None, timeout_s=5.0)
     tag = messages.swarm_tag(RUN, greeted.genesis)
     beat = Heartbeat(ABSENT.node_id, 1, 1, 8468, step=99)

@@ -9,7 +9,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.bootstrap.peer_store import FULL_WRITE_S, MEMORY_S, MOST_PEERS, PEERS_FILE, WRITE_S, PeerStore
 from overlay.peers import Activity, Contact, Peer
-from tests.harness.environment import MemoryDisk
+from tests.harness.environment import MemoryDisk, make_environment
 from tests.unit.training.test_checkpoint import Lines
 
 
@@ -44,7 +44,7 @@ def peer(number: int, port: int = 0) -> Peer:
 
 def memory(disk: MemoryDisk, clock: WallClock | None = None) -> tuple[PeerStore, Lines]:
     log = Lines()
-    found = PeerStore(disk, clock or WallClock(), log)
+    found = PeerStore(make_environment(clock=clock or WallClock(), disk=disk, log=log))
     found.load()
     return found, log
 
