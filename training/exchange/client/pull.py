@@ -19,7 +19,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
-from training.exchange.client.push import RETRY_FIRST_S, RETRY_MOST_S
+from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_A_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
@@ -78,7 +78,7 @@ class PullClient:
         self._run.pass_barrier(step)
         waiting = dict.fromkeys(range(len(self._store)))
         job = Job(step, waiting, is_joiners=deadline_s is None)
-        pause_s = RETRY_FIRST_S
+        pause_s = FIRST_RETRY_S
         try:
             async with asyncio.timeout(deadline_s):
                 while waiting:
@@ -92,9 +92,9 @@ class PullClient:
                     if not waiting:
                         break
                     if len(waiting) < before:
-                        pause_s = RETRY_FIRST_S
+                        pause_s = FIRST_RETRY_S
                     await asyncio.sleep(pause_s * self._context.jitter())
-                    pause_s = min(2 * pause_s, RETRY_MOST_S)
+                    pause_s = min(2 * pause_s, MAX_RETRY_S)
                     await self._finding.refresh(list(waiting))
         except TimeoutError:
             self._log.warning("pull_unfinished", step=step, shards=len(waiting))

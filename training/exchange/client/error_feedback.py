@@ -1,0 +1,42 @@
+"""Error feedback: keeps what a lossy codec rounds off and adds it to the next delta (Seide et al. 2014, 1-bit SGD)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+
+
+class ErrorFeedback:
+    """The residual of this node's deltas, `float32[total]`; allocated with the first lossy delta."""
+
+    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
+        self._bounds = bounds
+        self._residual: Vector | None = None
+        self._residual_shards: set[int] = set()
+
+    def has_residual(self, shard: int) -> bool:
+        """Whether the residual of a shard may differ from zero."""
+        return shard in self._residual_shards
+
+    def residual(self, shard: int) -> Vector:
+        """The residual of a shard, as a writable view."""
+        if self._residual is None:
+            self._residual = np.zeros(self._bounds[-1][1], dtype=np.float32)
+        start, stop = self._bounds[shard]
+        return self._residual[start:stop]
+
+    def encode(self, shard: int, values: Vector, codec: CodecName) -> codecs.Encoded:
+        """Encode values and residual; what this rounds off is the new residual."""
+        encoded = codecs.encode_with_feedback(values, self.residual(shard), codec)
+        self._residual_shards.add(shard)
+        return encoded
+
+    def clear_residual(self, shard: int) -> None:
+        """The residual was added without loss."""
+        if shard in self._residual_shards:
+            self._residual_shards.discard(shard)
+            self.residual(shard)[:] = 0.0

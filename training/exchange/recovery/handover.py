@@ -1,0 +1,68 @@
+"""Hands shards over: the backup becomes the owner and this node its backup, in one round trip after a drain."""
+
+from __future__ import annotations
+
+from overlay.peers import Contact
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import QUESTION_TIMEOUT_S
+from training.exchange.messages import HandOver, TransferResult
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.terms import OwnerInfo
+
+#: A hand-over waits this long for the deltas in flight, then is given up until the next tick.
+DRAIN_S = 1.0
+
+
+class ShardHandover:
+    """Moves the ownership of shards to their backups."""
+
+    def __init__(self, context: ExchangeContext, deltas: DeltaHandler) -> None:
+        self._context = context
+        self._store = context.store
+        self._rpc = context.rpc
+        self._log = context.environment.log
+        self._deltas = deltas
+
+    async def hand_over(self, to: Contact, shards: list[int]) -> None:
+        """Make the backup `to` the owner. Raises `TransportError`."""
+        wheres = []
+        for shard in shards:
+            owned = self._store.owned.get(shard)
+            if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
+                owned.moving = True
+                # A term above all that this node has had or promised.
+                wheres.append(OwnerInfo.of(shard, self._store.promise(shard), to))
+        if not wheres:
+            return
+        if not await self._deltas.drained([where.shard for where in wheres], DRAIN_S):
+            for where in wheres:
+                if (owned := self._store.owned.get(where.shard)) is not None:
+                    owned.moving = False
+            return
+        # During the drain a shard may have been lost, or may have lost its backup.
+        wheres = [where for where in wheres if self._is_moving(where)]
+        moving = [self._store.owned[where.shard] for where in wheres]
+        known = [owned.state.known_count for owned in moving]
+        message = HandOver(self._context.genesis, wheres, known, [owned.untold(to.node_id) for owned in moving])
+        # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
+        result = await self._rpc.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S)
+        # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
+        self._store.note(result.others)
+        self._apply(to, wheres, dict.fromkeys(result.taken))
+        if result.taken:
+            self._log.info("shards_handed_over", count=len(dict.fromkeys(result.taken)), to=to.node_id.hex()[:8])
+
+    def _apply(self, to: Contact, wheres: list[OwnerInfo], taken: dict[int, None]) -> None:
+        for where in wheres:
+            owned = self._store.owned.get(where.shard)
+            if where.shard in taken:
+                if owned is not None:
+                    self._store.demote(where.shard, to, where.term)
+                if not self._context.settings.replicas:
+                    self._store.backed.pop(where.shard, None)
+            elif owned is not None and owned.moving:
+                self._store.drop_backup(where.shard, self._context.me())
+
+    def _is_moving(self, where: OwnerInfo) -> bool:
+        owned = self._store.owned.get(where.shard)
+        return owned is not None and owned.moving and owned.promised == where.term_number
