@@ -118,13 +118,18 @@ class Peer:
         return self.is_worker(now)
 
 
-ChangeKind = Literal["up", "suspect", "refuted", "dead", "left", "restarted", "moved", "eligible", "clone", "twin"]
+ChangeKind = Literal[
+    "up", "returned", "suspect", "refuted", "dead", "left", "restarted", "moved", "eligible", "clone", "twin"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerChange:
-    """Something about a peer changed. `clone`: two processes speak as one incarnation of this node. `twin`: another
-    process has proved to hold our own key; `node_id` is ours."""
+    """A change in what is known of a peer.
+
+    `returned`: a peer that had been declared dead is up again. `clone`: two processes send as one incarnation of this
+    node. `twin`: another process proved to hold our own key; `node_id` is ours.
+    """
 
     node_id: bytes
     kind: ChangeKind

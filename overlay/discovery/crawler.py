@@ -16,7 +16,7 @@ from overlay.discovery.peer_sampling import PeerSampler
 from overlay.environment import Environment
 from overlay.ids import ID_BITS, distance, random_id_with_prefix
 from overlay.local_node import LocalNode
-from overlay.membership.members import BACK, MemberList
+from overlay.membership.members import MemberList
 from overlay.peers import Peer, PeerChange
 
 #: Seconds between refreshes of the table; and the pause before the refresh when a dead peer returned.
@@ -54,7 +54,7 @@ class Crawler:
         membership.on_change(self._on_change)
 
     def _on_change(self, change: PeerChange) -> None:
-        if change.kind == "up" and change.reason == BACK:
+        if change.kind == "returned":
             self._heal.set()
 
     def everyone(self, since: float = 0.0) -> list[Peer]:

@@ -37,8 +37,6 @@ FORGET_S = 180.0
 #: Up to this many peers everybody is welcome in the table: knowing all of a few hundred is cheaper than looking them
 #: up for every shard. Nothing depends on it; beyond it only the buckets' contacts and those in use are kept.
 FULL_VIEW = 256
-#: Reason of an "up" of one who was held for dead: where it lives, others may be back as well.
-BACK = "back from the dead"
 
 
 class MemberList:
@@ -346,10 +344,10 @@ class MemberList:
             if change.kind in ("up", "restarted", "moved"):
                 self._table.add(Contact(node_id, address))
             if change.kind == "up" and self.lost.pop(node_id, None) is not None:
-                change = PeerChange(node_id, "up", BACK)
+                change = PeerChange(node_id, "returned", "back from the dead")
         actions = (
             self.detector.answered(node_id, beat.incarnation, now)
-            if change is not None and change.kind == "up"
+            if change is not None and change.kind in ("up", "returned")
             else self.detector.heard(node_id, beat.incarnation, now)
         )
         if change is not None:
@@ -381,7 +379,8 @@ class MemberList:
 
     def _changed(self, change: PeerChange) -> None:
         level = self._log.info if change.kind in ("dead", "left", "restarted", "moved") else self._log.debug
-        level(f"peer_{change.kind}", peer=short(change.node_id), reason=change.reason)
+        event = "up" if change.kind == "returned" else change.kind
+        level(f"peer_{event}", peer=short(change.node_id), reason=change.reason)
         for callback in list(self._callbacks):
             callback(change)
 

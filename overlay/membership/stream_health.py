@@ -71,5 +71,5 @@ class StreamHealth:
 
     def _on_change(self, change: PeerChange) -> None:
         """A peer that came back or moved: failures from before do not count against its streams now."""
-        if change.kind in ("up", "restarted", "moved"):
+        if change.kind in ("up", "returned", "restarted", "moved"):
             self._failures.pop(change.node_id, None)

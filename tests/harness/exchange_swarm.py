@@ -21,8 +21,7 @@ import numpy as np
 from overlay.addresses import Address
 from overlay.discovery.placement import rank
 from overlay.environment import Environment
-from overlay.membership.members import BACK
-from overlay.peers import Contact, PeerChange
+from overlay.peers import ChangeKind, Contact, PeerChange
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.stub_trainer import plain_layout
@@ -155,10 +154,10 @@ class Overlay:
     def on_change(self, callback: Callable[[PeerChange], None]) -> None:
         self.callbacks.append(callback)
 
-    def changed(self, node_id: bytes, kind: str, reason: str = "") -> None:
+    def changed(self, node_id: bytes, kind: ChangeKind, reason: str = "") -> None:
         self._candidates.clear()
         for callback in self.callbacks if self.running else ():
-            callback(PeerChange(node_id, kind, reason))  # type: ignore[arg-type]
+            callback(PeerChange(node_id, kind, reason))
 
     def met(self, other: Overlay) -> None:
         """A beat of another node has come."""
@@ -180,7 +179,7 @@ class Overlay:
             self._candidates.clear()
         if not peer.alive or peer.suspect:
             was_alive, peer.alive, peer.suspect = peer.alive, True, False
-            self.changed(other.node_id, "refuted" if was_alive else "up", "" if was_alive else BACK)
+            self.changed(other.node_id, "refuted" if was_alive else "returned")
         if restarted:
             self.changed(other.node_id, "restarted")
 

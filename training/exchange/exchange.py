@@ -134,7 +134,7 @@ class Exchange:
         self.mending.on_change(change)
         if change.kind == "restarted":
             self.store.restarted(change.node_id, self.context.me())
-        if change.kind in ("dead", "left", "eligible", "up", "restarted"):
+        if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
             self.view.invalidate()
             self.context.rebalance.wake()
 

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 
-from overlay.membership.members import BACK
 from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding import codecs
@@ -84,7 +83,7 @@ class SplitReconciler:
 
     def on_change(self, change: PeerChange) -> None:
         """One who was held for dead is there again: perhaps it lived on the other side of a split."""
-        if change.kind == "up" and change.reason == BACK:
+        if change.kind == "returned":
             self._returned[change.node_id] = None
 
     def due(self) -> bool:
