@@ -22,7 +22,7 @@ from p2pnode.commands.output import say
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from training.simulation.figures.reproduction import Row
+    from training.simulation.figures.tables import Row
     from training.simulation.model.plan import Plan
 
 #: Moments of a run that `--plot` shows.
@@ -244,8 +244,10 @@ def reproduce(
     # Before NumPy is loaded, here and in the processes: two threads on small matrices wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need_matplotlib()
-    from training.simulation.figures.reproduction import FIGURES, NEED_IMAGES, CurveOrder
+    from training.simulation.figures.learning_figures import NEED_IMAGES
+    from training.simulation.figures.reproduction import FIGURES
     from training.simulation.figures.reproduction import reproduce as make
+    from training.simulation.figures.tables import ReproductionRequest
     from training.simulation.learning.problems import BadData
     from training.simulation.run import has_numba
 
@@ -266,7 +268,7 @@ def reproduce(
     began = time.monotonic()
     try:
         with _writing(out), _stages() as shown:
-            rows = make(CurveOrder(names, out, data_dir, processes or cores, shown))
+            rows = make(ReproductionRequest(names, out, data_dir, processes or cores, shown))
     except BadData as error:
         raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
     missed = [row for row in rows if row.within is False]

@@ -1,4 +1,4 @@
-"""Reproduces the published figures: expected values, points and studies to run, checks, plots.
+"""Reproduces the published figures: expected values, the runs behind them, comparisons, and plots.
 
-May import everything of `training.simulation`; matplotlib is imported by `plots` alone.
+May import everything in `training.simulation` except `advice`; only `plots` imports matplotlib.
 """

@@ -1,4 +1,4 @@
-"""Claims of order and shape about the measured points (reference psp.md, section 13, and section 4's last line)."""
+"""Claims about the order and shape of measured points, such as "BSP < SSP < pBSP". Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.simulation.figures.points import Values
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A claim of a figure; `holds` gets the mean of each point over its seeds."""
+    """A claim about a figure; `holds` gets the mean of each point over its seeds."""
 
     figure: str
     text: str
@@ -19,7 +19,7 @@ class Check:
 
 
 def _kept(values: Values, figure: str, series: str, x: float) -> float:
-    """Share of the steps that are left of those without stragglers."""
+    """Steps with stragglers as a share of the steps without."""
     base = min(at for name, line, at in values if (name, line) == (figure, series))
     return values[figure, series, x] / values[figure, series, base]
 

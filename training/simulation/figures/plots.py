@@ -1,4 +1,4 @@
-"""Figures as PNG files, with matplotlib, which is an extra and imported only when something is drawn."""
+"""Draws figures as PNG files. matplotlib is an optional dependency and is imported only when something is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NoMatplotlib(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series of a panel. `marks` draws points only: published values."""
+    """A series of a panel. With `marks` only its points are drawn, as for published values."""
 
     name: str
     x: Sequence[float]
@@ -45,7 +45,7 @@ class Panel:
 
 
 def require_matplotlib() -> Any:
-    """pyplot, drawing to files only. Raises `NoMatplotlib`."""
+    """pyplot with a backend that draws to files only. Raises `NoMatplotlib`."""
     try:
         import matplotlib
     except ImportError as error:
@@ -57,7 +57,7 @@ def require_matplotlib() -> Any:
 
 
 def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
-    """Panels side by side into one file. Raises `NoMatplotlib`, and `OSError` where it cannot be written."""
+    """Draw panels side by side into one file. Raises `NoMatplotlib`, and `OSError` if it cannot be written."""
     pyplot = require_matplotlib()
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6.4 * len(panels), 4.8), squeeze=False)
     try:
@@ -95,7 +95,7 @@ def _draw_panel(panel: Panel, ax: Any) -> None:
 
 
 def step_panel(outcomes: Sequence[tuple[str, Outcome]]) -> Panel:
-    """The share of nodes with at most so many steps, a line per run."""
+    """The distribution function of completed steps over the nodes, one line per run."""
     panel = Panel("Completed steps at the end", "completed steps", "share of nodes")
     for name, outcome in outcomes:
         x, y = distribution(outcome.steps)
@@ -104,7 +104,7 @@ def step_panel(outcomes: Sequence[tuple[str, Outcome]]) -> Panel:
 
 
 def progress_panel(outcomes: Sequence[tuple[str, Outcome]]) -> Panel:
-    """Mean progress over time, from the moments kept."""
+    """Mean completed steps over time, one line per run."""
     panel = Panel("Mean progress", "seconds", "mean completed steps")
     for name, outcome in outcomes:
         panel.lines.append(
@@ -114,7 +114,7 @@ def progress_panel(outcomes: Sequence[tuple[str, Outcome]]) -> Panel:
 
 
 def distribution(steps: NDArray[np.int64]) -> tuple[list[float], list[float]]:
-    """The empirical distribution function as the corners of its stairs."""
+    """The corners of the empirical distribution function, which is a staircase."""
     values, counts = np.unique(steps, return_counts=True)
     shares = np.cumsum(counts) / steps.size
     x = np.repeat(values, 2).astype(float)

@@ -1,6 +1,7 @@
-"""The runs behind every published value of progress: a `Point` is a plan, some seeds, and the value it should give.
+"""The runs behind every published number of steps: a `Point` is a plan, its seeds, and the value it should give.
 
-`points` makes them all; `measure` runs them, a process per core; `judged` compares. Order and shape are `checks`.
+`points` lists them all, `measure` runs them, one process per core, and `compare` applies the tolerances. Claims about
+order and shape are in `checks`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from training.simulation.model.plan import Discipline, Plan
 from training.simulation.model.step_times import parse_step_times, parse_stragglers
 from training.simulation.run import simulate
 
-#: Runs per point: complete barriers have one global clock and are cheap; sampled ones average over their nodes.
+#: Runs per point. Complete barriers have one global clock and vary more; sampled ones average over nodes.
 SEEDS_SAMPLED, SEEDS_SMALL, SEEDS_COMPLETE = 2, 4, 12
 
 Values = dict[tuple[str, str, float], float]
@@ -27,7 +28,7 @@ Values = dict[tuple[str, str, float], float]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One value of a figure: `series` at `x`; `quantity` is a key of `metrics.summary`."""
+    """One value of a figure, `series` at `x`; `quantity` is a key of `metrics.summary`."""
 
     figure: str
     series: str
@@ -46,7 +47,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A point as measured: the mean over its seeds, the tolerance that was allowed, relative, and the verdict."""
+    """A measured point: mean and standard deviation over its seeds, and the relative tolerance allowed."""
 
     point: Point
     ours: float
@@ -62,7 +63,7 @@ class Verdict:
 def plan_of(
     barrier: str, nodes: int, duration_s: float, how: str = "event", *, steps: str = "exp:1", slow: str = ""
 ) -> Plan:
-    """A plan of the reference: itself in the sample, no delay; `how` is a discipline or the seconds of a re-poll."""
+    """A plan as published: no delay, and a node may sample itself. `how` is a discipline, or the re-poll interval."""
     disciplines: dict[str, Discipline] = {"event": "event", "hold": "hold"}
     discipline = disciplines.get(how, "repoll")
     return Plan(
@@ -78,7 +79,7 @@ def plan_of(
 
 
 def points() -> list[Point]:
-    """Every published value of progress and its cost, section by section of the reference."""
+    """Every published number of steps and of queries."""
     return [
         *_steps(),
         *_sample_size(),
@@ -115,7 +116,7 @@ def _point(
             tolerance = published.SMALL_SWARM if small else published.SAMPLED_EVENT
     seeds = SEEDS_COMPLETE if complete else SEEDS_SMALL if small else SEEDS_SAMPLED
     if plan.discipline == "hold":
-        seeds = SEEDS_COMPLETE  # who holds a sample waits for those who hold theirs: nearly a global clock
+        seeds = SEEDS_COMPLETE  # held samples chain: each node waits for others that wait, nearly a global clock
     span = value if isinstance(value, tuple) else (value, value)
     return Point(figure, series, x, plan, span, tolerance, seeds, quantity, digitised)
 
@@ -141,7 +142,7 @@ def _disciplines() -> Iterable[Point]:
             series = f"pssp(4,10) {series}" if name.startswith("pssp") else series
             plan = plan_of(name, 1000, 400, how)
             yield _point("disciplines", series, beta, plan, value)
-            # Printed there with two digits: as exact as they are, and exactly β when the sample is held.
+            # The published numbers have two digits; a held sample costs exactly β queries.
             half_digit = 0.05 if queries < 5 else 0.5
             tolerance = 0.0025 if how == "hold" else max(published.HELD_OR_POLLED, half_digit / queries)
             yield _point(
@@ -205,7 +206,7 @@ def _scale() -> Iterable[Point]:
 
 
 def _doubling() -> Iterable[Point]:
-    """No published value but the law of bsp, T/H_N: measured for the issue's own claim, and drawn beside it."""
+    """Doubling P: bsp should follow its law T/H_N; pSSP has no published value and is only measured."""
     for nodes in (125, 250, 500, 1000):
         harmonic = sum(1.0 / number for number in range(1, nodes + 1))
         yield _point("doubling", "bsp", nodes, plan_of("bsp", nodes, 400), 400 / harmonic)
@@ -226,7 +227,7 @@ def _stored() -> Iterable[Point]:
 def measure(
     wanted: Sequence[Point], *, processes: int, progress: Callable[[int, int], None] = lambda _done, _all: None
 ) -> dict[Plan, dict[str, float]]:
-    """Run every plan of these points once. With one process everything happens here."""
+    """Run every plan of these points once; with one process, in this one."""
     plans = list(dict.fromkeys(plan for point in wanted for plan in point.plans()))
     # Longest first: event-driven runs and many nodes.
     plans.sort(key=lambda plan: -plan.nodes * plan.duration_s * (10 if plan.discipline == "event" else 5))
@@ -245,15 +246,15 @@ def measure(
 
 
 def figures_of(plan: Plan) -> dict[str, float]:
-    """The summary of one run, as numbers."""
+    """The summary of one run, numbers only."""
     figures = summary(simulate(plan))
     percentiles = figures.pop("percentiles")
     figures.pop("engine")
     return {**figures, **{f"p{name}": value for name, value in percentiles.items()}}
 
 
-def judged(wanted: Sequence[Point], runs: dict[Plan, dict[str, float]]) -> list[Verdict]:
-    """Each point against its published value. Few seeds, there and here, widen a tolerance to three standard errors."""
+def compare(wanted: Sequence[Point], runs: dict[Plan, dict[str, float]]) -> list[Verdict]:
+    """Compare each point with its published value. For small swarms the tolerance is at least three standard errors."""
     verdicts = []
     for point in wanted:
         values = [runs[plan][point.quantity] for plan in point.plans()]

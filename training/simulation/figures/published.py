@@ -1,26 +1,25 @@
-"""The published values, and those computed for them, as data: what `reproduce` compares our runs with.
+"""The expected values that `reproduce` compares its runs with, as data.
 
-Sources: the PSP chapter's figures, digitised; and the values simulated from the stated models with several seeds, which
-is what the golden tables are (psp.md of the reference, sections 4 to 9 and 11 to 13; `docs/psp.md` here). A pair is
-the lowest and the highest of the seeds there. Nothing here is computed.
+Two sources (`docs/psp.md`): values digitised from the figures of the PSP chapter, and values simulated from the models
+it states, with several seeds. A pair is the lowest and the highest value over those seeds. Pure.
 """
 
 from __future__ import annotations
 
-#: Tolerances of reference section 13, relative.
+#: Relative tolerances.
 SAMPLED_EVENT = 0.015
 COMPLETE = 0.06
 ASP = 0.01
 ASP_SD = 0.08
 HELD_OR_POLLED = 0.04
-#: The reference states none for its tables at 100 and 200 nodes (sections 7 and 8, few seeds); ours, with three
-#: standard errors of a mean of three seeds where that is more.
+#: For the tables at 100 and 200 nodes, which have few seeds. The tolerance is at least three standard errors of a mean
+#: over `SEEDS_THERE` seeds.
 SMALL_SWARM = 0.03
 SEEDS_THERE = 3
 
 Range = tuple[float, float]
 
-#: Section 6, exp_step_01: P = 1000, Exp(1), T = 400, event-driven: (digitised figure, simulated mean).
+#: exp_step_01: P = 1000, Exp(1), T = 400, event-driven: (digitised figure, simulated mean).
 STEPS: dict[str, tuple[float | None, Range]] = {
     "bsp": (55.0, (52.0, 56.0)),
     "ssp(4)": (227.0, (194.0, 211.0)),
@@ -30,7 +29,7 @@ STEPS: dict[str, tuple[float | None, Range]] = {
     "pssp(5,10)": (374.0, (372.0, 372.0)),
     "asp": (401.0, (399.6, 399.6)),
 }
-#: Section 6, exp_step_02: pBSP by β: (digitised median, simulated mean).
+#: exp_step_02: pBSP by β: (digitised median, simulated mean).
 SAMPLE_SIZE: dict[int, tuple[float, Range]] = {
     0: (400.0, (399.6, 399.6)),
     1: (401.0, (398.0, 398.0)),
@@ -41,7 +40,7 @@ SAMPLE_SIZE: dict[int, tuple[float, Range]] = {
     32: (171.0, (170.8, 170.8)),
     64: (136.0, (134.9, 136.6)),
 }
-#: Section 4, s = 0: β → per discipline (mean steps, queries per step).
+#: s = 0: β → per discipline (mean steps, queries per step).
 DISCIPLINE: dict[int, dict[str, tuple[Range, float]]] = {
     1: {
         "hold": ((161, 164), 1), "1": ((217.6, 217.6), 1.8),
@@ -72,13 +71,13 @@ DISCIPLINE: dict[int, dict[str, tuple[Range, float]]] = {
         "0.1": ((105.4, 105.4), 1850), "event": ((136.0, 136.0), 33900),
     },
 }  # fmt: skip
-#: Section 4, last line: pSSP(4,10).
+#: The same for pSSP(4,10).
 DISCIPLINE_PSSP: dict[str, tuple[Range, float]] = {
     "hold": ((243, 253), 10),
     "1": ((280.5, 280.5), 14),
     "event": ((366.2, 366.2), 857),
 }
-#: Section 7: P = 200, T = 200, D = 1 + Exp(1): barrier → discipline → mean steps.
+#: The text run: P = 200, T = 200, D = 1 + Exp(1): barrier → discipline → mean steps.
 TEXT_RUN: dict[str, dict[str, Range]] = {
     "bsp": {"event": (28, 30)},
     "ssp(4)": {"event": (82.9, 82.9)},
@@ -91,7 +90,7 @@ TEXT_RUN_BETA: dict[str, dict[int, float]] = {
     "0.05": {1: 93.5, 2: 87.0, 4: 77.9, 16: 58.7, 64: 42.9},
 }
 TEXT_RUN_POLL: dict[float, float] = {0.01: 72, 0.05: 64.5, 0.2: 56.5, 0.5: 50.3, 1.0: 43.5}
-#: Section 7, slow nodes ×4: share in percent → barrier and discipline → mean steps (three seeds there).
+#: The text run with slow nodes ×4: share in percent → barrier and discipline → mean steps over three seeds.
 TEXT_RUN_SLOW: dict[int, dict[str, float]] = {
     5: {
         "bsp event": 12.9, "ssp(4) event": 24.8, "asp event": 96.0,
@@ -104,9 +103,9 @@ TEXT_RUN_SLOW: dict[int, dict[str, float]] = {
         "pssp(4,10) event": 87.4, "pssp(4,10) 0.05": 83.4, "pssp(4,10) hold": 27.4,
     },
 }  # fmt: skip
-#: Section 7: the same at P = 1000.
+#: The text run at P = 1000.
 TEXT_RUN_LARGE: dict[str, float] = {"bsp event": 23.6, "ssp(4) event": 75.6, "pbsp(10) hold": 38.3}
-#: Section 8, first table: P = 100, T = 200, slow nodes ×3: share in percent → mean steps.
+#: P = 100, T = 200, slow nodes ×3: share in percent → mean steps.
 SHARES = (0, 5, 10, 15, 20)
 STRAGGLER_SHARE: dict[str, tuple[float, ...]] = {
     "asp": (200, 193, 187, 180, 174),
@@ -117,7 +116,7 @@ STRAGGLER_SHARE: dict[str, tuple[float, ...]] = {
     "pbsp(10) held": (52, 36, 32, 28, 26.6),
     "pssp(4,10) held": (134, 61, 59, 55, 53),
 }
-#: Section 8, second table: P = 100, T = 200, 5 % slow, by the factor.
+#: P = 100, T = 200, 5 % slow, by the factor.
 FACTORS = (1, 2, 4, 6, 8, 10)
 STRAGGLER_FACTOR: dict[str, tuple[float, ...]] = {
     "asp": (200, 194.6, 192, 191, 191, 190.6),
@@ -127,7 +126,7 @@ STRAGGLER_FACTOR: dict[str, tuple[float, ...]] = {
     "pssp(4,10)": (175, 167, 165, 163, 163, 162.5),
     "pbsp(10) held": (52, 46, 29, 21, 16, 13.6),
 }
-#: Section 8, third: P = 1000, T = 400, ×4.
+#: P = 1000, T = 400, ×4.
 LARGE_SHARES = (0, 1, 5, 10, 20, 30)
 LARGE_STRAGGLER_SHARE: dict[str, tuple[float, ...]] = {
     "bsp": (53, 34.6, 23, 19, 18, 16),
@@ -136,7 +135,7 @@ LARGE_STRAGGLER_SHARE: dict[str, tuple[float, ...]] = {
     "pssp(4,10)": (366, 362, 349, 332.6, 296, 253),
     "asp": (400, 397, 385, 370, 340, 310),
 }
-#: Section 8, scale: T = 400.
+#: The size of the swarm, T = 400.
 SIZES = (100, 200, 400, 600, 800, 1000)
 SCALE: dict[str, tuple[float, ...]] = {
     "asp": (400, 400, 400, 400, 400, 400),
@@ -145,7 +144,7 @@ SCALE: dict[str, tuple[float, ...]] = {
     "pbsp(10)": (211.4, 227.8, 242.4, 249.8, 254.9, 258.5),
     "pbsp(1%)": (386, 364, 325, 297, 275, 258.5),
 }
-#: Section 9: updates reached and last accuracy of six workers.
+#: Six workers on MNIST: updates reached and last accuracy.
 MNIST: dict[str, tuple[float, float]] = {
     "bsp": (22, 0.88),
     "pbsp(2)": (45, 0.895),
@@ -153,7 +152,7 @@ MNIST: dict[str, tuple[float, float]] = {
     "pssp(4,2)": (72, 0.85),
     "asp": (74, 0.605),
 }
-#: Section 11: P = 60, T = 100, transient ×4: (stored by Ninox, simulated) mean steps, by the share in percent.
+#: P = 60, T = 100, transient ×4: (stored by Ninox, simulated) mean steps, by the share in percent.
 STORED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "asp": ((104.1, 90.2, 79.8, 72.0, 67.3), (100, 87, 77, 70, 63)),
     "bsp": ((22, 14, 11, 11, 10), (21.4, 13.1, 10.6, 9.3, 8.8)),
@@ -168,7 +167,7 @@ STORED_ACCURACY: dict[str, tuple[float, ...]] = {
     "pbsp(5)": (0.767, 0.757, 0.742, 0.728, 0.716),
     "pssp(4,5)": (0.801, 0.785, 0.768, 0.767, 0.746),
 }
-#: Section 11: matrix factorisation, P = 63, T = 100: updates and last loss (it begins at 93 623).
+#: Matrix factorisation, P = 63, T = 100: updates and last loss (the loss starts at 93,623).
 FACTORISATION: dict[str, tuple[float, float]] = {
     "asp": (3176, 73088),
     "pbsp(4)": (2439, 73502),
@@ -178,7 +177,7 @@ FACTORISATION: dict[str, tuple[float, float]] = {
     "pbsp(48)": (1137, 75441),
     "bsp": (1071, 75715),
 }
-#: Section 12, r = 4, T = 10 000: β → least B1 and where, least B2 and where, B1(.2), B1(.5), B1(.8), B2(.2), B2(.5).
+#: Bounds, r = 4, T = 10,000: β → least B1 and its a, least B2 and its a, B1(.2), B1(.5), B1(.8), B2(.2), B2(.5).
 BOUNDS: dict[int, tuple[float, ...]] = {
     1: (14.664, 0.505, 62.251, 0.368, 26.389, 14.667, 27.083, 84.028, 73.333),
     2: (12.709, 0.445, 48.575, 0.313, 17.032, 12.887, 26.561, 54.234, 64.437),

@@ -1,4 +1,4 @@
-"""The runs behind the figures that learn, or that look into the sequence of updates: one call and one process each."""
+"""The runs behind the figures of learning and of the update sequence: one call, in a process of its own, per run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ProblemName = Literal["linear", "softmax", "factorisation", "network"]
 
 #: The five barriers of the literature's figures, at s = 4 and β = 5.
 FIVE = ("asp", "bsp", "ssp(4)", "pbsp(5)", "pssp(4,5)")
-#: Six workers, and the seconds in which asp's server evaluates the published 74 times; what a worker computes and an
-#: evaluation takes are those whose counts come near all five published ones (`docs/psp.md`).
+#: Six workers, and the duration in which the server evaluates 74 times under asp, as published. The seconds of a
+#: computation and of an evaluation are fitted to all five published counts (`docs/psp.md`).
 SIX_WORKERS, SIX_DURATION_S, SIX_COMPUTES_S, SIX_EVALUATES_S = 6, 152.0, 4.0, 2.0
-#: Plain SGD; the source states neither its rate nor its batch. `docs/psp.md` has what was tried.
+#: Plain SGD. The source states neither rate nor batch; `docs/psp.md` lists what was tried.
 NETWORK_RATE, NETWORK_BATCH = 0.005, 32
-#: Softmax regression as slow as the stored results are; under the swarm's rule a delta weighs 0.7/60.
+#: Softmax regression learns as slowly as in the stored results; under the swarm's rule a delta weighs 0.7/60.
 SOFTMAX_RATE, SWARM_RATES = 0.003, {"linear": 0.3, "factorisation": 0.1, "softmax": 0.3}
-#: With five the means lay 0.07 and 0.09 apart and the interval reached zero; from their scatter twelve should tell.
+#: With five seeds the means differed by 0.07 and 0.09 and the intervals reached zero; their scatter asks for twelve.
 SIX_SEEDS = 12
 
 
@@ -53,13 +53,13 @@ class Study:
     rule: LearningRule
     scores: int = 20
     data_dir: str = ""
-    #: With a server of one thread instead of the engine; then `rule` and `scores` are its own.
+    #: Runs on a single-threaded parameter server instead of the engine; `rule` and `scores` are then ignored.
     server: Server | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """What came of it."""
+    """The learning curve of a study, and the mean number of completed steps."""
 
     study: Study
     curve: Curve
@@ -67,7 +67,7 @@ class StudyResult:
 
 
 def run_study(study: Study) -> StudyResult:
-    """Raises `problems.BadData` where the images are not."""
+    """Run one study. Raises `problems.BadData` if the images cannot be read."""
     if study.server is not None:
         with np.errstate(over="ignore", invalid="ignore"):
             return StudyResult(study, *learn_at_server(study.plan, study.server, _problem(study)))
@@ -96,7 +96,7 @@ def _images(folder: str) -> Images:
 
 
 def studies(figure: str, data_dir: Path | None) -> list[Study]:
-    """The studies of a figure; those on images need their folder and are left out without it."""
+    """The studies of a figure, without those on images if their folder is not given."""
     folder = str(data_dir) if data_dir else ""
     match figure:
         case "accuracy":
@@ -137,7 +137,7 @@ def _stored(folder: str) -> list[Study]:
 
 
 def _learning(folder: str) -> list[Study]:
-    """Error against time and updates: each problem under the five barriers, additive and with the daemon's own rule."""
+    """Each problem under the five barriers, with the additive rule and with the daemon's own."""
     found = []
     names: tuple[ProblemName, ...] = ("linear", "factorisation", "softmax")
     for problem in names if folder else names[:2]:
@@ -158,8 +158,8 @@ def _learning(folder: str) -> list[Study]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    """How far one run's sequence of updates strayed: per prefix, and per pass."""
+class SequenceStudy:
+    """Inconsistency of one run's update sequence: per prefix, and per pass of a barrier."""
 
     name: str
     prefix: NDArray[np.float64]
@@ -168,12 +168,12 @@ class Sequence:
     lag_share: float
 
 
-def run_sequence(name: str) -> Sequence:
+def run_sequence(name: str) -> SequenceStudy:
     """`exp_seqdiff` and `exp_frontier` of Ninox: P = 100, T = 100."""
     nodes = 100
     run = simulate(plan_of(name, nodes, 100), keep_trace=True)
     assert run.trace is not None
-    return Sequence(
+    return SequenceStudy(
         name,
         metrics.sequence_inconsistency(run.trace, nodes),
         metrics.progress_inconsistency(run.trace, nodes),

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from training.simulation.figures import published
-from training.simulation.figures.points import Point, Verdict, judged, measure, plan_of, points
+from training.simulation.figures.points import Point, Verdict, compare, measure, plan_of, points
 from training.simulation.model import bounds
 from training.simulation.model.barrier_names import parse_barrier
 from training.simulation.run import simulate
@@ -22,7 +22,7 @@ def measured(figure: str) -> list[Verdict]:
     """The quick points of a figure, each over its seeds."""
     wanted = [point for point in points() if point.figure == figure and is_quick(point)]
     print(f"{len(wanted)} points, seeds 1…")
-    return judged(wanted, measure(wanted, processes=1))
+    return compare(wanted, measure(wanted, processes=1))
 
 
 def is_quick(point: Point) -> bool:
@@ -61,7 +61,7 @@ def test_a_wrong_lag_is_noticed() -> None:
     right = next(p for p in points() if (p.figure, p.series) == ("steps", "ssp(5)"))
     wrong = Point("steps", "ssp(5)", 0, plan_of("ssp(4)", 1000, 400), right.published, right.tolerance, right.seeds)
 
-    assert not judged([wrong], measure([wrong], processes=1))[0].within
+    assert not compare([wrong], measure([wrong], processes=1))[0].within
 
 
 def test_a_held_sample_costs_exactly_beta_queries() -> None:

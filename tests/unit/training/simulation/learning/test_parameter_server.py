@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from training.simulation.figures import published
+from training.simulation.figures.learning_figures import order_verdict
 from training.simulation.figures.points import plan_of
-from training.simulation.figures.reproduction import order_verdict
 from training.simulation.figures.studies import SIX_COMPUTES_S, SIX_DURATION_S, SIX_EVALUATES_S, SIX_WORKERS
 from training.simulation.learning.parameter_server import Server, learn_at_server
 from training.simulation.learning.problems import LinearRegression
