@@ -1,8 +1,9 @@
-"""Waiting at a barrier: draw a fresh sample, ask those believed behind, decide, and again.
+"""Waits at a barrier: draws a sample of peers, queries those that lag, tests the barrier, and repeats until it passes.
 
-A peer already known to be far enough is not asked: steps never go back within an incarnation. Every re-poll draws a
-**fresh** sample; holding one sample until it passes is another, much slower algorithm. Under a sampled barrier a
-peer that does not answer leaves the sample; under a complete one (bsp, ssp) it counts until liveness says it is dead.
+A peer known to have completed enough steps is not queried: within an incarnation steps never decrease. Every re-poll
+draws a **fresh** sample; holding one sample until it passes is a different, much slower algorithm. Under a sampled
+barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) it counts until the failure
+detector reports it dead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from training.swarm import Swarm
 
 @dataclass(frozen=True, slots=True)
 class BarrierWait:
-    """Whom a node waits for: `since` in monotonic seconds, `slowest` and `its_step` of the last sample."""
+    """The last test that did not pass: `since` in monotonic seconds, and the slowest peer of the sample."""
 
     since: float
     behind: int
@@ -29,7 +30,7 @@ class BarrierWait:
 
 
 class BarrierWaiter:
-    """Runs one node's barrier."""
+    """The barrier of one node."""
 
     def __init__(self, overlay: Swarm, barrier: Barrier, settings: BarrierSettings, clock: Clock) -> None:
         self._overlay = overlay
@@ -38,15 +39,15 @@ class BarrierWaiter:
         self._clock = clock
         self.waiting: BarrierWait | None = None
         self.queries = 0
-        #: When this node began to train, in monotonic seconds.
+        #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
 
     def begin(self) -> None:
-        """Training begins now: who is ready now is about to begin as well, however long ready."""
+        """Start counting: a peer that is ready now is about to train too, however long it has been ready."""
         self._began_at = self._clock.monotonic()
 
     async def wait(self, step: int, step_seconds: float) -> float:
-        """Return when the node that has completed `step` may go on; gives the seconds waited."""
+        """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited."""
         if not self.barrier.samples:
             return 0.0
         started = self._clock.monotonic()
@@ -61,7 +62,7 @@ class BarrierWaiter:
         return self._clock.monotonic() - started
 
     def sample_now(self) -> int:
-        """β as it is at the present population."""
+        """The sample size β at the present population."""
         return sample_size(self._settings.sample, self._overlay.population().estimate)
 
     async def _passes(self, step: int, started: float) -> bool:
@@ -69,30 +70,31 @@ class BarrierWaiter:
         sample = (
             self._overlay.everyone(began) if self.barrier.complete else self._overlay.draw(self.sample_now(), began)
         )
-        enough = self.barrier.enough(step)
-        doubtful = [peer.node_id for peer in sample if enough is None or peer.step < enough]
-        asked_at = self._clock.monotonic()
-        if doubtful:
-            self.queries += len(doubtful)
-            await self._overlay.query_steps(doubtful)
+        sufficient_step = self.barrier.enough(step)
+        lagging = [peer.node_id for peer in sample if sufficient_step is None or peer.step < sufficient_step]
+        queried_at = self._clock.monotonic()
+        if lagging:
+            self.queries += len(lagging)
+            await self._overlay.query_steps(lagging)
         now = self._clock.monotonic()
         counted = [
-            peer for node in sample if (peer := self._counted(node.node_id, doubtful, asked_at, now)) is not None
+            peer for node in sample if (peer := self._counted(node.node_id, lagging, queried_at, now)) is not None
         ]
         if self.barrier.passes(step, [peer.step for peer in counted]):
             return True
         slowest = min(counted, key=lambda peer: (peer.step, peer.node_id), default=None)
-        limit = step if enough is None else enough
+        limit = step if sufficient_step is None else sufficient_step
         behind = sum(peer.step < limit for peer in counted)
-        if slowest is None:  # a custom predicate may want company
+        if slowest is None:  # a custom predicate may refuse an empty sample
             self.waiting = BarrierWait(started, 0, 0, self._overlay.node_id, step)
         else:
             self.waiting = BarrierWait(started, behind, len(counted), slowest.node_id, slowest.step)
         return False
 
-    def _counted(self, node_id: bytes, doubtful: list[bytes], asked_at: float, now: float) -> Peer | None:
+    def _counted(self, node_id: bytes, queried: list[bytes], queried_at: float, now: float) -> Peer | None:
+        """The peer if it counts for this test, after the answers have come in."""
         peer = self._overlay.peers.get(node_id)
         if peer is None or not self._overlay.is_alive(node_id) or not peer.takes_part(now, self._began_at):
             return None
-        silent = node_id in doubtful and peer.last_heard < asked_at
-        return None if silent and not self.barrier.complete else peer
+        unanswered = node_id in queried and peer.last_heard < queried_at
+        return None if unanswered and not self.barrier.complete else peer

@@ -1,8 +1,9 @@
-"""One process of the trainer, as the daemon holds it: started, listened to, and ended. Knows nothing of the link.
+"""Starts and ends one trainer process, and collects what it prints. Independent of the messages between the two.
 
-What it prints goes to `trainer.log` in the state directory (bounded: one older file is kept) and its last lines are
-remembered for the message that tells of its death. It has its own session, so that an interrupt typed at the daemon's
-terminal does not end it before the daemon has decided what to save, and so that its children end with it.
+Output goes to `trainer.log` in the state directory, which is bounded: one older file is kept. The last lines are also
+kept in memory, for the error message if the process ends unexpectedly. The process has a session of its own. An
+interrupt typed at the daemon's terminal therefore does not end it before the daemon has decided what to save, and its
+children end with it.
 """
 
 from __future__ import annotations
@@ -16,33 +17,42 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-#: Two files of this size at most are kept of what trainers print.
+#: At most two files of this size are kept.
 LOG_BYTES = 1 << 20
 
-#: Lines remembered for the error message: a Python traceback's end, not its middle.
+#: Lines kept for the error message: enough for the end of a Python traceback.
 TAIL_LINES = 12
 TAIL_LINE_BYTES = 400
 
-#: After a polite request, and after SIGTERM; then SIGKILL. A daemon that leaves has five seconds for everything.
+#: Grace periods after a request to end and after SIGTERM; SIGKILL follows. A leaving daemon has five seconds in all.
 POLITE_S = 2.0
 TERMINATE_S = 1.0
 
-#: A child of the trainer may hold its output open after its death; what it still prints is not waited for.
+#: A child of the trainer may keep its output open after it has ended; its later output is not waited for.
 OUTPUT_END_S = 0.5
 
 
 class OutputLog:
-    """A file that takes what trainers print, and the last lines of it."""
+    """The trainers' output: a bounded file, and the last lines that the present process printed."""
 
     def __init__(self, path: Path, on_output: Callable[[bytes], None] | None = None) -> None:
         self.path = path
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._last_lines: deque[str] = deque(maxlen=TAIL_LINES)
         self._on_output = on_output
         self._line = b""
         self._file: IO[bytes] | None = None
 
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of the present process's output, without empty lines."""
+        return list(self._last_lines)
+
+    def begin(self) -> None:
+        """A new process starts: forget the lines of the one before."""
+        self._last_lines.clear()
+
     def write(self, data: bytes) -> None:
-        """Take what was printed. A full disk loses lines, never the trainer."""
+        """Append output. If the disk is full lines are lost; the trainer continues."""
         *lines, self._line = (self._line + data).split(b"\n")
         self._line = self._line[-TAIL_LINE_BYTES:]
         for line in lines:
@@ -53,7 +63,7 @@ class OutputLog:
             self._on_output(data)
 
     def end(self) -> None:
-        """The process has ended: its last line is complete."""
+        """The process has ended, so its last line is complete."""
         self._remember(self._line)
         self._line = b""
         if self._file is not None:
@@ -63,7 +73,7 @@ class OutputLog:
     def _remember(self, line: bytes) -> None:
         text = line[-TAIL_LINE_BYTES:].decode(errors="replace").rstrip()
         if text:
-            self.tail.append(text)
+            self._last_lines.append(text)
 
     def _append(self, data: bytes) -> None:
         if self._file is None:
@@ -76,7 +86,7 @@ class OutputLog:
 
 
 class _Output(asyncio.Protocol):
-    """The reading end of the process's output."""
+    """Reads the process's output."""
 
     def __init__(self, log: OutputLog) -> None:
         self._log = log
@@ -91,7 +101,7 @@ class _Output(asyncio.Protocol):
 
 
 class TrainerProcess:
-    """A started process. `exited` is done when it has ended and its output has been taken in."""
+    """A started process. `exited` is done when it has ended and its output has been read."""
 
     def __init__(
         self,
@@ -109,9 +119,9 @@ class TrainerProcess:
 
     @classmethod
     async def spawn(cls, command: Sequence[str], environment: Mapping[str, str], log: OutputLog) -> TrainerProcess:
-        """Start the command. Raises `OSError` where it cannot be started."""
+        """Start the command. Raises `OSError` if that fails."""
         reading, writing = os.pipe()
-        log.tail.clear()
+        log.begin()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -132,7 +142,7 @@ class TrainerProcess:
 
     async def _wait(self) -> int:
         code = await self._process.wait()
-        # What it started and left behind goes with it.
+        # End the children that it left behind.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         try:
@@ -147,7 +157,7 @@ class TrainerProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, or minus the number of the signal that ended it; None while it lives."""
+        """Its exit code, or minus the number of the signal that ended it; None while it runs."""
         return self._process.returncode
 
     def how_it_ended(self) -> str:
@@ -162,18 +172,18 @@ class TrainerProcess:
         return f"signal {-code}"
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To the process and its children; one that has ended is no error."""
+        """Signal the process and its children; does nothing if it has ended."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     async def end(self, *, polite_s: float = 0.0) -> None:
-        """Wait `polite_s` for it to end by itself, then terminate, then kill; returns when it has ended."""
-        for number, patience_s in ((None, polite_s), (signal.SIGTERM, TERMINATE_S if polite_s else 0.0)):
-            if number is not None and patience_s:
+        """Wait `polite_s` for it to end by itself, then send SIGTERM, then SIGKILL; returns when it has ended."""
+        for number, grace_s in ((None, polite_s), (signal.SIGTERM, TERMINATE_S if polite_s else 0.0)):
+            if number is not None and grace_s:
                 self.send_signal(number)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(grace_s):
                     await asyncio.shield(self.exited)
                     return
         self.send_signal(signal.SIGKILL)

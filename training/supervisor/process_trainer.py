@@ -1,11 +1,10 @@
-"""`ProcessTrainer`: the trainer as a process of its own, started, spoken to and watched by the daemon.
+"""`ProcessTrainer`: implements the trainer's interface with a process, and detects when that process hangs.
 
-Decides when a silent trainer counts as hung and when it is killed; never restarts one by itself (the daemon does, with
-backoff, on the same buffers). No torch here, and nothing that holds the loop: words pass over a Unix socket
-(`training.trainer_link.messages`), vectors through shared memory (`training.trainer_link.shared_memory`).
-
-A trainer speaks at each optimiser step. One silent for `hang_s`, or four of its own steps if that is longer, is `hung`
-until it speaks again; after ten times that it is killed (DESIGN section 5).
+Messages pass over a Unix socket (`training.trainer_link.messages`), vectors through shared memory
+(`training.trainer_link.shared_memory`), so nothing here blocks the event loop or imports torch. The trainer sends a
+message at each optimiser step. After `hang_s` without one, or four of its own steps if that is longer, its state is
+`hung` until the next message; after ten times that it is killed. It is not restarted here: the daemon does that, with
+backoff and on the same buffers.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ from training.trainer_link.shared_memory import SharedVectors
 
 Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Written)
 
-#: Silence, in units of the limit for `hung`, after which a trainer is killed; and what it is granted at least while
-#: nothing is known of its pace: the first step compiles kernels, and a large file takes its time.
+#: A trainer is killed after this multiple of the limit for `hung`, and not before `UNKNOWN_PACE_S` while its pace is
+#: unknown: the first step compiles kernels, and writing a large file takes long.
 KILL_FACTOR = 10.0
 UNKNOWN_PACE_S = 600.0
 
-#: The watch itself overslept by this much: the daemon was stopped or starved, and the trainer is not to blame.
+#: A timeout that fires this much too late means that the daemon itself was stopped: it starts to measure anew.
 OVERSLEPT_S = 1.0
 
-#: What the C library (glibc) is told about memory. By itself it gives the pages of the gradients back to the kernel
-#: at each optimiser step and claims them anew at the next: that made small models on the processor half as fast.
+#: Settings for glibc's malloc. By default it returns the gradients' pages to the kernel at each optimiser step and
+#: requests them again at the next, which halved the speed of small models on the CPU.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3)}
 
-#: Durations remembered for the median.
+#: Durations kept for the median.
 PACE_STEPS = 21
 
 
 class ProcessTrainer:
     """One trainer process; implements `training.trainer_link.interface.Trainer`.
 
-    `command` is the user's own (`p2pnode run -- …`) or None for the task class of the settings. `on_state` is called
-    with the new state whenever it changes; `on_output` with what the process prints.
+    `command` is the user's own (`p2pnode run -- …`), or None for the task class of the settings. `on_state` is called
+    with every new state, `on_output` with the process's output.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class ProcessTrainer:
 
     async def _start(self, restore: str) -> TrainerHello:
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        session, hello = await self._opened(restore)
+        session, hello = await self._open_session(restore)
         first = self._hello is None
         if self._hello is not None and self._hello.layout != hello.layout:
             raise TrainerFailed(
@@ -130,29 +129,35 @@ class ProcessTrainer:
                 fatal=True,
             )
         if self._memory is None:
-            self._memory = await _claim(hello.layout.total)
+            self._memory = await _allocate(hello.layout.total)
             self.vector, self.delta = self._memory.vector, self._memory.delta
         session.send(messages.Memory(hello.layout.total, initialise=first), self._memory.descriptors)
         await session.expect(messages.Ready, START_TIMEOUT_S)
         self._hello = hello
         return hello
 
-    async def _opened(self, restore: str) -> tuple[TrainerSession, TrainerHello]:
-        """A new process whose model stands."""
+    async def _open_session(self, restore: str) -> tuple[TrainerSession, TrainerHello]:
+        """Start a process and wait for its `Hello`."""
         try:
             session = self._session = await TrainerSession.open(
-                self._argv(), self._environment(), self._state_dir, self._output, self._log, self._heard, self._lost
+                self._argv(),
+                self._environment(),
+                self._state_dir,
+                self._output,
+                self._log,
+                self._on_heard,
+                self._on_lost,
             )
             session.send(self._start_message(restore))
             return session, (await session.expect(messages.Hello, START_TIMEOUT_S)).hello
         except TrainerFailed as failure:
             if self._hello is None:
                 raise
-            # It has stood before, with the same code and data: a device's memory, say, may be free again later.
+            # It has started before with the same code and data, so the fault may pass: a device's memory was full.
             raise TrainerFailed(failure.reason, failure.hint) from failure
 
     def _argv(self) -> list[str]:
-        # -P: the folder the daemon was started in does not come first, so nothing in it can hide our own packages.
+        # -P keeps the working directory off the start of sys.path, where a folder could hide our own packages.
         return self._command or [sys.executable, "-P", "-m", "training.trainer"]
 
     def _environment(self) -> dict[str, str]:
@@ -162,7 +167,7 @@ class ProcessTrainer:
             environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self._settings.threads)
         if self._command is None:
             root = Path(__file__).resolve().parent.parent.parent
-            # A checkout that was never installed is found too; site-packages must not come before the standard library.
+            # For a checkout that is not installed; site-packages must not come before the standard library.
             if root.name not in ("site-packages", "dist-packages"):
                 environment["PYTHONPATH"] = os.pathsep.join(
                     part for part in (str(root), environment.get("PYTHONPATH", "")) if part
@@ -187,7 +192,7 @@ class ProcessTrainer:
         )
 
     async def stop(self) -> None:
-        """See `Trainer.stop`; takes less than four seconds."""
+        """See `Trainer.stop`; takes at most four seconds."""
         await self._end_session(polite_s=POLITE_S)
         self._set_state("stopped")
 
@@ -252,20 +257,20 @@ class ProcessTrainer:
     async def _watch(
         self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], *, known_pace: bool
     ) -> None:
-        """Wait for the reply, its failure included; call the trainer hung, and kill it, when it is silent too long."""
+        """Wait for the reply or a failure; mark a trainer that is silent too long as hung, and later kill it."""
         session.note_heard(self._clock.monotonic())
         while not reply.done():
             limit_s = self._silence_limit_s()
             kill_s = KILL_FACTOR * limit_s
-            if not known_pace and not session.spoke:
+            if not known_pace and not session.has_progressed:
                 kill_s = max(kill_s, UNKNOWN_PACE_S)
-            asked_s = self._clock.monotonic()
-            wait_s = session.heard_s + (kill_s if self._state == "hung" else limit_s) - asked_s
+            before_s = self._clock.monotonic()
+            wait_s = session.heard_s + (kill_s if self._state == "hung" else limit_s) - before_s
             await asyncio.wait([reply], timeout=max(wait_s, 0.001))
             now_s = self._clock.monotonic()
             if reply.done():
                 break
-            if now_s - asked_s > max(wait_s, 0.0) + OVERSLEPT_S:
+            if now_s - before_s > max(wait_s, 0.0) + OVERSLEPT_S:
                 session.note_heard(now_s)
             elif now_s - session.heard_s >= kill_s:
                 await session.kill(f"the trainer was silent for {now_s - session.heard_s:.0f} s and was killed")
@@ -273,7 +278,7 @@ class ProcessTrainer:
                 self._log.warning("trainer_hung", silent_s=round(now_s - session.heard_s, 1), limit_s=limit_s)
                 self._set_state("hung")
 
-    def _heard(self, session: TrainerSession) -> None:
+    def _on_heard(self, session: TrainerSession) -> None:
         if session is not self._session:
             return
         session.note_heard(self._clock.monotonic())
@@ -281,8 +286,8 @@ class ProcessTrainer:
             self._log.info("trainer_moves_again")
             self._set_state("running")
 
-    def _lost(self, session: TrainerSession, failure: TrainerFailed) -> None:
-        """The process ended unasked; whoever waits for an answer gets the same failure."""
+    def _on_lost(self, session: TrainerSession, failure: TrainerFailed) -> None:
+        """The process has ended by itself; the pending order fails with the same failure."""
         if session is self._session and self._state in ("running", "hung"):
             self._failure = failure
             self._log.error("trainer_died", reason=failure.reason, hint=failure.hint)
@@ -295,11 +300,11 @@ class ProcessTrainer:
                 self.on_state(state)
 
 
-async def _claim(total: int) -> SharedVectors:
+async def _allocate(total: int) -> SharedVectors:
     if total < 1:
         raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
-    workers = ThreadExecutor(1)  # Claiming gigabytes takes seconds, and happens once.
+    executor = ThreadExecutor(1)  # Allocating gigabytes takes seconds, and happens once.
     try:
-        return cast(SharedVectors, await workers.run(SharedVectors, total))
+        return cast(SharedVectors, await executor.run(SharedVectors, total))
     finally:
-        workers.close()
+        executor.close()

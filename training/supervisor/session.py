@@ -1,7 +1,7 @@
-"""One process of the trainer with its link: opened, spoken to, sorted out, closed.
+"""One trainer process and the socket to it: opens both, sends orders, dispatches messages, and closes them.
 
-Says of a process that ended without a word why it ended. Decides nothing: who waits how long is the supervisor's
-(`training.supervisor.process_trainer`).
+If the process ends without a `Failed` message, the reason is derived from its exit code and its last lines. Time-outs
+of orders are decided by the caller (`training.supervisor.process_trainer`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from training.trainer_link.interface import TrainerFailed
 
 Opening = TypeVar("Opening", messages.Hello, messages.Ready)
 
-#: The path of a Unix socket may have 108 bytes on Linux and 104 on macOS; the rest is for the name's own end.
+#: The path of a Unix socket is limited to 108 bytes on Linux and 104 on macOS, with the terminating zero.
 SOCKET_PATH_BYTES = 100
 
-#: From the start of the process to its hello: a user may load a large data set before he builds his model.
+#: From the start of the process to its `Hello`: a script may load a large data set before it builds its model.
 START_TIMEOUT_S = 1800.0
 
 
 class TrainerSession:
-    """One process with its link: what it says is sorted here until it ends."""
+    """One process and its socket, until either ends."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TrainerSession:
         self.process = process
         self.failure: TrainerFailed | None = None
         self.heard_s = 0.0
-        self.spoke = False
+        self.has_progressed = False
         self._connection = connection
         self._output = output
         self._log = log
@@ -95,13 +95,13 @@ class TrainerSession:
                 ) from error
             connection = await _connected(listener, process)
             if connection is None:
-                raise _death(process, output, before_hello=True)
+                raise _unexpected_end(process, output, before_hello=True)
         except BaseException:
             if process is not None:
                 await process.end()
             raise
         finally:
-            # One connection only: a second process that attaches finds nobody.
+            # One connection only: a second process cannot attach.
             listener.close()
             path.unlink(missing_ok=True)
             if temporary:
@@ -116,46 +116,46 @@ class TrainerSession:
         self.heard_s = now_s
 
     def send(self, message: messages.FromDaemon, descriptors: tuple[int, ...] = ()) -> None:
-        """Messages to the trainer are short and it reads them at all times: the socket's buffer is never full."""
-        with contextlib.suppress(OSError):  # The reader finds the link broken and says why.
+        """Send a message. They are short and always read, so the socket's buffer is never full."""
+        with contextlib.suppress(OSError):  # The reader notices the broken socket and reports why.
             socket.send_fds(self._connection, [messages.encode(message)], list(descriptors))
 
     def ask(self, order: messages.Order) -> asyncio.Future[messages.FromTrainer]:
-        """Send an order; the future gets its answer, or raises the trainer's failure."""
+        """Send an order; the future gives its answer, or raises the trainer's failure."""
         self._turn = order.turn
         self._reply = asyncio.get_running_loop().create_future()
         self.send(order)
         return self._reply
 
     def forget(self) -> None:
-        """Nobody waits any more."""
+        """The caller no longer waits for the order."""
         if self._reply is not None and self._reply.done() and not self._reply.cancelled():
-            self._reply.exception()  # It has been seen, or nobody wants it.
+            self._reply.exception()  # Marks the exception as retrieved.
         self._reply = None
 
     async def expect(self, kind: type[Opening], timeout_s: float) -> Opening:
-        """The next message of the opening, which must be of this kind."""
+        """Wait for the next message of the start-up, which must be of this kind. Raises `TrainerFailed`."""
         try:
             async with asyncio.timeout(timeout_s):
                 got = await self._opening.get()
         except TimeoutError:
             raise TrainerFailed(
-                f"the trainer has not said {kind.__name__} within {timeout_s:.0f} s of its start",
+                f"the trainer did not send {kind.__name__} within {timeout_s:.0f} s of its start",
                 f"what it printed is in {self._output.path}",
             ) from None
         if isinstance(got, TrainerFailed):
             raise got
         if not isinstance(got, kind):
-            raise TrainerFailed(f"the trainer said {type(got).__name__} where {kind.__name__} was due", fatal=True)
+            raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of {kind.__name__}", fatal=True)
         return got
 
     async def kill(self, reason: str) -> None:
-        """End it at once; the failure has this reason, and another start may help."""
+        """End the process at once, with this reason; another start may succeed."""
         self.failure = TrainerFailed(reason, f"what it printed is in {self._output.path}")
         await self.process.end()
 
     async def close(self, *, polite_s: float) -> None:
-        """End the process and the link; idempotent."""
+        """End the process and close the socket; idempotent."""
         if self.failure is None:
             self.failure = TrainerFailed("the trainer was stopped")
             self.send(messages.Stop())
@@ -169,7 +169,7 @@ class TrainerSession:
                 self._reply.set_exception(self.failure)
 
     async def _read(self) -> None:
-        """Until the link ends. Then the process is ended too, and everybody who waits is told."""
+        """Dispatch messages until the socket closes; then end the process, and fail what is pending."""
         decoder = messages.Decoder()
         loop = asyncio.get_running_loop()
         before_hello = True
@@ -178,22 +178,22 @@ class TrainerSession:
                 while data := await loop.sock_recv(self._connection, 1 << 16):
                     for message in decoder.from_trainer(data):
                         before_hello = before_hello and not isinstance(message, messages.Hello)
-                        self._take(message)
+                        self._dispatch(message)
         except messages.LinkBroken as error:
             self.failure = self.failure or TrainerFailed(f"the trainer's link is broken: {error}")
-        # A user's own loop may go on a little after its end of the link is closed; a crash is over at once.
+        # A user's own loop may run a little longer after it has closed its end; a crashed process has ended already.
         await self.process.end(polite_s=POLITE_S)
-        failure = self.failure = self.failure or _death(self.process, self._output, before_hello=before_hello)
+        failure = self.failure = self.failure or _unexpected_end(self.process, self._output, before_hello=before_hello)
         self._opening.put_nowait(failure)
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(failure)
         self._on_lost(self, failure)
 
-    def _take(self, message: messages.FromTrainer) -> None:
+    def _dispatch(self, message: messages.FromTrainer) -> None:
         self._on_heard(self)
         match message:
             case messages.TrainerProgress():
-                self.spoke = True
+                self.has_progressed = True
             case messages.Trained() | messages.Evaluated() | messages.Written() | messages.NotWritten():
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._reply.set_result(message)
@@ -206,7 +206,7 @@ class TrainerSession:
 
 
 async def _connected(listener: socket.socket, process: TrainerProcess) -> socket.socket | None:
-    """The trainer's end of the link; None when the process ended before it connected."""
+    """The socket to the trainer; None if the process ended before it connected."""
     loop = asyncio.get_running_loop()
     accepting = asyncio.create_task(loop.sock_accept(listener))
     try:
@@ -226,10 +226,11 @@ async def _connected(listener: socket.socket, process: TrainerProcess) -> socket
         await asyncio.gather(accepting, return_exceptions=True)
 
 
-def _death(process: TrainerProcess, output: OutputLog, *, before_hello: bool) -> TrainerFailed:
-    """What to say of a process that ended without a word of its own."""
-    last = output.tail[-1] if output.tail else "it printed nothing"
-    lines = "".join(f"\n  {line}" for line in output.tail)
+def _unexpected_end(process: TrainerProcess, output: OutputLog, *, before_hello: bool) -> TrainerFailed:
+    """The failure of a process that ended without a `Failed` message."""
+    printed = output.last_lines
+    last = printed[-1] if printed else "it printed nothing"
+    lines = "".join(f"\n  {line}" for line in printed)
     exited = process.returncode is not None and process.returncode >= 0
     if process.returncode == 0:
         reason = "the training script ended before the swarm was done"
@@ -240,13 +241,14 @@ def _death(process: TrainerProcess, output: OutputLog, *, before_hello: bool) ->
     hidden = hidden_package(output)
     if hidden:
         reason, hint = hidden
-    # A script that ended by itself, or failed before it had a model, would do so again; a signal comes from outside.
+    # A script that ended by itself, or failed before it had a model, would do so again; a signal came from outside.
     return TrainerFailed(reason, hint, fatal=exited and (before_hello or process.returncode == 0))
 
 
 def hidden_package(output: OutputLog) -> tuple[str, str] | None:
-    """A folder of the user's, on PYTHONPATH or as the working directory, that stands before one of our packages."""
-    if not any("No module named 'training" in line or "No module named training" in line for line in output.tail):
+    """Reason and hint if a folder on PYTHONPATH, or in the working directory, hides our package `training`."""
+    missing = ("No module named 'training", "No module named training")
+    if not any(text in line for line in output.last_lines for text in missing):
         return None
     ours = Path(__file__).resolve().parent.parent
     for place in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path.cwd())]:
@@ -260,7 +262,7 @@ def hidden_package(output: OutputLog) -> tuple[str, str] | None:
 
 
 def _socket_folder(state_dir: Path) -> tuple[Path, bool]:
-    """A folder that only this user can enter, and whether it is a temporary one."""
+    """A folder that only this user can enter, and whether it is temporary."""
     folder = (state_dir / "trainer").absolute()
     if len(os.fsencode(folder / "link")) > SOCKET_PATH_BYTES:
         return Path(tempfile.mkdtemp(prefix="p2pnode-")), True

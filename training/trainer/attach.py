@@ -1,4 +1,4 @@
-"""`p2pnode.attach`: a user's own training loop as a trainer.
+"""`p2pnode.attach`: makes a user's own training loop a trainer of the swarm.
 
     swarm = p2pnode.attach(model, optimizer, scheduler)
     while not swarm.done:
@@ -8,9 +8,9 @@
             if swarm.done:
                 break
 
-`attach` restores what was saved, and returns when the swarm's weights are in the model. `swarm.step` counts optimiser
-steps; every `local_steps` of them it hands over the delta and waits for the next turn. The script is started with
-`p2pnode run -- python train.py`. Under torchrun each rank calls the same; rank 0 speaks for all (`Ranks`).
+`attach` restores saved state, and returns when the model holds the swarm's weights. `swarm.step` counts optimiser
+steps; after every `local_steps` of them it reports the delta and waits for the next turn. The script is started with
+`p2pnode run -- python train.py`. Under torchrun every rank makes the same calls; only rank 0 is connected (`Ranks`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from training.errors import TrainingError
 from training.trainer import snapshot
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
 from training.trainer.export import export
+from training.trainer.metric_means import MetricMeans
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.schedule import Schedule
 from training.trainer.snapshot import CannotWrite
@@ -43,19 +44,19 @@ from training.trainer_link import messages
 from training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
 from training.trainer_link.shared_memory import map_vectors
 
-#: Ranks that wait for rank 0 hear of it this often, so that no collective times out in a long barrier.
+#: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
 
-#: What the swarm calls every script: nodes are told apart by layout, not by the name of a file.
+#: The task name of every script: the manifest compares layouts, not file names.
 TASK = "attached"
 
 
 class NotAttached(TrainingError, RuntimeError):
-    """`attach` was called where there is no daemon, or the daemon refused."""
+    """`attach` was called outside of a node, or the daemon refused the script."""
 
 
 class SwarmLost(TrainingError, RuntimeError):
-    """The daemon has gone away; the model holds what this node trained last."""
+    """The daemon has ended; the model holds what this node trained last."""
 
 
 def attach(
@@ -64,12 +65,12 @@ def attach(
     scheduler: LRScheduler | None = None,
     scaler: torch.amp.GradScaler | None = None,
     state: MutableMapping[str, Any] | None = None,
-) -> Swarm:
+) -> AttachedSwarm:
     """Join the daemon that started this script; returns with the swarm's weights in `model`.
 
-    `scheduler` is counted in optimiser steps and put where the swarm is. `state` is saved and restored with the rest:
-    entries with `state_dict` and `load_state_dict` through these, others as plain values, replaced in the mapping.
-    Raises `NotAttached`.
+    `scheduler` counts optimiser steps and is moved to the swarm's position. `state` is saved and restored too: entries
+    with `state_dict` and `load_state_dict` by these methods, others as plain values, replaced in the mapping. Raises
+    `NotAttached`.
     """
     path = os.environ.get(messages.SOCKET_VARIABLE, "")
     if not path:
@@ -79,19 +80,18 @@ def attach(
         )
     try:
         ranks = Ranks.find()
-        swarm = Swarm(model, optimizer, scheduler, scaler, state if state is not None else {}, ranks)
-        swarm._open(path)  # noqa: SLF001 - the one place where a swarm is made
+        swarm = AttachedSwarm(model, optimizer, scheduler, scaler, state if state is not None else {}, ranks)
+        swarm._open(path)  # noqa: SLF001 - the only place that constructs one
     except TrainerFailed as failure:
         raise NotAttached(f"{failure.reason}: {failure.hint}" if failure.hint else failure.reason) from failure
     return swarm
 
 
-class Swarm:
-    """The running node as a training script sees it. `done` ends the loop; the model then holds the shared weights.
+class AttachedSwarm:
+    """The running node, for a training script. When `done` is true the model holds the shared weights: end the loop.
 
-    `step_number` is the swarm's step under way (the first is 1), `samples_seen` what this node has trained on,
-    `is_first` whether this node is the one of all that does
-    what only one should do, `workers` how many nodes train at present.
+    `step_number` is the current step of the swarm, from 1; `samples_seen` counts the samples this node has trained on;
+    `workers` is the number of nodes that train. `is_first` is true on one node of the swarm, for work to be done once.
     """
 
     def __init__(
@@ -123,30 +123,29 @@ class Swarm:
         self._local_steps = 0
         self._scale = scaler.get_scale() if scaler is not None else 0.0
         self._began_s = 0.0
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._means = MetricMeans()
         self._samples = 0
 
-    # --- what the script calls ----------------------------------------------------------------------------------
+    # --- called by the script -----------------------------------------------------------------------------------
 
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
-        """Call it after each optimiser step with what went into it: `samples` of this rank, their mean `loss`.
+        """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.
 
-        Every `local_steps` calls it hands over the delta and returns with the next weights, or with `done`. A step
-        that the scaler skipped is not counted. Raises `SwarmLost`.
+        Every `local_steps` calls it reports the delta, and returns with the next weights loaded or `done` set. A step
+        that the scaler skipped does not count. Raises `SwarmLost`.
         """
         if self.done:
             return
         self._samples += int(samples)
         for name, value in {"loss": loss, **metrics}.items():
-            self._add(name, value)
+            self._means.add(name, value)
         if not self._skipped():
             self._turn_steps += 1
         try:
             if self._turn_steps < self._local_steps:
-                self._tell_progress()
+                self._report_progress()
             else:
-                self._hand_over()
+                self._report_turn()
                 self._next_turn()
         except DaemonGone as gone:
             self.done = True
@@ -212,7 +211,7 @@ class Swarm:
     # --- turns --------------------------------------------------------------------------------------------------
 
     def _next_turn(self) -> None:
-        """Rank 0 waits for the daemon's next order, and all ranks take over its weights."""
+        """Rank 0 waits for the daemon's next order; then all ranks load its weights."""
         turn = self._wait() if self._ranks.is_first else self._ranks.follow()
         if self._ranks.is_first:
             self._model_vector.load(self._vector)
@@ -224,7 +223,7 @@ class Swarm:
         self.workers, self.is_first = turn.workers, turn.is_first
         self._schedule.seek((turn.step - 1) * turn.local_steps)
         self._turn_steps = self._samples = 0
-        self._sums, self._counts = {}, {}
+        self._means = MetricMeans()
         self._began_s = time.perf_counter()
 
     def _wait(self) -> Turn | None:
@@ -237,7 +236,7 @@ class Swarm:
                 self._ranks.lead(None)
                 return None
             except DaemonGone:
-                self._ranks.lead_away()
+                self._ranks.lead_lost()
                 raise
             match message:
                 case None:
@@ -252,45 +251,31 @@ class Swarm:
                 case messages.Save(turn, path) | messages.Export(turn, path):
                     self._connection.send(self._written(turn, Path(path), save=isinstance(message, messages.Save)))
 
-    def _hand_over(self) -> None:
-        loss, metrics, samples = self._ranks.combine(self._means(), self._samples)
+    def _report_turn(self) -> None:
+        loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
         self.samples_seen += samples
         if self._connection is None:
             return
-        if not math.isfinite(loss) and "loss" in self._sums:
+        if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
         metrics["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
         self._model_vector.delta(self._delta)
         seconds = time.perf_counter() - self._began_s
         report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics)
-        with contextlib.suppress(DaemonGone):  # Waiting for the next turn will tell, on all ranks.
+        with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._connection.send(messages.Trained(self._turn, report))
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         connection = self._connection
         if connection is None:
             return
         with contextlib.suppress(StopAsked, DaemonGone):
             connection.progress(self._turn_steps)
         if connection.interrupted() and self._ranks.count == 1:
-            # Nobody waits for this turn any more. With other ranks all go on to the end of the turn together.
+            # The daemon no longer waits for this turn. With several ranks all finish it, to stay in step.
             self._next_turn()
 
     # --- numbers ------------------------------------------------------------------------------------------------
-
-    def _add(self, name: str, value: float | Tensor) -> None:
-        """Sums stay on the device: reading a loss would wait for it."""
-        if isinstance(value, Tensor):
-            term = value.detach().float().reshape(())
-        elif name == "loss" and math.isnan(value) and name not in self._sums:
-            return  # No loss was given.
-        else:
-            term = torch.tensor(float(value))
-        self._sums[name] = self._sums[name] + term if name in self._sums else term
-        self._counts[name] = self._counts.get(name, 0) + 1
-
-    def _means(self) -> dict[str, float]:
-        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
 
     def _skipped(self) -> bool:
         if self._scaler is None:

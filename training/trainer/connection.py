@@ -1,5 +1,5 @@
-"""The trainer's end of the link: a thread listens, so that a stop, a cancelled order and a dead daemon are noticed
-while the main thread computes. Words only; no torch.
+"""The trainer's end of the socket to the daemon. A thread receives, so that a stop, a cancelled order and the end of
+the daemon are noticed while the main thread computes. No torch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from training.errors import TrainingError
 from training.trainer_link import messages
 from training.trainer_link.interface import TrainerFailed
 
-#: Signs of life are sent at most this often.
+#: Progress is sent at most this often.
 PROGRESS_INTERVAL_S = 0.2
 
 _PR_SET_PDEATHSIG = 1
 
 
 class DaemonGone(TrainingError):
-    """The daemon has closed the link or died."""
+    """The daemon has closed the socket or ended."""
 
 
 class StopAsked(TrainingError):
@@ -35,7 +35,7 @@ class StopAsked(TrainingError):
 
 
 class DaemonConnection:
-    """Opened by `connect`. `on_lost` is called in the listening thread when the daemon is gone."""
+    """Made by `connect`. `on_lost` is called in the receiving thread when the socket has closed."""
 
     def __init__(self, connection: socket.socket, on_lost: Callable[[], None] | None = None) -> None:
         self.stopping = False
@@ -60,17 +60,17 @@ class DaemonConnection:
             raise
         return cls(connection, on_lost)
 
-    # --- speaking -----------------------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------------------------
 
     def send(self, message: messages.FromTrainer) -> None:
-        """Raises `DaemonGone`."""
+        """Send one message. Raises `DaemonGone`."""
         try:
             self._socket.sendall(messages.encode(message))
         except OSError as error:
             raise DaemonGone from error
 
     def progress(self, optimizer_steps: int) -> None:
-        """A sign of life; most are not sent. Raises `StopAsked`, `DaemonGone`."""
+        """Report progress, at most once per interval. Raises `StopAsked`, `DaemonGone`."""
         if self.stopping:
             raise StopAsked
         now_s = time.monotonic()
@@ -79,11 +79,11 @@ class DaemonConnection:
             self.send(messages.TrainerProgress(optimizer_steps))
 
     def close(self) -> None:
-        """Ends the listening thread as well."""
+        """Close the socket; the receiving thread ends."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    # --- hearing ------------------------------------------------------------------------------------------------
+    # --- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None = None) -> messages.FromDaemon | None:
         """The next message; None after `timeout_s`. Raises `StopAsked`, `DaemonGone`."""
@@ -92,7 +92,7 @@ class DaemonConnection:
         except queue.Empty:
             return None
         if message is None:
-            self._inbox.put(None)  # For whoever asks again.
+            self._inbox.put(None)  # The next call raises too.
             raise DaemonGone
         if isinstance(message, messages.Stop):
             self._inbox.put(message)
@@ -109,7 +109,7 @@ class DaemonConnection:
         return message
 
     def receive_memory(self) -> tuple[messages.Memory, tuple[int, int]]:
-        """The answer to the hello, and the descriptors of vector and delta."""
+        """The answer to `Hello`, with the descriptors of vector and delta."""
         message = self.receive()
         if not isinstance(message, messages.Memory) or len(self._descriptors) != 2:
             raise DaemonGone
@@ -117,7 +117,7 @@ class DaemonConnection:
         return message, (vector, delta)
 
     def interrupted(self) -> bool:
-        """Whether to leave the present order: it was cancelled, or everything ends."""
+        """Whether to abandon the current order: it was cancelled, or the trainer has to end."""
         return self.stopping or self.lost or self._cancelled >= self._turn > 0
 
     def _listen(self) -> None:
@@ -147,20 +147,20 @@ class DaemonConnection:
 
 
 def report_failure(connection: DaemonConnection, failure: TrainerFailed) -> None:
-    """The last words, for a daemon that may be gone."""
+    """Report the failure, unless the daemon has ended."""
     with contextlib.suppress(DaemonGone):
         connection.send(messages.Failed(failure.reason, failure.hint, failure.fatal))
 
 
 def end_with_daemon(number: signal.Signals) -> None:
-    """Have the kernel send this signal when the daemon dies; where it cannot, the closed link has to do.
+    """Have the kernel send this signal when the daemon ends (Linux); elsewhere the closed socket has to suffice.
 
-    Only for the daemon's direct child: another parent's death means nothing.
+    Only for a direct child of the daemon: the end of another parent means nothing.
     """
     daemon = os.environ.get(messages.DAEMON_VARIABLE, "")
     if not sys.platform.startswith("linux") or str(os.getppid()) != daemon:
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if str(os.getppid()) != daemon:  # It died in between.
+    if str(os.getppid()) != daemon:  # It has ended in between.
         os.kill(os.getpid(), number)

@@ -1,7 +1,7 @@
 """A checkpoint's vector as a plain PyTorch `state_dict`: `python -m training.trainer.convert IN.safetensors OUT.pt`.
 
-Runs in a process of its own, because the command line never imports torch. What is not in the vector (frozen tensors,
-integer buffers) is not in the file either: load it with `strict=False` where a model has such.
+Runs in a process of its own, because the command line never imports torch. Frozen tensors and integer buffers are not
+in the vector, hence not in the file: load it with `strict=False` if the model has any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 
 def convert(source: str, target: str) -> None:
-    """Read safetensors, write what `torch.load(target, weights_only=True)` reads."""
+    """Read safetensors and write a file for `torch.load(target, weights_only=True)`."""
     torch.save(load_file(source), target)
 
 

@@ -1,4 +1,4 @@
-"""The model as a file that needs none of this program: safetensors, or a plain `state_dict` for other endings."""
+"""Writes the model as a file of its own: safetensors, or a plain `state_dict` for other file names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.trainer.vector import bare_model, canonical_name
 def export(model: nn.Module, path: Path) -> None:
     """Write the model's `state_dict`, on the CPU, under the bare model's names. Raises `CannotWrite`.
 
-    Tied tensors are written once per name, so that a strict `load_state_dict` finds all of them.
+    Tied tensors are written under each of their names, so that a strict `load_state_dict` finds all.
     """
     state = {canonical_name(name): value for name, value in bare_model(model).state_dict().items()}
     if path.suffix == ".safetensors":
@@ -27,5 +27,5 @@ def export(model: nn.Module, path: Path) -> None:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A copy with a storage of its own, as safetensors wants it."""
+    """A copy with its own storage, as safetensors requires."""
     return tensor.detach().to("cpu", copy=True).contiguous()

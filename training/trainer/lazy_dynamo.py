@@ -1,13 +1,12 @@
-"""torch's compiler is imported by the first who compiles, not by the first optimizer: half of a trainer's start.
+"""Defers the import of torch's compiler until something is compiled, which halves the start of a trainer.
 
-torch 2.13 imports `torch._dynamo`, and with it 800 modules and sympy, as soon as an `Optimizer` is made, because its
-methods are to be left out of compilation (`torch._compile._disable_dynamo`) and its `step` breaks a graph. Where nobody
-compiles both do nothing. `import_later` puts a stand-in where the import statement looks: it does that nothing, and
-gives way to the real module at anything else that is asked of it (`torch.compile`, `torch._dynamo.config`, an import
-of something below it).
+torch 2.13 imports `torch._dynamo`, with 800 modules and sympy, when the first `Optimizer` is constructed, to exclude
+its methods from compilation (`torch._compile._disable_dynamo`) and to break graphs at its `step`. Without compilation
+both have no effect. `import_later` puts a stand-in into `sys.modules`, which does nothing for these two. Any other use
+(`torch.compile`, `torch._dynamo.config`, the import of a submodule) replaces it by the real module.
 
-For the trainer's own process only, before the task is imported. What imported the real module earlier keeps it.
-(Known upstream: pytorch/pytorch pull request 162595, "Don't unconditionally import torch._dynamo, it's slow".)
+For the trainer's own process only, before the task is imported. If the real module is loaded already, it stays.
+(Upstream: pytorch/pytorch pull request 162595, "Don't unconditionally import torch._dynamo, it's slow".)
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _NAME = "torch._dynamo"
 
 
 class _Later(ModuleType):
-    """Stands for `torch._dynamo` until somebody needs it."""
+    """Stand-in for `torch._dynamo` until the module is used."""
 
     def graph_break(self, msg: str = "") -> None:
         """Nothing is being traced, so there is no graph to break."""
 
     def disable(self, fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """A function that leaves itself out of compilation once there is any. Without a function: as torch does."""
+        """Wrap a function so that the compiler skips it, once that is loaded. Without a function: as torch does."""
         if fn is None:
             return _real().disable(fn, *args, **kwargs)
         function, disabled = fn, None
@@ -46,14 +45,14 @@ class _Later(ModuleType):
         return uncompiled
 
     def __getattr__(self, name: str) -> Any:
-        # Asked by tools that look through all modules (inspect, doctest): no reason to import anything.
+        # Tools that inspect all modules (inspect, doctest) ask for these; that must not import anything.
         if name in {"__file__", "__wrapped__", "__warningregistry__"}:
             raise AttributeError(name)
         return getattr(_real(), name)
 
 
 def import_later() -> None:
-    """Put the stand-in in the place of `torch._dynamo`, unless that is imported already."""
+    """Install the stand-in, unless `torch._dynamo` is imported already."""
     if _NAME not in sys.modules:
         later = _Later(_NAME)
         sys.modules[_NAME] = later
@@ -61,7 +60,7 @@ def import_later() -> None:
 
 
 def _real() -> ModuleType:
-    """The module itself, imported now if it is not yet."""
+    """The real module, imported now if it is not yet."""
     if isinstance(sys.modules.get(_NAME), _Later):
         del sys.modules[_NAME], vars(torch)["_dynamo"]
     return importlib.import_module(_NAME)

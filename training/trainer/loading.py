@@ -1,4 +1,4 @@
-"""From the daemon's `Start` to a task that stands: device, import, construction. Every fault becomes one sentence."""
+"""Resolves the device, imports the task class, and builds task and model; every fault becomes a `TrainerFailed`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUR_PACKAGES = ("overlay", "p2pnode", "training")
 
 
 def resolve_device(device: str) -> str:
-    """The device asked for, checked; "auto" is the first CUDA device, else the CPU. Raises `TrainerFailed`."""
+    """Check the device; "auto" is the first CUDA device, else the CPU. Raises `TrainerFailed`."""
     if device == "auto":
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
@@ -41,7 +41,7 @@ def resolve_device(device: str) -> str:
 
 
 def load_task(name: str) -> type[Task]:
-    """The task's class. Raises `TrainerFailed`."""
+    """Import the task class. Raises `TrainerFailed`."""
     target = BUILT_IN.get(name, name)
     module_name, _, class_name = target.partition(":")
     if not class_name:
@@ -66,7 +66,7 @@ def load_task(name: str) -> type[Task]:
         )
     missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if not isinstance(found, type) or missing:
-        lacks = f"it lacks {', '.join(missing)}" if missing else "it is no class"
+        lacks = f"it lacks {', '.join(missing)}" if missing else "it is not a class"
         raise TrainerFailed(
             f'training.task = "{name}" is not a task: {lacks}',
             "the protocol of a task is described in training/tasks/task.py",
@@ -78,12 +78,12 @@ def load_task(name: str) -> type[Task]:
 def build_task(
     name: str, options: dict[str, object], *, data_dir: str, seed: int, node_seed: int, device: str
 ) -> tuple[Task, TrainSpec]:
-    """The task and its model, seeded; the generators are then the node's own. Raises `TrainerFailed`."""
+    """Build task and model, seeded with `seed`; then seed the generators with `node_seed`. Raises `TrainerFailed`."""
     kind = load_task(name)
     seed_all(seed)
-    with users_code(name, "__init__()"):
+    with user_code_errors(name, "__init__()"):
         task = kind(options, data_dir=data_dir, seed=seed, node_seed=node_seed, device=device)
-    with users_code(name, "build()"):
+    with user_code_errors(name, "build()"):
         spec = task.build()
     if not isinstance(spec, TrainSpec):
         raise TrainerFailed(
@@ -98,8 +98,8 @@ def build_task(
 
 
 @contextmanager
-def users_code(name: str, what: str, *, fatal: bool = True) -> Iterator[None]:
-    """Whatever a task raises becomes a `TrainerFailed`; the traceback goes to standard error."""
+def user_code_errors(name: str, what: str, *, fatal: bool = True) -> Iterator[None]:
+    """Turn any exception of the task into a `TrainerFailed`; the traceback goes to standard error."""
     try:
         yield
     except (TrainerFailed, StopAsked, DaemonGone):
@@ -124,7 +124,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _import_from_here() -> None:
-    """The user's own modules are found where the daemon was started, as for any `python -m`."""
+    """Find the user's modules in the folder where the daemon was started, as with any `python -m`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -134,9 +134,9 @@ def _not_imported(name: str, module_name: str, error: Exception) -> TrainerFaile
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     for package in _OUR_PACKAGES:
         folder = Path.cwd() / package
-        users_own = folder.is_dir() and folder.resolve() != (Path(__file__).parents[2] / package).resolve()
+        is_users = folder.is_dir() and folder.resolve() != (Path(__file__).parents[2] / package).resolve()
         asked = missing.split(".")[0] == package or module_name.split(".")[0] == package
-        if users_own and asked:
+        if is_users and asked:
             return TrainerFailed(
                 f'training.task = "{name}" does not import: the folder {folder} has the name of a package of p2pnode',
                 f"rename the folder {package}{os.sep} and the imports of it",

@@ -1,7 +1,7 @@
-"""Several processes that train one replica together (torchrun with DistributedDataParallel): rank 0 speaks for all.
+"""Coordinates the processes that train one replica (torchrun with DistributedDataParallel); rank 0 is connected.
 
-Every rank calls `swarm.step` equally often. At the end of a turn rank 0 reports, waits for the daemon, and tells the
-others: first what comes next, then the weights. Without `torch.distributed` all of this is nothing.
+Every rank calls `swarm.step` equally often. At the end of a turn rank 0 reports and waits for the daemon, and then
+broadcasts the next turn and the weights. With a single process all of this does nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STILL_WAITING, _TURN, _DONE, _LOST = 0.0, 1.0, 2.0, 3.0
 
 
 class Turn(NamedTuple):
-    """One turn of local training, as the daemon orders it; see `StepOrder`."""
+    """One turn of local training; see `StepOrder`."""
 
     step: int
     local_steps: int
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
 
 
 class Ranks:
-    """This process among `count`, as number `rank`; `device` is where the process group's tensors have to be."""
+    """This process, number `rank` of `count`; `device` is where the process group requires its tensors."""
 
     def __init__(self, rank: int, count: int, device: str) -> None:
         self.rank = rank
@@ -39,7 +39,7 @@ class Ranks:
 
     @classmethod
     def find(cls) -> Ranks:
-        """By `torch.distributed`. Raises `TrainerFailed` where torchrun's variables are set and it is not ready."""
+        """Ask `torch.distributed`. Raises `TrainerFailed` if torchrun's variables are set but it is not initialised."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             backend = str(torch.distributed.get_backend())
             device = f"cuda:{torch.cuda.current_device()}" if "nccl" in backend else "cpu"
@@ -57,40 +57,40 @@ class Ranks:
         return self.rank == 0
 
     def lead(self, turn: Turn | None) -> None:
-        """Rank 0: tell the others what comes next; None is the end."""
+        """On rank 0: broadcast the next turn; None is the end."""
         if turn is None:
-            self._tell(_DONE, Turn(0, 0, 0.0, is_first=False))
+            self._broadcast_turn(_DONE, Turn(0, 0, 0.0, is_first=False))
         else:
-            self._tell(_TURN, turn)
+            self._broadcast_turn(_TURN, turn)
 
-    def lead_away(self) -> None:
-        """Rank 0: the daemon is gone, and the others have to know."""
-        self._tell(_LOST, Turn(0, 0, 0.0, is_first=False))
+    def lead_lost(self) -> None:
+        """On rank 0: broadcast that the daemon has ended."""
+        self._broadcast_turn(_LOST, Turn(0, 0, 0.0, is_first=False))
 
     def still_waiting(self) -> None:
-        """Rank 0: nothing yet. Keeps the others' collective from timing out."""
-        self._tell(_STILL_WAITING, Turn(0, 0, 0.0, is_first=False))
+        """On rank 0: keep the collective of the other ranks from timing out."""
+        self._broadcast_turn(_STILL_WAITING, Turn(0, 0, 0.0, is_first=False))
 
     def follow(self) -> Turn | None:
-        """The other ranks: what comes next. Raises `DaemonGone`."""
+        """On the other ranks: wait for the next turn; None is the end. Raises `DaemonGone`."""
         while True:
-            said = self._exchange([0.0] * 5)
-            if said[0] == _TURN:
-                return Turn(int(said[1]), int(said[2]), said[3], bool(said[4]))
-            if said[0] == _DONE:
+            values = self._exchange([0.0] * 5)
+            if values[0] == _TURN:
+                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]))
+            if values[0] == _DONE:
                 return None
-            if said[0] == _LOST:
+            if values[0] == _LOST:
                 raise DaemonGone
 
     def share_weights(self, vector: ModelVector) -> None:
-        """All ranks: take over rank 0's base."""
+        """On all ranks: load the base of rank 0."""
         if self.count > 1:
             torch.distributed.broadcast(vector.base, src=0)
             if not self.is_first:
                 vector.load_base()
 
     def combine(self, means: dict[str, float], samples: int) -> tuple[float, dict[str, float], int]:
-        """Mean loss, mean metrics and all samples of the turn, over the ranks; all give the same names."""
+        """Mean loss, mean metrics and total samples of the turn over all ranks, which give the same names."""
         names = sorted(means)
         values = torch.tensor([*(means[name] for name in names), float(samples)], dtype=torch.float64)
         if self.count > 1:
@@ -100,8 +100,8 @@ class Ranks:
         combined = {name: float(value) / self.count for name, value in zip(names, values, strict=False)}
         return combined.pop("loss", math.nan), combined, round(float(values[-1]))
 
-    def _tell(self, what: float, turn: Turn) -> None:
-        self._exchange([what, float(turn.step), float(turn.local_steps), turn.workers, float(turn.is_first)])
+    def _broadcast_turn(self, kind: float, turn: Turn) -> None:
+        self._exchange([kind, float(turn.step), float(turn.local_steps), turn.workers, float(turn.is_first)])
 
     def _exchange(self, values: list[float]) -> list[float]:
         if self.count == 1:

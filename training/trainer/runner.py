@@ -1,7 +1,7 @@
-"""The training loop of a task: one order of the daemon at a time, on the shared vector.
+"""The training loop of a task: executes one order at a time on the shared vector.
 
-`local_steps` counts optimiser steps, after accumulation and without those the scaler skipped. Nothing here knows of
-the link: the same runner trains alone (`training.trainer.standalone`) and in tests.
+`local_steps` counts optimiser steps: accumulated batches make one, and a step that the scaler skips is none. The runner
+is independent of the daemon; it also trains alone (`training.trainer.standalone`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from training.tasks.task import Task, TrainSpec
 from training.trainer import snapshot
 from training.trainer.export import export
-from training.trainer.loading import users_code
+from training.trainer.loading import user_code_errors
 from training.trainer.schedule import Schedule
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, Vector
 
-#: A scaler that starts at 2^16 and halves finds its scale in sixteen skipped steps; one that still skips never will.
+#: A scaler that starts at 2^16 and halves needs at most sixteen skipped steps; more mean that it finds no scale.
 MAX_SKIPPED = 50
 
 
@@ -32,11 +32,11 @@ def never() -> bool:
 
 
 class _Interrupted(BaseException):
-    """Passes through a user's `except Exception`."""
+    """Not an `Exception`, so that a user's `except Exception` does not catch it."""
 
 
 class TaskRunner:
-    """A task with its model. `progress` is called with the optimiser steps done, `warn` with an event and a text."""
+    """A task and its model. `progress` is called with the optimiser steps done, `warn` with an event and a text."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TaskRunner:
         self._progress = progress
         self._warn = warn
         self._schedule = Schedule(spec.optimizer, spec.scheduler, warn)
-        with users_code(name, "batches()"):
+        with user_code_errors(name, "batches()"):
             self._batches: Iterator[Any] = iter(task.batches())
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class TaskRunner:
         spec.optimizer.zero_grad(set_to_none=True)
         for index in range(spec.accumulate):
             batch = self._next_batch()
-            with users_code(self._name, "loss()", fatal=False):
+            with user_code_errors(self._name, "loss()", fatal=False):
                 loss = self.task.loss(spec.model, batch)
                 _check_loss(loss)
                 part = loss / spec.accumulate if spec.accumulate > 1 else loss
@@ -104,7 +104,7 @@ class TaskRunner:
             tally.skipped += 1
 
     def _apply_gradients(self) -> bool:
-        """False where the scaler found the gradients not finite and skipped the step."""
+        """Take the optimiser step; False if the scaler skipped it because gradients were not finite."""
         spec = self.spec
         if spec.scaler is not None:
             spec.scaler.unscale_(spec.optimizer)
@@ -119,7 +119,7 @@ class TaskRunner:
         return not spec.scaler.get_scale() < before
 
     def _next_batch(self) -> Any:
-        with users_code(self._name, "batches()", fatal=False):
+        with user_code_errors(self._name, "batches()", fatal=False):
             for _ in range(2):
                 for batch in self._batches:
                     return batch
@@ -130,18 +130,17 @@ class TaskRunner:
         own = getattr(self.task, "samples", None)
         return int(own(batch)) if own is not None else _leading_dimension(batch)
 
-    # --- the rest -----------------------------------------------------------------------------------------------
+    # --- evaluation and files -----------------------------------------------------------------------------------
 
     def evaluate(self, step: int, vector: Vector, interrupted: Callable[[], bool] = never) -> Evaluation | None:
-        """Metrics of `vector`; None when interrupted. Afterwards the modes of the modules and the states of the
-        generators are as before."""
+        """Metrics of `vector`; None when interrupted. The modules' modes and the generators' states are restored."""
         self.model_vector.load(vector)
         model = self.spec.model
         modes = [(module, module.training) for module in model.modules()]
         generators = snapshot.random_state()
 
         def after_pass(*_: Any) -> None:
-            # Each pass through the model is a sign of life, so that a long evaluation is not taken for a hang.
+            # Reports every forward pass, so that a long evaluation does not count as a hang.
             self._progress(0)
             if interrupted():
                 raise _Interrupted
@@ -149,7 +148,7 @@ class TaskRunner:
         hook = model.register_forward_hook(after_pass)
         try:
             model.eval()
-            with torch.no_grad(), users_code(self._name, "evaluate()", fatal=False):
+            with torch.no_grad(), user_code_errors(self._name, "evaluate()", fatal=False):
                 metrics, samples = self.task.evaluate(model)
                 return Evaluation(step, {key: float(value) for key, value in metrics.items()}, int(samples))
         except _Interrupted:
@@ -161,7 +160,7 @@ class TaskRunner:
                 module.training = training
 
     def save(self, path: Path) -> None:
-        """Raises `CannotWrite`."""
+        """Write optimiser, schedule, generators and data position. Raises `CannotWrite`."""
         spec = self.spec
         snapshot.save(
             path,
@@ -176,7 +175,7 @@ class TaskRunner:
         )
 
     def restore(self, path: Path) -> None:
-        """Take up what `save` wrote. Raises `TrainerFailed`."""
+        """Restore what `save` wrote. Raises `TrainerFailed`."""
         state = snapshot.load(path)
         try:
             self.spec.optimizer.load_state_dict(state["optimizer"])
@@ -196,7 +195,7 @@ class TaskRunner:
             ) from error
 
     def export(self, path: Path, vector: Vector) -> None:
-        """Raises `CannotWrite`."""
+        """Write the model with `vector` loaded. Raises `CannotWrite`."""
         self.model_vector.load(vector)
         export(self.spec.model, path)
 
@@ -216,7 +215,7 @@ class TaskRunner:
 
 
 class _Tally:
-    """Sums over one order. Losses stay on the device until they are asked for: reading one waits for the device."""
+    """Sums over one order. Losses stay on the device until the end: reading one waits for the device."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -241,11 +240,11 @@ class _Tally:
 def _check_loss(loss: object) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise TypeError(f"a scalar tensor is wanted, and this is {what}")
+        raise TypeError(f"a scalar tensor is expected, and this is {what}")
 
 
 def _leading_dimension(batch: Any) -> int:
-    """Samples in a batch: the first dimension of the first tensor found in it; 1 where there is none."""
+    """Samples in a batch: the first dimension of its first tensor; 1 if it has none."""
     if isinstance(batch, Tensor):
         return int(batch.shape[0]) if batch.dim() else 1
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()

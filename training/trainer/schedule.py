@@ -1,6 +1,6 @@
-"""The learning rate's schedule as a function of the swarm's step, so that a late joiner stands where the others are.
+"""The learning rate's schedule as a function of the swarm's step, so that late joiners have the same rate.
 
-Before step `s` a scheduler stands at `(s − 1) × local_steps` optimiser steps, whatever this node has done before.
+Before step `s` the scheduler is at `(s − 1) × local_steps` optimiser steps, whatever this node has done before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.trainer_link.interface import TrainerFailed
 
 
 class Schedule:
-    """A scheduler, or none, that can be put at any position. `position` counts optimiser steps of the swarm."""
+    """A scheduler, or none, that can be moved to any position. `position` counts optimiser steps of the swarm."""
 
     def __init__(self, optimizer: Optimizer, scheduler: LRScheduler | None, warn: Callable[[str, str], None]) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -42,23 +42,23 @@ class Schedule:
         return _count(self._scheduler) - self._origin
 
     def advance(self) -> None:
-        """One optimiser step further."""
+        """Move on by one optimiser step."""
         if self._scheduler is None or self._over:
             return
         try:
             self._scheduler.step()
-        except ValueError as error:  # OneCycleLR has an end and says so.
+        except ValueError as error:  # OneCycleLR raises this at its end.
             self._over = True
             self._warn("schedule_over", f"the learning rate's schedule has ended and stays as it is: {error}")
 
     def seek(self, position: int) -> None:
-        """Stand where a node that took part from the beginning stands."""
+        """Move to where a node is that took part from the beginning."""
         if self._scheduler is None or position == self.position or self._over:
             return
         if position < self.position:
             self._reset()
         with warnings.catch_warnings():
-            # It warns of steps without the optimiser's: those were taken by others.
+            # It warns of steps without the optimiser's own; other nodes took those.
             warnings.simplefilter("ignore", UserWarning)
             while self.position < position and not self._over:
                 self.advance()
@@ -78,7 +78,7 @@ class Schedule:
 
 
 def _count(scheduler: Any) -> int:
-    """How often it was stepped; `ChainedScheduler` leaves the count to the schedulers it chains."""
+    """How often it was stepped; `ChainedScheduler` keeps the count in the schedulers it chains."""
     if scheduler is None:
         return 0
     count = getattr(scheduler, "last_epoch", None)

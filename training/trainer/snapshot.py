@@ -1,7 +1,7 @@
-"""The trainer's own state on disk: optimiser, schedule, scaler, generators, data position. Whole or not at all.
+"""Writes and reads the trainer's own state atomically: optimiser, schedule, scaler, generators, data position.
 
-The vector is not in it: the daemon keeps that. A snapshot holds tensors and plain values only, so that it can be read
-without running anything; a user's own state that holds more is read as the user's own file.
+The vector is not included: the daemon keeps it. A snapshot holds tensors and plain values only, so that reading it
+executes no code. If a user's own state contains other objects, they are unpickled, as from any file of the user's own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = 1
 
 
 class CannotWrite(TrainingError):
-    """The file could not be written; nothing half-written is left."""
+    """The file could not be written; no partial file is left."""
 
     def __init__(self, path: Path, error: OSError | str) -> None:
         self.reason = f"{path} could not be written: {error.strerror or error if isinstance(error, OSError) else error}"
@@ -34,7 +34,7 @@ class CannotWrite(TrainingError):
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` fill a file beside `path`, sync it, and put it in place. Raises `CannotWrite`."""
+    """Let `write` fill a temporary file beside `path`, sync it, and rename it. Raises `CannotWrite`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         temporary.replace(path)
     except OSError as error:
         raise CannotWrite(path, error) from error
-    except RuntimeError as error:  # torch's own writer knows no OSError.
+    except RuntimeError as error:  # torch's own writer raises this, not OSError.
         raise CannotWrite(path, str(error).splitlines()[0]) from error
     finally:
         with contextlib.suppress(OSError):
@@ -58,12 +58,12 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `save` wrote, tensors on the CPU. Raises `TrainerFailed`."""
+    """Read what `save` wrote, tensors on the CPU. Raises `TrainerFailed`."""
     try:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
-            # Objects of the user's own, in a file this node wrote into its own state directory.
+            # Objects of the user's own; this node wrote the file into its own state directory.
             content = torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise TrainerFailed(
@@ -81,7 +81,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def random_state() -> dict[str, Any]:
-    """The states of all generators, in plain values and tensors."""
+    """The states of all generators, as plain values and tensors."""
     state: Any = np.random.get_state(legacy=True)
     kind, keys, position, has_gauss, gauss = state
     return {
@@ -93,7 +93,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put the generators where `random_state` found them."""
+    """Set the generators to the states that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -103,7 +103,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator a model, its dropout or a data pipeline may use."""
+    """Seed every generator that a model, its dropout or a data pipeline may use."""
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     with warnings.catch_warnings():

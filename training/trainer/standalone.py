@@ -1,7 +1,7 @@
-"""One task trained without any swarm: `python -m training.trainer.standalone --task digits --steps 60 --json`.
+"""Trains a task without a swarm: `python -m training.trainer.standalone --task digits --steps 60 --json`.
 
-The bare comparison for the demo and the benchmarks: the same task, the same loop, nothing shared. Each step's delta is
-added to the vector as it is.
+The baseline of the demo and the benchmarks: the same task and loop, nothing shared. Each step's delta is added to the
+vector unchanged.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def train_alone(
     node_seed: int | None = None,
     device: str = "auto",
 ) -> dict[str, float]:
-    """Train, evaluate once, and return the metrics with `samples` trained and `seconds` taken. Raises
-    `TrainerFailed`."""
+    """Train, evaluate once, and return the metrics, `samples` and `seconds`. Raises `TrainerFailed`."""
     task, spec = build_task(
         task_name,
         options,

@@ -1,9 +1,9 @@
-"""A model as a vector: which tensors go in, loading the vector into them, and the delta that training made.
+"""Maps a model to a vector: selects its tensors, loads the vector into them, and computes the delta of training.
 
-Trainable parameters, tied ones once, sorted by name without the wrappers' prefixes; then the persistent floating-point
-buffers. Frozen parameters, and buffers that hold something not finite (masks), stay out and are covered by a digest;
-integer buffers stay with the node. The base of a delta is what the model really took over, in its own dtype, so that
-rounding is never pushed (DESIGN section 5).
+The vector holds the trainable parameters, tied ones once, sorted by name without the wrappers' prefixes, and then the
+persistent floating-point buffers. Frozen parameters, and buffers with values that are not finite (masks), are left out
+and covered by a digest; integer buffers stay local. The base of a delta is the vector as rounded to the model's own
+dtype, so that rounding is never pushed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from training.layout import Layout, LayoutEntry
 from training.trainer_link.interface import TrainerFailed, Vector
 
-#: Parts of a name that wrappers put in: `torch.compile`, activation checkpointing.
+#: Parts of names that wrappers insert: `torch.compile`, activation checkpointing.
 _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
@@ -31,7 +31,7 @@ def canonical_name(name: str) -> str:
 
 
 def bare_model(model: nn.Module) -> nn.Module:
-    """The model without the wrappers around the whole of it."""
+    """The model inside the wrappers around it."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -44,9 +44,9 @@ def bare_model(model: nn.Module) -> nn.Module:
 class ModelVector:
     """The model's tensors in the vector's order. Raises `TrainerFailed` for a model that cannot be shared.
 
-    `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. A model
-    that is float32 in the machine's own memory is copied straight from and to the vectors given: then the base of a
-    delta is the loaded vector itself, which must stay as it is until `delta` (`training.trainer_link.interface`).
+    `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. For a
+    float32 model on the CPU they copy directly between tensors and the given vectors: the base of a delta is then the
+    loaded vector itself, which must not change until `delta` (`training.trainer_link.interface`).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,10 +64,10 @@ class ModelVector:
         self.layout = _layout(named)
         self.frozen_digest = _digest(sorted((frozen | constant).items()))
         self._tensors = [tensor for _, (_, tensor) in named]
-        # The vector as the model took it, on the model's device: what a delta is measured from.
+        # The vector as the model holds it, on the model's device: the base of the next delta.
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
         self._bases = self._views(self._base)
-        self._gains = self._bases
+        self._outputs = self._bases
         self._is_direct = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in self._tensors)
         self._rounded = [
             (tensor, base)
@@ -86,7 +86,7 @@ class ModelVector:
 
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
-        """Put `vector`, `float32[total]`, into the model and remember it as the base of the next delta."""
+        """Load `vector`, `float32[total]`, into the model; it is the base of the next delta."""
         shared = torch.from_numpy(vector)
         if not self._is_direct:
             self._base.copy_(shared)
@@ -96,7 +96,7 @@ class ModelVector:
 
     @torch.no_grad()
     def load_base(self) -> None:
-        """Put the base into the model, as after `load` on another rank."""
+        """Load the base into the model, after rank 0 has broadcast it."""
         for tensor, base in zip(self._tensors, self._bases, strict=True):
             tensor.copy_(base)
         for tensor, base in self._rounded:
@@ -104,13 +104,13 @@ class ModelVector:
 
     @torch.no_grad()
     def delta(self, into: Vector) -> None:
-        """Write what the model gained since `load` into `into`, `float32[total]`. The base is used up."""
+        """Write the model's change since `load` into `into`, `float32[total]`. The base may be overwritten."""
         shared = torch.from_numpy(into)
         if self._is_direct:
-            if shared.data_ptr() != self._gains[0].data_ptr():
-                self._gains = self._views(shared)
-            for tensor, base, gain in zip(self._tensors, self._bases, self._gains, strict=True):
-                torch.sub(tensor, base, out=gain)
+            if shared.data_ptr() != self._outputs[0].data_ptr():
+                self._outputs = self._views(shared)
+            for tensor, base, output in zip(self._tensors, self._bases, self._outputs, strict=True):
+                torch.sub(tensor, base, out=output)
             return
         for tensor, base in zip(self._tensors, self._bases, strict=True):
             torch.sub(tensor.to(base.device, torch.float32), base, out=base)
@@ -118,7 +118,7 @@ class ModelVector:
 
     @property
     def base(self) -> Tensor:
-        """The base itself, `float32[total]` on the model's device: rank 0 broadcasts it."""
+        """The base, `float32[total]` on the model's device, which rank 0 broadcasts."""
         return self._base
 
 
@@ -138,7 +138,7 @@ def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
     known: dict[tuple[object, ...], str] = {}
-    # Trainable ones first: a tensor that is tied to a frozen name is still trained.
+    # Trainable ones first: a tensor tied to a frozen name is still trained.
     for name, parameter in sorted(named, key=lambda item: not item[1].requires_grad):
         _refuse_unusable(name, parameter)
         storage = _storage(parameter)
@@ -157,12 +157,12 @@ def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 def _named(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator[tuple[str, Tensor]]:
-    # By identity and not by name is how `named_parameters` sorts out tied ones; the name has to be the smallest.
+    # `named_parameters` would keep the first name of tied parameters; the smallest is wanted.
     if kind == "parameters":
         yield from model.named_parameters(remove_duplicate=False)
         return
     for prefix, module in model.named_modules(remove_duplicate=False):
-        volatile = module._non_persistent_buffers_set  # noqa: SLF001 - the only place where torch says which are
+        volatile = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public accessor
         for name, buffer in module.named_buffers(recurse=False):
             if name not in volatile:
                 yield (f"{prefix}.{name}" if prefix else name), buffer
@@ -201,7 +201,7 @@ def _layout(named: list[tuple[str, tuple[str, Tensor]]]) -> Layout:
 
 
 def _digest(named: list[tuple[str, Tensor]]) -> str:
-    """Hex SHA-256 over names, types, shapes and bytes; of nothing where nothing is frozen."""
+    """Hex SHA-256 over names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name, tensor in named:
         digest.update(f"{name}/{tensor.dtype}/{tuple(tensor.shape)}/".encode())

@@ -1,4 +1,4 @@
-"""What a daemon and its trainer process share: the interface, the messages on the socket, the shared memory.
+"""Shared by a daemon and its trainer process: the interface, the messages on the socket, the shared memory.
 
-Both sides import it, so it imports neither of them and no torch.
+Both processes import it, so it imports neither side and no torch.
 """

@@ -1,9 +1,9 @@
-"""The trainer as the daemon sees it: a door like the network's, with a real process or a stub behind it.
+"""The interface between daemon and trainer, implemented by a process (`training.supervisor`) and, in tests, a stub.
 
-The daemon never imports torch. It orders a step, the trainer works on the shared vector and reports. Vectors pass
-through shared memory (`vector`: base in, daemon → trainer; `delta`: result out, trainer → daemon), words pass over the
-link (`training.trainer_link.messages`). From an order until its answer the daemon leaves `vector` as it is: it is the
-base of the delta.
+The daemon never imports torch. It orders a step; the trainer works on the shared vector and reports. Vectors pass
+through shared memory: `vector` carries the base to the trainer, `delta` the result back. Messages pass over a socket
+(`training.trainer_link.messages`). From an order until its answer the daemon must not change `vector`: it is the base
+of the delta.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Vector = npt.NDArray[np.float32]
 
 
 class TrainerHello(msgspec.Struct, frozen=True):
-    """What a trainer says of its model when it has built it.
+    """Describes the trainer's model, once it is built.
 
     `frozen_digest` covers the tensors that are not in the vector; `task` and `task_version` name what is trained.
-    `local_steps` is what it was told, or what `attach` asked for. `evaluates` is False for a user's own loop.
+    `evaluates` is False for a user's own loop.
     """
 
     layout: Layout
@@ -37,7 +37,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
 
 
 class StepOrder(msgspec.Struct, frozen=True):
-    """One turn of local training. `step` is the step to be completed: the first one is 1."""
+    """Orders one turn of local training. `step` is the step to complete; the first one is 1."""
 
     step: int
     local_steps: int
@@ -46,7 +46,7 @@ class StepOrder(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What came of a `StepOrder`; `seconds` is the time spent training, `loss` the mean over its optimiser steps."""
+    """The result of a `StepOrder`: `seconds` is the time spent training, `loss` the mean over its optimiser steps."""
 
     step: int
     loss: float
@@ -57,7 +57,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """Metrics of the shared vector as loaded, over `samples` samples."""
+    """Metrics of the shared vector over `samples` samples."""
 
     step: int
     metrics: dict[str, float]
@@ -65,9 +65,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 class TrainerFailed(TrainingError):
-    """The trainer could not start or died. `reason` is one clear sentence, `hint` says what to do.
+    """The trainer could not start, or has ended. `reason` is one sentence, `hint` the next step for the user.
 
-    `fatal` is True where another start would fail the same way: the task does not import, the data is missing.
+    `fatal` is True if another start would fail in the same way: the task does not import, the data is missing.
     """
 
     def __init__(self, reason: str, hint: str = "", *, fatal: bool = False) -> None:
@@ -78,9 +78,8 @@ class TrainerFailed(TrainingError):
 
 
 class Trainer(Protocol):
-    """One trainer. `start` may be called again after `TrainerFailed`: the same buffers are used, so the vector
-    survives a crash of the process. After `start` the new process has not yet loaded `vector`; every `train` and
-    `evaluate` loads it first."""
+    """One trainer. `start` may be called again after `TrainerFailed`; it reuses the buffers, so the vector survives a
+    crash of the process. A new process has not loaded `vector` yet; every `train` and `evaluate` loads it first."""
 
     vector: Vector
     delta: Vector
@@ -91,7 +90,7 @@ class Trainer(Protocol):
         ...
 
     async def start(self, restore: str = "") -> TrainerHello:
-        """Start the process and wait until its model stands. On the first start `vector` then holds the model's own
+        """Start the process and wait until its model is built. After the first start `vector` holds the model's own
         initial values. `restore` names a file written by `save`: optimiser, schedule, random state, data position.
         Raises `TrainerFailed`."""
         ...
@@ -101,11 +100,11 @@ class Trainer(Protocol):
         ...
 
     async def evaluate(self, step: int) -> Evaluation | None:
-        """Evaluate `vector`; None where the trainer has no evaluation of its own. Raises `TrainerFailed`."""
+        """Evaluate `vector`; None if the trainer has no evaluation of its own. Raises `TrainerFailed`."""
         ...
 
     async def save(self, path: str) -> None:
-        """Write the trainer's own state to a file, whole or not at all. Raises `TrainerFailed`."""
+        """Write the trainer's own state to a file, atomically. Raises `TrainerFailed`."""
         ...
 
     async def export(self, path: str) -> None:
@@ -113,5 +112,5 @@ class Trainer(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End the process, politely and then not; idempotent."""
+        """End the process, by request and then by signal; idempotent."""
         ...

@@ -1,11 +1,11 @@
-"""What daemon and trainer say to each other over the Unix socket, and how a message is framed.
+"""Messages between daemon and trainer over a Unix socket, and their framing.
 
-A message is a tagged struct in MessagePack behind its length (u32, big-endian). The trainer connects, the daemon
-speaks first (`Start`), and one order is under way at a time. Every order carries a `turn`, which its answer repeats:
-the answer to an order the daemon no longer waits for is told apart and dropped. Vectors never pass here; `Memory`
-carries the two descriptors of the shared buffers (`training.trainer_link.shared_memory`).
+A message is a tagged MessagePack struct after its length (u32, big-endian). The trainer connects, the daemon sends
+`Start` first, and at most one order is outstanding. Every order carries a `turn`, which its answer repeats: the daemon
+drops answers to orders it has cancelled. Vectors are not sent here; `Memory` carries the two descriptors of the shared
+buffers (`training.trainer_link.shared_memory`).
 
-No torch here, and no asyncio: `Decoder` takes bytes as they come, from either side's socket.
+`Decoder` accepts bytes in any pieces, from either side's socket. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from training.errors import TrainingError
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello
 
-#: Where the trainer finds the daemon: the path of the socket, and the daemon's process id.
+#: Environment variables for the trainer: the path of the socket, and the daemon's process id.
 SOCKET_VARIABLE = "P2PNODE_TRAINER_SOCKET"
 DAEMON_VARIABLE = "P2PNODE_DAEMON_PID"
 
@@ -28,7 +28,7 @@ Message = TypeVar("Message")
 
 _LENGTH = struct.Struct(">I")
 
-#: The largest message is the hello: some 100 bytes per tensor, so this is a layout of half a million tensors.
+#: The largest message is `Hello`, with some 100 bytes per tensor: enough for half a million tensors.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
@@ -77,13 +77,13 @@ class Export(msgspec.Struct, frozen=True, tag="export"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody waits for this turn any more: leave it at the next optimiser step, without an answer."""
+    """The daemon no longer waits for this turn: abandon it at the next optimiser step, without an answer."""
 
     turn: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End at the next optimiser step. A user's own loop finds `swarm.done`."""
+    """End at the next optimiser step. A user's own loop sees `swarm.done`."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -91,11 +91,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The buffers are mapped, and initialised if that was asked."""
+    """The buffers are mapped, and initialised if `Memory` asked for it."""
 
 
 class TrainerProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """A sign of life while an order is under way: optimiser steps done in it."""
+    """Sent while an order is outstanding: the optimiser steps done so far."""
 
     optimizer_steps: int
 
@@ -117,7 +117,7 @@ class Written(msgspec.Struct, frozen=True, tag="written"):
 
 
 class NotWritten(msgspec.Struct, frozen=True, tag="not_written"):
-    """The file could not be written; the trainer itself is well."""
+    """The file could not be written; the trainer continues."""
 
     turn: int
     reason: str
@@ -125,14 +125,14 @@ class NotWritten(msgspec.Struct, frozen=True, tag="not_written"):
 
 
 class Warned(msgspec.Struct, frozen=True, tag="warned"):
-    """Something the user should know and that stops nothing. `event` is a constant name for the log."""
+    """A warning for the user; training continues. `event` is a constant name for the log."""
 
     event: str
     message: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The trainer's last words before it ends; see `TrainerFailed`."""
+    """Sent by a trainer before it ends; see `TrainerFailed`."""
 
     reason: str
     hint: str
@@ -149,17 +149,17 @@ _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(Fr
 
 
 class LinkBroken(TrainingError):
-    """What came over the link is no message."""
+    """The bytes received are not a message."""
 
 
 def encode(message: FromDaemon | FromTrainer) -> bytes:
-    """The framed message."""
+    """A message with its frame."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class Decoder:
-    """Bytes in, as they come; framed bodies out."""
+    """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -169,7 +169,7 @@ class Decoder:
         while len(self._pending) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._pending)
             if size > MAX_MESSAGE_BYTES:
-                raise LinkBroken(f"a message of {size} bytes is announced; {MAX_MESSAGE_BYTES} is the most")
+                raise LinkBroken(f"a message announces {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
             if len(self._pending) < _LENGTH.size + size:
                 return
             body = bytes(self._pending[_LENGTH.size : _LENGTH.size + size])
@@ -189,9 +189,9 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise LinkBroken(f"a message cannot be read: {error}") from error
+        raise LinkBroken(f"a message cannot be decoded: {error}") from error
 
 
 def derive_node_seed(seed: int, node_id: bytes) -> int:
-    """The node's own seed, 63 bits, from the swarm's seed and the node's id: data order and dropout follow it."""
+    """The node's own seed of 63 bits, for data order and dropout: from the swarm's seed and the node's id."""
     return int.from_bytes(hashlib.sha256(b"%d/" % seed + node_id).digest()[:8]) >> 1

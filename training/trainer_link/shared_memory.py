@@ -1,9 +1,8 @@
-"""The two buffers that daemon and trainer share: the vector (in) and the delta (out), float32.
+"""The two float32 buffers that daemon and trainer share: `vector`, to the trainer, and `delta`, from it.
 
-The daemon makes them once the trainer has said how long the vector is, and keeps them while trainers come and go. They
-have no name in any file system: anonymous memory where there is such a thing, an unlinked temporary file elsewhere, so
-that nothing is left behind however either side ends. Pages are claimed at once: a machine with too little memory says
-so here, not by a kill in the middle of training.
+The daemon creates them when the first trainer has reported the vector's length, and keeps them across restarts of the
+trainer. They have no name in a file system (a memfd, or an unlinked temporary file), so nothing is left behind however
+either process ends. All pages are allocated at once: a machine with too little memory fails here, not in training.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _FLOAT32_BYTES = 4
 
 
 class SharedVectors:
-    """The daemon's side: `vector` and `delta`, `float32[total]`, and the descriptors to pass on.
+    """The daemon's side: `vector` and `delta`, `float32[total]`, and the descriptors for the trainer.
 
-    Claims the memory, which takes a while when it is large: make it off the loop. Raises `TrainerFailed`.
+    Allocating takes seconds for gigabytes: construct it outside the event loop. Raises `TrainerFailed`.
     """
 
     def __init__(self, total: int) -> None:
@@ -40,16 +39,16 @@ class SharedVectors:
         except OSError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise _too_little(size_bytes, f"claiming them failed: {error.strerror}") from error
+            raise _too_little(size_bytes, f"allocating it failed: {error.strerror}") from error
         self.descriptors = (descriptors[0], descriptors[1])
         self.vector = _map(descriptors[0], total)
         self.delta = _map(descriptors[1], total)
-        # The arrays outlive the descriptors: whoever still holds one may go on using it.
+        # The arrays stay valid after the descriptors are closed.
         weakref.finalize(self, _close, self.descriptors)
 
 
 def map_vectors(descriptors: tuple[int, int], total: int) -> tuple[Vector, Vector]:
-    """The trainer's side: the same `vector` and `delta`, `float32[total]`. Closes the descriptors."""
+    """The trainer's side: maps the same `vector` and `delta`, `float32[total]`, and closes the descriptors."""
     try:
         return _map(descriptors[0], total), _map(descriptors[1], total)
     finally:
@@ -57,7 +56,7 @@ def map_vectors(descriptors: tuple[int, int], total: int) -> tuple[Vector, Vecto
 
 
 def available_memory_bytes() -> int | None:
-    """Memory this process may still take, by the machine and by its control group; None where neither says."""
+    """Memory this process may still allocate, by the machine and by its control group; None if neither is known."""
     found = [value for value in (_machine_memory_bytes(), _group_memory_bytes()) if value is not None]
     return min(found, default=None)
 
@@ -74,7 +73,7 @@ def _machine_memory_bytes() -> int | None:
 
 
 def _group_memory_bytes() -> int | None:
-    """What a container's limit (control groups, version 2) leaves; its page cache can be taken back and is not used."""
+    """What the limit of the control group (version 2) leaves; reclaimable page cache does not count as used."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text().strip()

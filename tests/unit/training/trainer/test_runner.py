@@ -325,7 +325,7 @@ def test_batches_that_end_begin_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [("Empty", "yields nothing"), ("Vectorial", r"scalar tensor is wanted.*\(8, 2\)")]
+    ("kind", "message"), [("Empty", "yields nothing"), ("Vectorial", r"scalar tensor is expected.*\(8, 2\)")]
 )
 def test_a_task_that_cannot_train_is_named(kind: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Without data, or with a loss that is no scalar, the sentence says so."""

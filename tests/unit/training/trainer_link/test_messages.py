@@ -30,13 +30,13 @@ def test_two_messages_in_one_piece() -> None:
 
 def test_a_length_beyond_the_limit_is_refused_before_it_is_waited_for() -> None:
     """Four bytes that announce too much break the link at once."""
-    with pytest.raises(messages.LinkBroken, match="announced"):
+    with pytest.raises(messages.LinkBroken, match="announces"):
         messages.Decoder().from_trainer((messages.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
 
 
 def test_junk_is_refused() -> None:
     """A body that is no message breaks the link, with a reason."""
-    with pytest.raises(messages.LinkBroken, match="cannot be read"):
+    with pytest.raises(messages.LinkBroken, match="cannot be decoded"):
         messages.Decoder().from_daemon((3).to_bytes(4, "big") + b"abc")
 
 
