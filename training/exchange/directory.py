@@ -29,8 +29,6 @@ QUESTION_TIMEOUT_S = 1.0
 DENIAL_S = 5.0
 #: A request to an owner that failed this recently makes the owner doubtful.
 RECENT_FAILURE_S = 2.0
-#: Why a node that does not own a shard, and knows no owner, sends a push away.
-OWNER_UNKNOWN = "owner_unknown"
 #: Candidates asked per shard; more are asked in later rounds because liveness has dropped the silent ones by then.
 ASKED = 3
 
@@ -94,8 +92,7 @@ class OwnerDirectory:
         for result in results:
             if result.where is not None:
                 self._store.note([result.where])
-            knows_none = result.status == "retry" and getattr(result, "reason", OWNER_UNKNOWN) == OWNER_UNKNOWN
-            if result.status == "redirect" or knows_none:
+            if result.denies_ownership:
                 self.denied(result.shard, owner)
 
     def denied(self, shard: int, owner: Contact) -> None:

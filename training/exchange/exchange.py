@@ -238,8 +238,7 @@ class Exchange:
 
     def take_merged(self) -> dict[bytes, int]:
         """Whose deltas were added here since the last call: node → its latest step."""
-        merged, self.serving.merged = self.serving.merged, {}
-        return merged
+        return self.serving.take_merged()
 
     # -- the end ------------------------------------------------------------------------------------------------
 

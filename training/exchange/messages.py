@@ -55,16 +55,38 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
+#: Why an owner refuses a delta for good, and why one is to be sent again.
+RefusalReason = Literal["not_yours", "shape", "malformed", "not_finite", "late", "before_era"]
+RetryReason = Literal[
+    "owner_unknown", "no_backup_yet", "backup_silent", "moving", "leaving", "window_full", "no_norms_yet"
+]
 
 
 class PushResult(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one shard of a push; `reason` for `refused` and `retry`, `where` for `redirect`."""
+    """What became of one shard of a push; `reason` for `refused` and `retry`, `where` for `redirect`.
+
+    A receiver accepts any reason, for a later version may have more of them.
+    """
 
     shard: ShardIndex
     status: PushStatus
     version: Number = 0
     reason: Reason = ""
     where: OwnerInfo | None = None
+
+    @classmethod
+    def refused(cls, shard: int, reason: RefusalReason) -> PushResult:
+        return cls(shard, "refused", reason=reason)
+
+    @classmethod
+    def retry(cls, shard: int, reason: RetryReason) -> PushResult:
+        return cls(shard, "retry", reason=reason)
+
+    @property
+    def denies_ownership(self) -> bool:
+        """Whether the receiver of the push does not own the shard."""
+        owner_unknown: RetryReason = "owner_unknown"
+        return self.status == "redirect" or (self.status == "retry" and self.reason == owner_unknown)
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +136,11 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
         return Term(self.term_number, self.term_node)
 
     @property
+    def denies_ownership(self) -> bool:
+        """Whether the receiver of the pull does not own the shard."""
+        return self.status in ("redirect", "retry")
+
+    @property
     def worth(self) -> Term:
         return Term(self.worth_number, self.worth_node) if self.worth_number else self.term
 
@@ -154,11 +181,14 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     momentum: bool = True
 
 
+ForwardStatus = Literal["ok", "fenced", "unknown"]
+
+
 class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
     """`fenced`: this backup has seen a higher term (given); `unknown`: it does not back this shard."""
 
     shard: ShardIndex
-    status: Literal["ok", "fenced", "unknown"]
+    status: ForwardStatus
     term_number: Number = 0
     term_node: TermNode = b""
 

@@ -1,6 +1,6 @@
-"""States and offices that come to this node: it is taught as a backup, made the owner, or told that it is neither now.
+"""Request handlers of the backup role: forwarded deltas, catch-up of a learner, hand-over, and release.
 
-Says of each shard what it took, and of the others who it believes is the owner.
+Each answer lists the shards that were taken; for the others it names the owner that this node knows.
 """
 
 from __future__ import annotations
@@ -10,37 +10,83 @@ from typing import Protocol
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
-from training.encoding.frames import FrameReader
+from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import Closing, HandOver, Learn, Release, StateTransfer, TransferResult, encode
+from training.exchange.messages import (
+    Closing,
+    Forward,
+    ForwardAnswer,
+    ForwardResult,
+    HandOver,
+    Learn,
+    Release,
+    StateTransfer,
+    TransferResult,
+    encode,
+)
 from training.exchange.store import state_stream
-from training.exchange.terms import OwnerInfo
+from training.exchange.store.records import BufferedDelta
+from training.exchange.terms import OwnerInfo, Term
+from training.shards.applied import DeltaId
 
 
 class _Take(Protocol):
-    """Type of the per-shard decision inside `_verdict`."""
+    """Decides whether this node takes one shard of a message."""
 
     def __call__(self, where: OwnerInfo, sender: Contact) -> bool: ...
 
 
 class BackupHandler:
-    """Takes what owners hand over."""
+    """Receives deltas, states and roles from the owners of shards."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
         self._store = context.store
-        self._run = context.run
         self._rpc = context.rpc
+        self._run = context.run
         self._rebalance = context.rebalance
+        self._counters = context.counters
         self._clock = context.environment.clock
         self._log = context.environment.log
 
     def register(self) -> None:
-        """Put the handlers behind the overlay's door."""
+        """Register the request handlers."""
+        self._rpc.register("forward", Forward, self._on_forward)
         self._rpc.register("learn", Learn, self._on_learn)
         self._rpc.register("state", StateTransfer, self._on_state)
         self._rpc.register("hand_over", HandOver, self._on_hand_over)
         self._rpc.register("release", Release, self._on_release)
+
+    # -- forwarded deltas ---------------------------------------------------------------------------------------
+
+    async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Response:
+        reader = FrameReader(stream)
+        identity = DeltaId(message.node, message.incarnation, message.step)
+        results = []
+        for entry in message.shards:
+            if entry.shard >= len(self._store):
+                results.append(ForwardResult(entry.shard, "unknown"))
+                continue
+            delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
+            self._counters.bytes_received += len(encoded)
+            item = BufferedDelta(
+                identity,
+                message.weight * entry.scale,
+                delta,
+                message.synchronous,
+                encoded,
+                codec,
+                message.momentum,
+                entry.norm if message.momentum else 0.0,
+            )
+            term = Term(entry.term_number, entry.term_node)
+            status, known = self._store.accept_forward(
+                entry.shard, term, item, entry.folded_step, sender.node_id, entry.closings
+            )
+            results.append(ForwardResult(entry.shard, status, *known))
+        return Response(encode(ForwardAnswer(results)))
+
+    # -- catch-up -----------------------------------------------------------------------------------------------
 
     async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
         attempts = {where.shard: number for where, number in zip(message.shards, message.attempts, strict=False)}
@@ -51,16 +97,7 @@ class BackupHandler:
                 return False
             return self._store.learn(where.shard, where.term, sender, attempt)
 
-        return Response(encode(self._verdict(sender, message.shards, take)))
-
-    def _verdict(self, sender: Contact, wheres: list[OwnerInfo], take: _Take) -> TransferResult:
-        taken, others = [], []
-        for where in wheres:
-            if take(where, sender):
-                taken.append(where.shard)
-            elif (known := self._store.ownership.owner_info(where.shard)) is not None:
-                others.append(known)
-        return TransferResult(taken, others)
+        return Response(encode(self._take_each(sender, message.shards, take)))
 
     async def _on_state(self, sender: Contact, message: StateTransfer, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
@@ -71,6 +108,17 @@ class BackupHandler:
                 taken.append(head.shard)
         return Response(encode(TransferResult(taken, [])))
 
+    def _take_each(self, sender: Contact, wheres: list[OwnerInfo], take: _Take) -> TransferResult:
+        taken, others = [], []
+        for where in wheres:
+            if take(where, sender):
+                taken.append(where.shard)
+            elif (known := self._store.ownership.owner_info(where.shard)) is not None:
+                others.append(known)
+        return TransferResult(taken, others)
+
+    # -- hand-over and release ----------------------------------------------------------------------------------
+
     async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Response:
         known = {where.shard: count for where, count in zip(message.shards, message.known, strict=False)}
         closings = {where.shard: windows for where, windows in zip(message.shards, message.closings, strict=False)}
@@ -78,37 +126,38 @@ class BackupHandler:
         def take(where: OwnerInfo, sender: Contact) -> bool:
             return self._become_owner(where, sender, known.get(where.shard, -1), closings.get(where.shard, []))
 
-        verdict = self._verdict(sender, message.shards, take)
-        if verdict.taken:
-            self._log.info("shards_received", count=len(verdict.taken), source=sender.node_id.hex()[:8])
+        result = self._take_each(sender, message.shards, take)
+        if result.taken:
+            self._log.info("shards_received", count=len(result.taken), source=sender.node_id.hex()[:8])
             self._rebalance.wake()
-        return Response(encode(verdict))
+        return Response(encode(result))
 
     def _become_owner(self, where: OwnerInfo, sender: Contact, known: int, closings: list[Closing]) -> bool:
         mine = self._store.owned.get(where.shard)
         if mine is not None and mine.term == where.term:
-            return True  # the answer to the first hand-over was lost
+            return True  # a retry: the answer to the first hand-over was lost
         backed = self._store.backed.get(where.shard)
         if backed is None or backed.state is None or backed.owner.node_id != sender.node_id:
             return False
-        # A hand-over right after the switch may come before any delta has put this backup into office.
-        appointed = backed.promised is not None and where.term.number == backed.promised.number + 1
-        if self._run.is_leaving or not (backed.in_office or appointed):
+        # A hand-over right after the promotion may arrive before any delta has made this learner the backup.
+        promoted = backed.promised is not None and where.term.number == backed.promised.number + 1
+        if self._run.is_leaving or not (backed.in_office or promoted):
             return False
         if where.term < self._store.ownership.fence(where.shard) or not self._store.follow(where.shard, closings):
             return False
-        now = self._clock.monotonic()
-        owned = self._store.own(where.shard, backed.state, where.term, self._context.me(), now, tenured=True)
-        # It may lack a delta whose acknowledgement got lost on the way to it: then it must be taught again.
-        owned.backup = sender if self._context.settings.replicas else None
-        if owned.backup is not None and known != owned.state.known_count:
+        now, backup = self._clock.monotonic(), sender if self._context.settings.replicas else None
+        owned = self._store.own(
+            where.shard, backed.state, where.term, self._context.me(), now, tenured=True, backup=backup
+        )
+        if backup is not None and known != owned.state.known_count:
+            # The former owner may lack a delta that this copy has: it needs a new catch-up.
             self._store.drop_backup(where.shard, self._context.me())
         if self._context.synchronous:
             self._store.fold(where.shard, self._run.passed_step)
         return True
 
     async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Response:
-        return Response(encode(self._verdict(sender, message.shards, self._release)))
+        return Response(encode(self._take_each(sender, message.shards, self._release)))
 
     def _release(self, where: OwnerInfo, sender: Contact) -> bool:
         return self._store.release(where.shard, where.term, sender)

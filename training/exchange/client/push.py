@@ -87,21 +87,21 @@ class PushClient:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
         bounds, feedback = self._store.bounds, self._feedback
         results: dict[int, PushResult] = {}
-        for number, shards in enumerate(self._runs if self._deltas.alone(range(len(bounds))) else []):
+        for number, shards in enumerate(self._runs if self._deltas.unreplicated(range(len(bounds))) else []):
             if number:
                 await asyncio.sleep(0)
-            own = self._deltas.alone(shards)
+            own = self._deltas.unreplicated(shards)
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
             is_finite = len(own) == len(shards) and codecs.all_finite(values)
             plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if not feedback.has_residual(shard))
-            results |= self._deltas.add_alone(delivery.push, plain, is_finite=is_finite)
+            results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)
             corrected = (
                 (shard, delta[slice(*bounds[shard])] + feedback.residual(shard))
                 for shard in own
                 if feedback.has_residual(shard)
             )
-            results |= self._deltas.add_alone(delivery.push, corrected, is_finite=False)
+            results |= self._deltas.add_unreplicated(delivery.push, corrected, is_finite=False)
         for shard, result in results.items():
             self._outbox.count(delivery, result)
             feedback.clear_residual(shard)

@@ -1,4 +1,4 @@
-"""One shard of a delta on its way into an owner's store."""
+"""One shard of a delta on its way into an owner's store. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from training.encoding.codecs import CodecName, Vector
 
 @dataclass(slots=True)
 class IncomingDelta:
-    """One shard of a delta, decoded and as it came."""
+    """One shard of a delta, decoded and as it arrived."""
 
     shard: int
     delta: Vector
     encoded: bytes | bytearray | memoryview
     codec: CodecName
-    #: Out of a split: in time when it was first added, weighed already, and without momentum.
+    #: From the reconciliation of a split: it was in time when first added, is weighed already, and moves no momentum.
     repair: bool = False
-    #: Its length, what it is clipped by, and whether its length is worth a word; found by `DeltaValidator.judge`.
+    #: Euclidean length, factor it is clipped by, and whether its length deserves a warning; set by `DeltaValidator`.
     norm: float = 0.0
     scale: float = 1.0
     unusual: bool = False

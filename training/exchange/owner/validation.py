@@ -1,8 +1,8 @@
-"""What an owner thinks of a delta before it takes it: values, length, weight, and how many more of its node wait.
+"""Validates a delta before its owner adds it: finite values, length, weight, and room for more of its node.
 
-Decides nothing about who owns or who has it already; that is `exchange.serving`. What is wrong is refused for good and
-counted by its reason, what comes too early is to be tried again, and what is merely long is weighed less (under the
-rule `clip`) or is worth a warning. (DESIGN section 5, promise 8)
+Who owns the shard, and whether the delta is in already, is decided in `training.exchange.owner.deltas`. A wrong delta
+is refused for good and counted by its reason; one that comes too early is to be sent again. A long one is clipped under
+the rule `clip`, and is worth a warning under every rule.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import Push, PushResult
+from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta
 from training.shards import robust
 from training.shards.applied import DeltaId
 from training.shards.robust import FirstNorms
 
-#: An owner's weight and an origin's may differ by the lag of their population estimates, not by more.
+#: The weights that owner and origin compute may differ by the lag of their population estimates, not by more.
 WEIGHT_FACTOR = 2.0
-#: How far a weight by samples may lie from the plain share (DESIGN section 5: ¼…4 of the mean).
+#: How far a weight by samples may be from the plain share: a quarter to four times the mean.
 SAMPLE_FACTOR = 4.0
-#: Deltas of one node held for barriers to come; one that follows the barrier has two at most.
-MOST_HELD_OF_ONE = 16
-#: A node's unusual lengths are said this often at most; all are counted.
-UNUSUAL_S = 60.0
-#: Nodes of which it is remembered when that was said.
-MOST_SAID = 1024
+#: Pending deltas of one node under bulk-synchronous rules; a node that follows the barrier has two at most.
+MAX_PENDING_PER_NODE = 16
+#: Seconds between two warnings about unusual lengths of one node; all are counted.
+UNUSUAL_WARNING_INTERVAL_S = 60.0
+#: Nodes whose last warning is remembered.
+MAX_WARNED_NODES = 1024
 
 
 class DeltaValidator:
-    """The judge of one node's shards."""
+    """Validates the deltas of the shards that one node owns."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
@@ -39,10 +39,10 @@ class DeltaValidator:
         self._clock = context.environment.clock
         self._log = context.environment.log
         self._first = FirstNorms()
-        self._said_s: dict[bytes, float] = {}
+        self._warned_s: dict[bytes, float] = {}
 
-    def judge(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
-        """Look at the values themselves: finite, how long, clipped by how much, room in the window."""
+    def validate(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
+        """Check the values, and set length and clipping factor of the item; None if it may be added."""
         state, kind = self._store.owned[item.shard].state, self._store.rule.robust
         item.norm = robust.norm_of(item.delta)
         if not math.isfinite(item.norm):
@@ -51,20 +51,20 @@ class DeltaValidator:
         item.unusual = not item.repair and robust.is_unusual(item.norm, reference, len(state.norms))
         if item.repair:
             if kind and reference is not None:
-                # As long as a push might be, no more: whoever mends a split is believed about identities alone.
+                # At most as long as a push may be: of a repair only the identities are taken on trust.
                 high = self._weights()[1]
                 item.scale = robust.clip_factor(item.norm * push.weight / high, reference)
             return None
         if state.pending:
-            most = MOST_HELD_OF_ONE if self._context.synchronous else robust.MOST_OF_ONE
-            if sum(held.identity.node == identity.node for held in state.held()) >= most:
-                return PushResult(item.shard, "retry", reason="window_full")
+            limit = MAX_PENDING_PER_NODE if self._context.synchronous else robust.MOST_OF_ONE
+            if sum(pending.identity.node == identity.node for pending in state.held()) >= limit:
+                return PushResult.retry(item.shard, "window_full")
         if kind == "clip":
             if reference is None:
                 workers = self._view.worker_count()
                 reference = self._first.reference(item.shard, identity.node, item.norm, workers)
                 if reference is None:
-                    return PushResult(item.shard, "retry", reason="no_norms_yet")
+                    return PushResult.retry(item.shard, "no_norms_yet")
             item.scale = robust.clip_factor(item.norm, reference)
         return None
 
@@ -76,13 +76,13 @@ class DeltaValidator:
         if not item.unusual:
             return
         counters.unusual_norms += 1
-        said_s = self._said_s.get(identity.node)
-        if said_s is not None and now - said_s < UNUSUAL_S:
+        warned_s = self._warned_s.get(identity.node)
+        if warned_s is not None and now - warned_s < UNUSUAL_WARNING_INTERVAL_S:
             return
-        self._said_s.pop(identity.node, None)
-        if len(self._said_s) >= MOST_SAID:
-            del self._said_s[next(iter(self._said_s))]
-        self._said_s[identity.node] = now
+        self._warned_s.pop(identity.node, None)
+        if len(self._warned_s) >= MAX_WARNED_NODES:
+            del self._warned_s[next(iter(self._warned_s))]
+        self._warned_s[identity.node] = now
         median = self._store.owned[item.shard].state.norms.reference() or 0.0
         self._log.warning(
             "delta_norm_unusual",
@@ -94,16 +94,17 @@ class DeltaValidator:
             clipped=item.scale < 1.0,
         )
 
-    def refuse(self, shard: int, reason: str) -> PushResult:
-        """A final no, counted by its reason."""
+    def refuse(self, shard: int, reason: RefusalReason) -> PushResult:
+        """A final refusal, counted by its reason."""
         counts = self._counters.refused_here
         counts[reason] = counts.get(reason, 0) + 1
-        return PushResult(shard, "refused", reason=reason)
+        return PushResult.refused(shard, reason)
 
-    def clamped(self, weight: float, *, repair: bool = False) -> float:
-        """The weight that an owner adds a delta with, before clipping."""
+    def clamp_weight(self, weight: float, *, repair: bool = False) -> float:
+        """The weight that the owner adds a delta with, before clipping."""
         low, high = self._weights()
-        # Out of a split: weighed by two estimates, that of its side then and ours now; and as little as that made it.
+        # A repair was weighed by the estimate of its side of the split, which this owner's may differ from. It has no
+        # lower bound: the side may have had many more workers.
         return min(weight, WEIGHT_FACTOR * high) if repair else min(max(weight, low), high)
 
     def _weights(self) -> tuple[float, float]:

@@ -37,6 +37,7 @@ from training.exchange.messages import (
 )
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.replication import lacks_backup
 from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, everything
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
@@ -291,7 +292,7 @@ class SplitReconciler:
         owned = self._store.owned.get(shard)
         if owned is None:
             return OwnedHistory(shard, "not_owner", where=self._store.ownership.owner_info(shard))
-        if owned.moving or self._serving.unsafe(owned):
+        if owned.moving or lacks_backup(self._context, owned):
             return OwnedHistory(shard, "retry")
         state = owned.state
         return OwnedHistory(shard, "owner", *owned.term, state.era_step, state.era_term, everything(state).rows())

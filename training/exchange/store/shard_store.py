@@ -19,7 +19,7 @@ import numpy as np
 from overlay.peers import Contact
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.messages import Closing
+from training.exchange.messages import Closing, ForwardStatus
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, everything
@@ -140,7 +140,17 @@ class ShardStore:
 
     # -- owning -------------------------------------------------------------------------------------------------
 
-    def own(self, shard: int, state: ShardState, term: Term, me: Contact, now: float, *, tenured: bool) -> Owned:
+    def own(
+        self,
+        shard: int,
+        state: ShardState,
+        term: Term,
+        me: Contact,
+        now: float,
+        *,
+        tenured: bool,
+        backup: Contact | None = None,
+    ) -> Owned:
         """Become the owner under a term that must be above every one seen. Raises `ValueError` otherwise."""
         fence = self.ownership.fence(shard)
         if term < fence:
@@ -148,7 +158,7 @@ class ShardStore:
         backed = self.backed.pop(shard, None)
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
-        owned = Owned(state=state, term=term, since=now, tenured=tenured)
+        owned = Owned(state, term, since=now, tenured=tenured, backup=backup)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
@@ -270,7 +280,7 @@ class ShardStore:
         folded_step: int,
         sender: bytes,
         closings: Sequence[Closing] = (),
-    ) -> tuple[str, Term]:
+    ) -> tuple[ForwardStatus, Term]:
         """A delta from the owner, and the windows it has closed: `ok`, `fenced` (with the higher term) or `unknown`.
 
         `unknown` also when there is no room for it, or when a window has a delta that is not here: then the owner goes

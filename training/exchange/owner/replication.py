@@ -1,0 +1,208 @@
+"""Replicates a delta before its owner adds it: forward to backup and learner, check again, add.
+
+Between the forward and its answer the owner, its term, its backup or the delta itself may change. So the owner checks
+again after every answer, and adds only if each of its present targets has acknowledged the delta under the present
+term. A delta that cannot be added is answered with `redirect` or `retry`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from overlay.peers import Contact
+from overlay.transport import Buffer, TransportError
+from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
+from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import LoopYielder
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.validation import DeltaValidator
+from training.exchange.store.records import BufferedDelta, Owned
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import Fence, Term
+from training.shards.applied import DeltaId
+
+#: How often a delta is forwarded again because the pair changed meanwhile, before its origin is told to retry.
+FORWARD_ROUNDS = 3
+
+#: What an acknowledgement of a target is valid for: shard, node, the term it was sent under, and the last promise then.
+#: A learner that began a new catch-up since has a snapshot that may lack what it acknowledged before.
+Receipt = tuple[int, bytes, Term, int]
+
+#: A delta and the shard it is for.
+Pair = tuple[IncomingDelta, Owned]
+
+
+def not_owned(store: ShardStore, shard: int) -> PushResult:
+    """The answer for a shard that this node does not own."""
+    where = store.elsewhere(shard)
+    return PushResult.retry(shard, "owner_unknown") if where is None else PushResult(shard, "redirect", where=where)
+
+
+def lacks_backup(context: ExchangeContext, owned: Owned) -> bool:
+    """Whether a shard has no backup although another node could be one."""
+    return not owned.targets() and bool(context.settings.replicas) and context.view.has_eligible_others()
+
+
+class DeltaReplicator:
+    """Forwards deltas to the backups of this node's shards, and adds them."""
+
+    def __init__(self, context: ExchangeContext, validator: DeltaValidator) -> None:
+        self._context = context
+        self._store = context.store
+        self._run = context.run
+        self._view = context.view
+        self._rpc = context.rpc
+        self._rebalance = context.rebalance
+        self._counters = context.counters
+        self._validator = validator
+        #: Origins of the deltas added since `take_merged`, and the latest step of each.
+        self._merged: dict[bytes, int] = {}
+
+    def note_merged(self, identity: DeltaId) -> None:
+        """A delta was added to a shard of this node."""
+        self._merged[identity.node] = identity.step
+
+    def take_merged(self) -> dict[bytes, int]:
+        """Whose deltas were added since the last call: node -> its latest step."""
+        merged, self._merged = self._merged, {}
+        return merged
+
+    async def replicate_and_add(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
+        """Replicate the shards of one delta and add them; one result for each."""
+        repair = any(item.repair for item in items)
+        weight = self._validator.clamp_weight(push.weight, repair=repair)
+        acknowledged: dict[Receipt, None] = {}
+        results: list[PushResult] = []
+        turn = LoopYielder()
+        remaining = items
+        for _ in range(FORWARD_ROUNDS):
+            groups: dict[Contact, list[Pair]] = {}
+            forwarded: list[IncomingDelta] = []
+            for item in remaining:
+                owned = self._store.owned.get(item.shard)
+                if owned is None:
+                    results.append(not_owned(self._store, item.shard))
+                    continue
+                missing = [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
+                if missing:
+                    forwarded.append(item)
+                    for to in missing:
+                        groups.setdefault(to, []).append((item, owned))
+                    continue
+                result = self._add(identity, weight, item, owned)
+                results.append(result)
+                if result.status == "ok":
+                    await turn.after(item.delta.size)
+            if not groups:
+                return results
+            jobs = [self._forward(to, push, weight, pairs) for to, pairs in groups.items()]
+            for receipts in await asyncio.gather(*jobs):
+                acknowledged.update(receipts)
+            remaining = forwarded
+        return results + [PushResult.retry(item.shard, "backup_silent") for item in remaining]
+
+    def _add(self, identity: DeltaId, weight: float, item: IncomingDelta, owned: Owned) -> PushResult:
+        """Add a delta that every target has, unless this node is leaving or the shard has lost its backup."""
+        if self._run.is_drained:
+            return PushResult.retry(item.shard, "leaving")
+        if lacks_backup(self._context, owned):
+            self._rebalance.wake()
+            return PushResult.retry(item.shard, "no_backup_yet")
+        version = self._store.add(item.shard, self._buffered(identity, weight, item))
+        self.note_merged(identity)
+        self._validator.note_added(identity, item)
+        if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
+            self._store.close_complete(item.shard, self._view.worker_count())
+        return PushResult(item.shard, "ok", version)
+
+    def _buffered(self, identity: DeltaId, weight: float, item: IncomingDelta) -> BufferedDelta:
+        return BufferedDelta(
+            identity,
+            weight * item.scale,
+            item.delta,
+            self._context.synchronous,
+            item.encoded,
+            item.codec,
+            momentum=not item.repair,
+            norm=0.0 if item.repair else item.norm,
+        )
+
+    async def _forward(self, to: Contact, push: Push, weight: float, pairs: list[Pair]) -> dict[Receipt, None]:
+        """Send deltas to a backup or learner, and return what it acknowledged; a target that lacks one is dropped."""
+        message = Forward(
+            genesis=self._context.genesis,
+            node=push.node,
+            incarnation=push.incarnation,
+            step=push.step,
+            weight=weight,
+            synchronous=self._context.synchronous,
+            shards=[_forwarded(item, owned, to) for item, owned in pairs],
+            momentum=not pairs[0][0].repair,
+        )
+        # As sent: term, promise and windows may change before the answer arrives.
+        receipts = {item.shard: _receipt(item.shard, to, owned) for item, owned in pairs}
+        closed = {item.shard: owned.closed for item, owned in pairs}
+
+        def stream() -> Iterator[Buffer]:
+            for item, _ in pairs:
+                yield from encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step)
+
+        size = sum(len(item.encoded) for item, _ in pairs)
+        self._counters.bytes_sent += size
+        try:
+            framed = sum(framed_bytes(item.codec, item.delta.size) for item, _ in pairs)
+            body = sized(stream(), framed)
+            async with self._rpc.request("forward", to, message, body) as answer:
+                results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
+        except TransportError as error:
+            self._on_failure(to, pairs, str(error))
+            return {}
+        acknowledged: dict[Receipt, None] = {}
+        by_shard = {item.shard: owned for item, owned in pairs}
+        for result in results:
+            owned = by_shard.get(result.shard)
+            if owned is None:
+                continue
+            if result.status == "ok":
+                acknowledged[receipts[result.shard]] = None
+                owned.has_told(to.node_id, closed[result.shard])
+            elif result.status == "fenced":
+                self._on_fenced(result, owned)
+            else:
+                self._drop_target(to, result.shard, owned)
+        return acknowledged
+
+    def _on_fenced(self, result: ForwardResult, owned: Owned) -> None:
+        term = Term(result.term_number, result.term_node)
+        if term.node == self._context.swarm.node_id and term.number <= owned.promised:
+            return  # this node's own newer term; the next round carries it
+        if self._store.owned.get(result.shard) is owned:
+            # The term may have no owner: a backup keeps its fence over a restart.
+            self._rebalance.challenge([Fence(result.shard, *term)])
+
+    def _on_failure(self, to: Contact, pairs: list[Pair], reason: str) -> None:
+        self._context.swarm.suspect(to.node_id, reason)
+        for _, owned in pairs:
+            if owned.learner is not None and owned.learner.node_id == to.node_id:
+                owned.learner = None  # it missed a delta; a later attempt begins with a new snapshot
+        self._rebalance.wake()
+
+    def _drop_target(self, to: Contact, shard: int, owned: Owned) -> None:
+        """The target answered that it does not back up this shard."""
+        if owned.learner is not None and owned.learner.node_id == to.node_id:
+            owned.learner = None
+        is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
+        if is_backup and self._store.owned.get(shard) is owned:
+            self._store.drop_backup(shard, self._context.me())
+        self._rebalance.wake()
+
+
+def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
+    return shard, to.node_id, owned.term, owned.promised
+
+
+def _forwarded(item: IncomingDelta, owned: Owned, to: Contact) -> Forwarded:
+    closings = owned.untold(to.node_id)
+    return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closings)
