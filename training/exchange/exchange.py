@@ -149,8 +149,7 @@ class Exchange:
         me = self.context.me()
         for shard in shards:
             former, version = self._replica.version_of(shard)
-            state = self.store.fresh_state(shard, self._replica.slice_of(shard))
-            state.version = version
+            state = self.store.fresh_state(shard, self._replica.slice_of(shard), version=version)
             term = self.store.next_term(shard, former)
             self.store.own(shard, state, term, me, now, tenured=False)
             self._replica.set_version(shard, term, version)

@@ -28,8 +28,5 @@ def replica_state(store: ShardStore, replica: Replica, step: int, shard: int) ->
     """A state made of the replica: value and version only. Nobody knows which deltas newer than its step it lacks, so
     those that began before it are refused."""
     term, version = replica.version_of(shard)
-    state = store.fresh_state(shard, replica.slice_of(shard))
-    state.version = version
-    # At least 1: an era is told by it.
-    state.era_step, state.era_term = max(1, step), term
-    return state
+    # At least 1: an era of 0 would have the whole history.
+    return store.fresh_state(shard, replica.slice_of(shard), version=version, era_step=max(1, step), era_term=term)

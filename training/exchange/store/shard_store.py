@@ -64,11 +64,18 @@ class ShardStore:
         start, stop = self.bounds[shard]
         return stop - start
 
-    def fresh_state(self, shard: int, value: Vector) -> ShardState:
-        """A state around a value, without momentum or history; `value` is copied."""
+    def parameters(self, shard: int) -> int:
+        """How many values of a shard are parameters; the rest are buffers of the model."""
         start, stop = self.bounds[shard]
-        parameters = min(max(self._parameter_total - start, 0), stop - start)
-        return ShardState(value=np.array(value, dtype=np.float32), parameters=parameters)
+        return min(max(self._parameter_total - start, 0), stop - start)
+
+    def fresh_state(
+        self, shard: int, value: Vector, *, version: int = 0, era_step: int = 0, era_term: Term = ZERO_TERM
+    ) -> ShardState:
+        """A state of a value, without momentum or history; `value` is copied."""
+        value = np.array(value, dtype=np.float32)
+        parameters = self.parameters(shard)
+        return ShardState(value, parameters, version=version, era_step=era_step, era_term=era_term)
 
     # -- known owners -------------------------------------------------------------------------------------------
 

@@ -17,10 +17,8 @@ import numpy as np
 from training.encoding.codecs import Vector
 from training.exchange.messages import StateHead
 from training.exchange.store.records import StoredState
-from training.exchange.store.state_head import describe
+from training.exchange.store.state_head import describe, restore
 from training.exchange.terms import Term
-from training.shards.applied import Applied, DeltaId
-from training.shards.robust import Norms
 from training.shards.state import ShardState
 
 _DIGEST_BYTES = 32
@@ -102,14 +100,10 @@ def decode(
             raise BadStates("it is of another layout")
         begin, end = bounds[one.shard]
         parameters = min(max(parameter_total - begin, 0), end - begin)
-        state = ShardState(value=take(end - begin), parameters=parameters)
-        if one.has_momentum and parameters:
-            state.momentum, state.accumulated = take(parameters), take(parameters)
-        state.version, state.sum_weight = one.version, one.sum_weight
-        state.era_step, state.era_term, state.folded_step = one.era_step, one.era_term, one.folded_step
-        state.applied, state.norms = Applied.of_rows(one.applied), Norms(one.norms)
-        for node, incarnation, step, weight, momentum in one.held:
-            state.hold(DeltaId(node, incarnation, step), weight, take(end - begin), momentum=momentum)
+        value = take(end - begin)
+        has_momentum = one.has_momentum and parameters
+        momentum = (take(parameters), take(parameters)) if has_momentum else None
+        state = restore(one, parameters, value, momentum, [take(end - begin) for _ in one.held])
         found[one.shard] = StoredState(one.term, state, head.clean)
     if taken != values.size:
         raise BadStates("it is of another layout")

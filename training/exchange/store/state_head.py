@@ -1,14 +1,22 @@
-"""Describes a shard's state for the wire, without its values. Pure."""
+"""Converts a shard's state to its head, which has everything but the arrays, and back. Pure.
+
+The same head goes over the wire (`state_stream`) and to disk (`state_files`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from training.encoding.codecs import Vector
 from training.exchange.messages import StateHead
 from training.exchange.terms import Term
+from training.shards.applied import Applied, DeltaId
+from training.shards.robust import Norms
 from training.shards.state import ShardState
 
 
 def describe(shard: int, term: Term, state: ShardState) -> StateHead:
-    """The small part of a state; `term` is the one that holds once the receiver has it."""
+    """The head of a state; `term` is the one that is valid once the receiver has the state."""
     return StateHead(
         shard=shard,
         term_number=term.number,
@@ -23,3 +31,28 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         held=[(*item.identity, item.weight, item.momentum) for item in state.held()],
         norms=state.norms.rows(),
     )
+
+
+def restore(
+    head: StateHead, parameters: int, value: Vector, momentum: tuple[Vector, Vector] | None, pending: Sequence[Vector]
+) -> ShardState:
+    """The state of a head and its arrays: `momentum` is (momentum, accumulated); `pending` in the order of the head.
+
+    The arrays are kept, not copied.
+    """
+    state = ShardState(
+        value=value,
+        parameters=parameters,
+        momentum=None if momentum is None else momentum[0],
+        accumulated=None if momentum is None else momentum[1],
+        sum_weight=head.sum_weight,
+        version=head.version,
+        era_step=head.era_step,
+        era_term=head.era_term,
+        applied=Applied.of_rows(head.applied),
+        folded_step=head.folded_step,
+        norms=Norms(head.norms),
+    )
+    for (node, incarnation, step, weight, has_momentum), delta in zip(head.held, pending, strict=True):
+        state.hold(DeltaId(node, incarnation, step), weight, delta, momentum=has_momentum)
+    return state
