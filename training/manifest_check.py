@@ -1,4 +1,9 @@
-"""Agreeing on the manifest: a joiner asks a peer, both sides compare, and a misfit is told both sides' values."""
+"""Compares manifests when a node joins: the joiner sends its own, the peer answers with the swarm's and the mismatches.
+
+Both sides compare. The joiner decides from the fields of the answer alone, never from text: it refuses the swarm where
+the manifests differ, or where the peer names mismatches in fields that the joiner's version does not have. A peer of an
+older version rejects a joiner that does not fit, with a text only; that decides nothing, and the next peer is asked.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +13,53 @@ import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, RequestRejected, Response, TransportError
-from training.manifest import Manifest, compare, explain
+from training.errors import TrainingError
+from training.manifest import Manifest, Mismatch, compare, explain
 from training.swarm import Swarm
 
 QUESTION_TIMEOUT_S = 3.0
 
 
-class ManifestRefused(Exception):
+class ManifestRefused(TrainingError):
     """This node and the swarm disagree; the text names the fields with both sides' values."""
 
 
-def register(overlay: Swarm, manifest: Manifest) -> None:
-    """Answer joiners with our manifest, or with what does not fit."""
+class ManifestAnswer(Manifest, frozen=True, kw_only=True):
+    """The swarm's manifest, and where the joiner's differs; `mine` of a mismatch is the joiner's value.
+
+    A joiner of an older version decodes it as a `Manifest` and compares by itself.
+    """
+
+    mismatches: tuple[Mismatch, ...] = ()
+
+
+def register(swarm: Swarm, manifest: Manifest) -> None:
+    """Answer joiners with our manifest and the mismatches."""
 
     async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
         try:
-            theirs = msgspec.msgpack.decode(payload, type=Manifest)
+            proposal = msgspec.msgpack.decode(payload, type=Manifest)
         except msgspec.DecodeError as error:
             raise RequestRejected(f"malformed manifest: {error}") from error
-        # Told in the joiner's words: "mine" is the joiner's side, it is the joiner who reads it.
-        mismatches = compare(theirs, manifest)
-        if mismatches:
-            raise RequestRejected(explain(mismatches, peer=overlay.node_id.hex()[:8]))
-        return Response(msgspec.msgpack.encode(manifest))
+        mismatches = tuple(compare(proposal, manifest))
+        answer = ManifestAnswer(**msgspec.structs.asdict(manifest), mismatches=mismatches) if mismatches else manifest
+        return Response(msgspec.msgpack.encode(answer))
 
-    overlay.register("manifest", handler)
+    swarm.register("manifest", handler)
 
 
-async def compare_with(overlay: Swarm, peer: Contact, proposal: Manifest) -> None:
-    """Compare our proposal with a peer's manifest. Raises `ManifestRefused`, or `TransportError` when it has none
-    (yet) or cannot be reached: another peer may do."""
+async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest) -> None:
+    """Compare our proposal with a peer's manifest. Raises `ManifestRefused` where they differ.
+
+    Raises `TransportError` when the peer has no manifest yet, rejects the request or cannot be reached: ask another.
+    """
     try:
-        async with overlay.request(
+        async with swarm.request(
             peer, "manifest", msgspec.msgpack.encode(proposal), timeout_s=QUESTION_TIMEOUT_S
-        ) as answer:
-            theirs = msgspec.msgpack.decode(answer.head, type=Manifest)
+        ) as response:
+            answer = msgspec.msgpack.decode(response.head, type=ManifestAnswer)
     except msgspec.DecodeError as error:
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
-    except TransportError as error:
-        if error.kind == "rejected" and "does not fit" in error.detail:
-            raise ManifestRefused(error.detail) from error
-        raise
-    mismatches = compare(proposal, theirs)
+    mismatches = compare(proposal, answer) or list(answer.mismatches)
     if mismatches:
         raise ManifestRefused(explain(mismatches, peer=peer.node_id.hex()[:8]))

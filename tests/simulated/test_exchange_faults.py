@@ -16,7 +16,7 @@ from tests.harness.virtual_loop import VirtualLoop
 from training.exchange.exchange import FENCES_FILE, Exchange
 from training.exchange.messages import Mended, Push
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.recovery.rebalancing import Rebalancer
+from training.exchange.recovery.learners import Learners
 from training.exchange.store.records import KnownOwner
 from training.exchange.terms import Term
 from training.settings import ExchangeSettings
@@ -335,10 +335,10 @@ def stale(world: World) -> list[tuple[str, int]]:
 def test_a_former_backup_that_was_not_told_asks_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner goes on with a nearer one, and the word to the former one is lost: it asks, and lets its copy go."""
 
-    async def lost(_keeping: Rebalancer, former: Contact, _where: object) -> None:
+    async def lost(_learners: Learners, former: Contact, _where: object) -> None:
         raise TransportError("timeout", former.address, "the word is lost")
 
-    monkeypatch.setattr(Rebalancer, "_release", lost)
+    monkeypatch.setattr(Learners, "_release", lost)
 
     async def scenario(world: World) -> None:
         for number in range(3, 9):

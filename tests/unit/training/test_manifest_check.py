@@ -1,0 +1,151 @@
+"""Comparing manifests between a joiner and a peer, of this version and of the older one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from overlay.addresses import Address
+from overlay.peers import Contact
+from overlay.requests import Handler
+from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from tests.harness.stub_trainer import plain_layout
+from training.manifest import PROTOCOL, Manifest, compare, explain
+from training.manifest_check import ManifestAnswer, ManifestRefused, compare_with, register
+from training.shards.outer_rule import Rule
+
+PEER = Contact(b"p" * 20, Address("10.0.0.1", 8468))
+SWARMS = Manifest(
+    protocol=PROTOCOL,
+    run="run",
+    genesis="ab" * 16,
+    task="stub",
+    task_version="1",
+    layout=plain_layout(8),
+    frozen_digest="",
+    shards=4,
+    rule=Rule(0.7, 0.5, ""),
+    weight="population",
+    replicas=1,
+    local_steps=10,
+    barrier_family="relaxed",
+    max_steps=0,
+    until="",
+)
+OTHER = msgspec.structs.replace(SWARMS, local_steps=20)
+
+
+async def nothing() -> AsyncIterator[Buffer]:
+    for _ in ():
+        yield b""
+
+
+class OnePeer:
+    """A swarm of one peer, whose handler answers every request."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    def register(self, name: str, handler: Handler) -> None:
+        self.handlers[name] = handler
+
+    @asynccontextmanager
+    async def request(
+        self, to: Contact, name: str, payload: bytes, *, timeout_s: float
+    ) -> AsyncIterator[ReceivedResponse]:
+        try:
+            response = await self.handlers[name](to, payload, nothing())
+        except RequestRejected as error:
+            raise TransportError("rejected", to.address, str(error)) from error
+        yield ReceivedResponse(response.head, nothing())
+
+
+def swarm_with(answer: Callable[[bytes], bytes] | None = None) -> Any:
+    """A peer that answers by this function, or by the code of this version."""
+    swarm = OnePeer()
+    if answer is None:
+        register(cast(Any, swarm), SWARMS)
+    else:
+
+        async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
+            return Response(answer(payload))
+
+        swarm.register("manifest", handler)
+    return swarm
+
+
+def old_answer(payload: bytes) -> bytes:
+    """What a peer of the older version answers: its manifest, or a rejection with the mismatches as text."""
+    mismatches = compare(msgspec.msgpack.decode(payload, type=Manifest), SWARMS)
+    if mismatches:
+        raise RequestRejected(explain(mismatches, peer=PEER.node_id.hex()[:8]))
+    return msgspec.msgpack.encode(SWARMS)
+
+
+def test_equal_manifests_agree_and_the_answer_is_that_of_the_older_version() -> None:
+    """Without mismatches the answer is the bare manifest, byte for byte."""
+    swarm = swarm_with()
+    asyncio.run(compare_with(swarm, PEER, SWARMS))
+
+    response = asyncio.run(swarm.handlers["manifest"](PEER, msgspec.msgpack.encode(SWARMS), nothing()))
+    assert response.head == msgspec.msgpack.encode(SWARMS)
+
+
+def test_a_mismatch_is_refused_with_both_values() -> None:
+    """The text names the field, the joiner's value as "mine" and the swarm's as "theirs"."""
+    with pytest.raises(ManifestRefused, match="local_steps: mine 20, theirs 10"):
+        asyncio.run(compare_with(swarm_with(), PEER, OTHER))
+
+
+def test_a_mismatch_in_a_field_that_the_joiner_does_not_know_is_refused() -> None:
+    """A newer peer may compare more than this version: its mismatches count where our own comparison finds none."""
+    newer = [{"field": "colour", "mine": "", "theirs": "blue"}]
+
+    def answer(_payload: bytes) -> bytes:
+        return msgspec.msgpack.encode({**msgspec.to_builtins(SWARMS), "colour": "blue", "mismatches": newer})
+
+    with pytest.raises(ManifestRefused, match="colour: mine , theirs blue"):
+        asyncio.run(compare_with(swarm_with(answer), PEER, SWARMS))
+
+
+def test_a_peer_of_the_older_version_agrees_with_a_joiner_that_fits() -> None:
+    """Its bare manifest is an answer without mismatches."""
+    asyncio.run(compare_with(swarm_with(old_answer), PEER, SWARMS))
+
+
+def test_the_text_of_a_rejection_decides_nothing() -> None:
+    """A rejection, whatever it says, is a failure of this peer only: the node continues and asks another one."""
+    with pytest.raises(TransportError, match="does not fit") as caught:
+        asyncio.run(compare_with(swarm_with(old_answer), PEER, OTHER))
+    assert caught.value.kind == "rejected"
+
+
+def test_a_joiner_of_the_older_version_reads_the_answer() -> None:
+    """It decodes a `Manifest`, ignores the mismatches, and finds them by its own comparison."""
+    swarm = swarm_with()
+    response = asyncio.run(swarm.handlers["manifest"](PEER, msgspec.msgpack.encode(OTHER), nothing()))
+
+    theirs = msgspec.msgpack.decode(response.head, type=Manifest)
+    assert [item.field for item in compare(OTHER, theirs)] == ["local_steps"]
+    assert [item.field for item in msgspec.msgpack.decode(response.head, type=ManifestAnswer).mismatches] == [
+        "local_steps"
+    ]
+
+
+@pytest.mark.parametrize("head", [b"", b"\x80", b"\xc1", msgspec.msgpack.encode({"protocol": "three"})])
+def test_a_malformed_answer_is_a_failure_of_the_peer(head: bytes) -> None:
+    """It raises `TransportError` of kind `foreign`, never a refusal."""
+    with pytest.raises(TransportError) as caught:
+        asyncio.run(compare_with(swarm_with(lambda _payload: head), PEER, SWARMS))
+    assert caught.value.kind == "foreign"
+
+
+def test_a_malformed_proposal_is_rejected() -> None:
+    """The handler never raises anything else."""
+    with pytest.raises(RequestRejected, match="malformed manifest"):
+        asyncio.run(swarm_with().handlers["manifest"](PEER, b"\x80", nothing()))
