@@ -169,7 +169,7 @@ def run_real(seed: int, nodes: int, lookups: int, draws: int, *, settle_s: float
         world = OverlayWorld(seed, recording=False)
         swarm = await world.raise_swarm(nodes, bootstraps=3)
         await asyncio.sleep(settle_s)
-        costs = [node.report()["sampling"] for node in swarm]
+        costs = [node.report().sampling for node in swarm]
         rng = random.Random(f"{seed}/real")
         truth = _Truth([node.node_id for node in swarm])
         radius = ball_radius(nodes)
@@ -195,11 +195,11 @@ def run_real(seed: int, nodes: int, lookups: int, draws: int, *, settle_s: float
         return Real(
             exact / max(1, lookups),
             judge(list(counts.values()), BETA),
-            statistics.median(cost["lookups_per_second"] for cost in costs),
-            statistics.median(cost["lookups_per_pooled_peer"] for cost in costs),
-            statistics.median(cost["lookups_per_independent_draw"] for cost in costs),
-            max(cost["oldest_seconds"] for cost in costs),
-            statistics.median(cost["pool"] for cost in costs),
+            statistics.median(cost.lookups_per_second for cost in costs),
+            statistics.median(cost.lookups_per_pooled_peer for cost in costs),
+            statistics.median(cost.lookups_per_independent_draw for cost in costs),
+            max(cost.oldest_seconds for cost in costs),
+            statistics.median(cost.pool for cost in costs),
         )
 
     return VirtualLoop().run(story())

@@ -39,6 +39,7 @@ from overlay.membership.stream_health import StreamHealth
 from overlay.nat.port_mapping import Gateway, PortMapper
 from overlay.nat.reachability import Reachability
 from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
+from overlay.report import OverlayReport, PortMappingReport, ReachabilityReport
 from overlay.requests import Handler, RequestService
 from overlay.settings import OverlaySettings
 from overlay.transport import Body, ReceivedResponse, Request, Response, Transport
@@ -335,28 +336,25 @@ class Overlay:
 
     # -- report --------------------------------------------------------------------------------------------------
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> OverlayReport:
         """Counters and sizes, for `/status` and `/metrics`."""
-        protocol = self._protocol
-        return {
-            **protocol.counters,
-            **self._streams.counters,
-            "socket": dict(self._transport.counters),
-            "peers": len(self.peers),
-            "calls_waiting": protocol.waiting,
-            "contacts": len(protocol.router),
-            "suspects": self._detector.suspects,
-            "lost": len(self._membership.lost),
-            "sampling": self._discovery.sampling(),
-            "lookup": self._lookups.medians(),
-            "local_health": self._detector.health,
-            "round_trip_ms": None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,
-            "reachable": {
-                "reached": self.local.reached,
-                "reason": self._reachability.reason,
-                "confirmed_by": [short(node_id) for node_id in self._reachability.confirmed_by],
-            },
-            "mapping": None
-            if self._mapping is None
-            else {"address": str(self._mapping.address or ""), "reason": self._mapping.reason},
-        }
+        protocol, mapping = self._protocol, self._mapping
+        return OverlayReport(
+            counters={**protocol.counters, **self._streams.counters},
+            socket=dict(self._transport.counters),
+            peers=len(self.peers),
+            calls_waiting=protocol.waiting,
+            contacts=len(protocol.router),
+            suspects=self._detector.suspects,
+            lost=len(self._membership.lost),
+            sampling=self._discovery.sampling(),
+            lookup=self._lookups.medians(),
+            local_health=self._detector.health,
+            round_trip_ms=None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,
+            reachable=ReachabilityReport(
+                reached=self.local.reached,
+                reason=self._reachability.reason,
+                confirmed_by=[short(node_id) for node_id in self._reachability.confirmed_by],
+            ),
+            mapping=None if mapping is None else PortMappingReport(str(mapping.address or ""), mapping.reason),
+        )

@@ -4,9 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Required, TypedDict
 
 STEPS_KEPT = 1000
+
+
+class StepRow(TypedDict, total=False):
+    """One step in `/steps`: its phases in seconds, and what became of its delta. Without an exchange, only training.
+
+    `acknowledged`, `refused` (by reason) and `outstanding` count shards of the delta. `merged`: whose deltas this node
+    added meanwhile, each node's id with its latest step.
+    """
+
+    step: Required[int]
+    loss: float | None
+    samples: int
+    train_seconds: float
+    push_seconds: float
+    wait_seconds: float
+    pull_seconds: float
+    weight: float
+    acknowledged: int
+    refused: dict[str, int]
+    outstanding: int
+    bytes_sent: int
+    pulled: int
+    pull_missing: int
+    merged: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -28,7 +52,7 @@ class Progress:
     stalled: bool = False
     goal_streak: int = 0
     trainer_failures: int = 0
-    steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    steps: deque[StepRow] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
 
     @property
     def metrics(self) -> dict[str, float]:

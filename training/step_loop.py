@@ -11,14 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from statistics import median
-from typing import Any
 
 from overlay.environment import Environment
 from overlay.peers import Activity
 from training.barriers.waiter import BarrierWaiter
 from training.exchange.exchange import Exchange
 from training.goal import End, Goal
-from training.progress import Progress
+from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings, TrainingSettings
 from training.swarm import Swarm
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
@@ -204,11 +203,11 @@ class StepLoop:
         limit = self._exchange.context.stale_limit
         return limit is not None and base_step - self._base_step > limit and base_step > self.progress.step
 
-    async def _publish(self, step: int, report: StepReport, began: float) -> dict[str, Any]:
+    async def _publish(self, step: int, report: StepReport, began: float) -> StepRow:
         """Push the delta and count the step; returns what is known of it by then."""
         self._note_training(report)
         trained = self._clock.monotonic()
-        row: dict[str, Any] = {
+        row: StepRow = {
             "step": step,
             "loss": report.loss,
             "samples": report.samples,
@@ -229,7 +228,7 @@ class StepLoop:
         me = self._overlay.node_id
         return not any(peer.node_id < me and peer.is_worker(now) for peer in self._overlay.members())
 
-    async def _push(self, step: int, report: StepReport, row: dict[str, Any]) -> None:
+    async def _push(self, step: int, report: StepReport, row: StepRow) -> None:
         weight = self._weight(report.samples)
         pushed = await self._exchange.push(step, self._base_step, weight, self._trainer.delta)
         row |= {

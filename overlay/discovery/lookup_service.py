@@ -17,6 +17,7 @@ from overlay.kademlia.protocol import SwarmProtocol
 from overlay.local_node import LocalNode
 from overlay.membership.members import MemberList
 from overlay.peers import Contact
+from overlay.report import LookupReport
 from overlay.settings import OverlaySettings
 
 #: A lookup gives what it has after this long (two silent nodes one after another cost two ceilings).
@@ -84,15 +85,15 @@ class LookupService:
         self.recent.append(Finished(target, lookup.rounds, lookup.queries, seconds))
         return lookup.result()
 
-    def medians(self) -> dict[str, float] | None:
+    def medians(self) -> LookupReport | None:
         """What the last lookups took; None before the first."""
         if not self.recent:
             return None
-        return {
-            "ms": 1000 * statistics.median(finished.seconds for finished in self.recent),
-            "rounds": statistics.median(finished.rounds for finished in self.recent),
-            "queries": statistics.median(finished.queries for finished in self.recent),
-        }
+        return LookupReport(
+            ms=1000 * statistics.median(finished.seconds for finished in self.recent),
+            rounds=statistics.median(finished.rounds for finished in self.recent),
+            queries=statistics.median(finished.queries for finished in self.recent),
+        )
 
     async def ask(self, contact: Contact, target: bytes) -> list[Contact]:
         """What one node knows close to `target`; empty when it stays silent."""

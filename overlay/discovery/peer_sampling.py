@@ -30,6 +30,7 @@ from overlay.ids import random_id, relative_distance
 from overlay.local_node import LocalNode
 from overlay.membership.members import FULL_VIEW, MemberList
 from overlay.peers import Activity, Peer, PeerChange
+from overlay.report import SamplingReport
 
 #: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
 MOST_BALLS = 64
@@ -143,7 +144,7 @@ class PeerSampler:
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
         return [peer for node_id in drawn if (peer := self._membership.peer(node_id)) is not None]
 
-    def sampling(self) -> dict[str, float | int | None]:
+    def sampling(self) -> SamplingReport:
         """The pool and what it costs: lookups over the last `COST_S`, and for each peer kept and drawn in it."""
         now = self._clock.monotonic()
         self._forget_spending(now)
@@ -151,15 +152,15 @@ class PeerSampler:
         kept = sum(peers for _, peers in self._spent)
         balls = sum(1 for _, peers in self._spent if peers)
         over_s = max(1.0, min(COST_S, now - self._started))
-        return {
-            "pool": len(self.pool.ids()),
-            "balls": self.pool.balls,
-            "oldest_seconds": self.pool.oldest_s(now),
-            "lookups_per_second": lookups / over_s,
-            "lookups_per_pooled_peer": lookups / kept if kept else None,
-            "lookups_per_independent_draw": lookups / balls if balls else None,
-            "drawn": self._drawn,
-        }
+        return SamplingReport(
+            pool=len(self.pool.ids()),
+            balls=self.pool.balls,
+            oldest_seconds=self.pool.oldest_s(now),
+            lookups_per_second=lookups / over_s,
+            lookups_per_pooled_peer=lookups / kept if kept else None,
+            lookups_per_independent_draw=lookups / balls if balls else None,
+            drawn=self._drawn,
+        )
 
     def _forget_spending(self, now: float) -> None:
         while self._spent and now - self._spent[0][0] > COST_S:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-SCHEMA = 1
+from typing import Final
+
+#: The schema number of every answer.
+SCHEMA: Final = 1
 #: Most entries one request for steps or events gets.
 MAX_LIMIT = 2000
 #: Longest long-poll, in seconds; proxies and clients tend to give up at 60.

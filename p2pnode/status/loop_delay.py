@@ -1,7 +1,7 @@
-"""How late the event loop is: a timer that measures by how much it was overslept.
+"""Measures how late the event loop is: a timer compares when it should have fired with when it did.
 
-A daemon whose loop lags answers probes late and is suspected; training in a process of its own is what keeps it quick.
-The figures of the last minute are shown in `/status`.
+A daemon whose loop is late answers probes late and is suspected of being dead. Training runs in a process of its own
+for this reason. `/status` shows the figures of the last minute.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 
 from overlay.environment import Clock
+from p2pnode.status.schema import LoopStatus
 
 PERIOD_S = 0.1
 KEPT = round(60 / PERIOD_S)
@@ -28,15 +29,16 @@ class LoopDelay:
             await asyncio.sleep(PERIOD_S)
             self._delays_s.append(max(0.0, self._clock.monotonic() - due))
 
-    def report(self) -> dict[str, float | None]:
-        """Median, 99th percentile and maximum of the last minute, in milliseconds, None before the first; and how many
-        tasks the loop has, which must not grow with time."""
+    def report(self) -> LoopStatus:
+        """Median, 99th percentile and maximum in milliseconds, None before the first measurement.
+
+        The number of the loop's tasks is in it too: it must not grow with time.
+        """
         ordered = sorted(self._delays_s)
-        tasks = len(asyncio.all_tasks())
-        if not ordered:
-            return {"delay_ms_p50": None, "delay_ms_p99": None, "delay_ms_max": None, "tasks": tasks}
 
-        def at(share: float) -> float:
-            return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+        def at(share: float) -> float | None:
+            return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else None
 
-        return {"delay_ms_p50": at(0.5), "delay_ms_p99": at(0.99), "delay_ms_max": at(1.0), "tasks": tasks}
+        return LoopStatus(
+            delay_ms_p50=at(0.5), delay_ms_p99=at(0.99), delay_ms_max=at(1.0), tasks=len(asyncio.all_tasks())
+        )

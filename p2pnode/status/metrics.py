@@ -1,44 +1,40 @@
-"""What a node's `/metrics` says: counters that exist anyway, read when asked.
+"""Collects the metric families of `/metrics` from counters that exist anyway.
 
-Names follow Prometheus' practice: base units, `_total` on counters, few labels. No label is a peer's id: a swarm of a
-thousand nodes would make a million series.
+Names follow Prometheus' practice: base units, `_total` on counters, few labels. No label is a peer's id, because a
+swarm of a thousand nodes would then make a million series.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
+from overlay.report import OverlayReport
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.state import State
-from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.prometheus import Family, Sample, single
+from p2pnode.status.schema import ExchangeStatus, LoopStatus
 
-#: Keys of the overlay's report that are sizes of this moment, and what they say.
-_SIZES = {
-    "peers": "Live peers known.",
-    "contacts": "Contacts in the routing table.",
-    "suspects": "Peers suspected of being dead.",
-    "pool": "Peers in the sampling pool.",
-}
-#: Keys that become metrics of their own; every other counter is an event.
+#: Counters of the overlay that are metrics of their own; every other counter is an event.
 _OWN = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
 _PAGE_BYTES = 4096
 
 
-def families(node: Node, loop_delay: LoopDelay, uptime_s: float) -> list[Family]:
-    """Everything, in the order of the page."""
+def collect(
+    node: Node, overlay: OverlayReport, exchange: ExchangeStatus | None, loop: LoopStatus, *, uptime_s: float
+) -> list[Family]:
+    """All metric families, in the order of the page."""
     return [
         single("p2pnode_build_info", "gauge", "The version, as a label.", 1, {"version": __version__}),
         single("p2pnode_uptime_seconds", "gauge", "Seconds since the start.", uptime_s),
         single("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", _resident_bytes()),
         *_training(node),
-        *_overlay(report := node.overlay.report()),
-        *_door(report["socket"]),
-        *_exchange(node),
-        _loop(loop_delay.report()),
+        *_overlay(overlay),
+        *_transport(overlay.socket),
+        *(() if exchange is None else _exchange(exchange)),
+        _loop(loop),
     ]
 
 
@@ -71,8 +67,8 @@ def _training(node: Node) -> Iterator[Family]:
     yield single("p2pnode_barrier_queries_total", "counter", "Peers asked for their step.", node.gate.queries)
 
 
-def _overlay(report: Mapping[str, Any]) -> Iterator[Family]:
-    counters = {key: value for key, value in sorted(report.items()) if isinstance(value, int) and key not in _SIZES}
+def _overlay(report: OverlayReport) -> Iterator[Family]:
+    counters = dict(sorted(report.counters.items()))
     ways: list[Sample] = [
         ({"direction": "in"}, counters.get("datagrams_in", 0)),
         ({"direction": "out"}, counters.get("datagrams_out", 0)),
@@ -98,22 +94,20 @@ def _overlay(report: Mapping[str, Any]) -> Iterator[Family]:
     prefixes = ("dropped_", "refused_", "requests_")
     rest: list[Sample] = [
         ({"event": key}, count)
-        for key, count in counters.items()
-        if key not in _OWN and key not in ("lost", "local_health") and not key.startswith(prefixes)
+        for key, count in sorted([*counters.items(), ("calls_waiting", report.calls_waiting)])
+        if key not in _OWN and not key.startswith(prefixes)
     ]
     yield Family("p2pnode_overlay_events_total", "counter", "What happened to datagrams and calls.", rest)
-    for key, what in _SIZES.items():
-        yield single(f"p2pnode_{key}", "gauge", what, report.get(key))
-    trip_ms = report.get("round_trip_ms")
-    trip_s = None if trip_ms is None else trip_ms / 1000
+    yield single("p2pnode_peers", "gauge", "Live peers known.", report.peers)
+    yield single("p2pnode_contacts", "gauge", "Contacts in the routing table.", report.contacts)
+    yield single("p2pnode_suspects", "gauge", "Peers suspected of being dead.", report.suspects)
+    trip_s = None if report.round_trip_ms is None else report.round_trip_ms / 1000
     yield single("p2pnode_round_trip_seconds", "gauge", "Mean round trip of datagrams.", trip_s)
-    yield single(
-        "p2pnode_reachable", "gauge", "1 when peers can open streams to us.", int(report["reachable"]["reached"])
-    )
+    yield single("p2pnode_reachable", "gauge", "1 when peers can open streams to us.", int(report.reachable.reached))
 
 
-def _door(counters: Mapping[str, int]) -> Iterator[Family]:
-    """What the transport refused before it was a message: whoever is no member ends here."""
+def _transport(counters: Mapping[str, int]) -> Iterator[Family]:
+    """What the transport refused before it was a message: everything from nodes that are not members."""
     refused: list[Sample] = [
         ({"channel": channel, **labels}, count)
         for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
@@ -131,45 +125,33 @@ def _door(counters: Mapping[str, int]) -> Iterator[Family]:
     yield Family("p2pnode_transport_events_total", "counter", "What happened at the socket and its seal.", rest)
 
 
-def _exchange(node: Node) -> Iterator[Family]:
-    exchange = node.exchange
-    if exchange is None:
-        return
-    counters = exchange.counters
-    ways: list[Sample] = [
-        ({"direction": "in"}, counters.bytes_received),
-        ({"direction": "out"}, counters.bytes_sent),
-    ]
+def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
+    ways: list[Sample] = [({"direction": "in"}, exchange.bytes_received), ({"direction": "out"}, exchange.bytes_sent)]
     yield Family("p2pnode_exchange_bytes_total", "counter", "Bytes of deltas, values and states.", ways)
-    shards: list[Sample] = [
-        ({"role": "owner"}, len(exchange.store.owned)),
-        ({"role": "backup"}, len(exchange.store.backed)),
-    ]
+    shards: list[Sample] = [({"role": "owner"}, exchange.shards_owned), ({"role": "backup"}, exchange.shards_backed)]
     yield Family("p2pnode_shards", "gauge", "Shards held here.", shards)
-    yield single("p2pnode_shard_state_bytes", "gauge", "Memory of the shards held here.", exchange.store.size_bytes)
-    refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(counters.refused_here.items())]
+    yield single("p2pnode_shard_state_bytes", "gauge", "Memory of the shards held here.", exchange.state_bytes)
+    refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(exchange.refused_here.items())]
     yield Family("p2pnode_deltas_refused_total", "counter", "Shards of others' deltas refused here.", refused)
     yield single(
-        "p2pnode_unusual_norms_total", "counter", "Shards of deltas far longer than the median.", counters.unusual_norms
+        "p2pnode_unusual_norms_total", "counter", "Shards of deltas far longer than the median.", exchange.unusual_norms
     )
-    yield single("p2pnode_clipped_total", "counter", "Shards of deltas that were shortened.", counters.clipped)
+    yield single("p2pnode_clipped_total", "counter", "Shards of deltas that were shortened.", exchange.clipped)
     yield single(
-        "p2pnode_own_deltas_refused_total", "counter", "Shards of our deltas refused by owners.", counters.refused
-    )
-    yield single(
-        "p2pnode_own_deltas_lost_total", "counter", "Shards of our deltas dropped from a full outbox.", counters.lost
+        "p2pnode_own_deltas_refused_total", "counter", "Shards of our deltas refused by owners.", exchange.refused
     )
     yield single(
-        "p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.pushing.outstanding_steps)
+        "p2pnode_own_deltas_lost_total", "counter", "Shards of our deltas dropped from a full outbox.", exchange.lost
     )
+    yield single("p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.outstanding_steps))
 
 
-def _loop(report: Mapping[str, float | None]) -> Family:
-    named = {"0.5": "delay_ms_p50", "0.99": "delay_ms_p99", "1": "delay_ms_max"}
-    samples: list[Sample] = []
-    for quantile, key in named.items():
-        delay_ms = report[key]
-        samples.append(({"quantile": quantile}, None if delay_ms is None else delay_ms / 1000))
+def _loop(loop: LoopStatus) -> Family:
+    delays_ms = {"0.5": loop.delay_ms_p50, "0.99": loop.delay_ms_p99, "1": loop.delay_ms_max}
+    samples: list[Sample] = [
+        ({"quantile": quantile}, None if delay_ms is None else delay_ms / 1000)
+        for quantile, delay_ms in delays_ms.items()
+    ]
     return Family("p2pnode_loop_delay_seconds", "gauge", "How late the event loop was, in the last minute.", samples)
 
 

@@ -1,26 +1,42 @@
-"""What a node says of itself: `/status`, `/peers`, `/steps` and `/readyz`, made from memory when asked.
+"""Builds the answers of the status API from a node's memory: `/status`, `/peers`, `/steps`, `/readyz`, `/metrics`.
 
-The summary answers the four questions first: am I connected, am I learning, whom do I wait for, what should I do. The
-keys are those of DESIGN section 6; others may be added, none changes its meaning within a schema.
+The summary answers four questions in one sentence: is the node connected, does it learn, which peer does it wait for,
+and what should its user do. The types of the answers are in `p2pnode.status.schema`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from overlay.ids import short
 from overlay.peers import Activity
+from overlay.report import OverlayReport
 from p2pnode import __version__
 from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.status.events import EventRing
+from p2pnode.status.limits import SCHEMA
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.metrics import families
+from p2pnode.status.metrics import collect
 from p2pnode.status.prometheus import Family
+from p2pnode.status.schema import (
+    BarrierStatus,
+    ExchangeStatus,
+    Finding,
+    MemoryStatus,
+    NodeStatus,
+    PeerStatus,
+    PopulationStatus,
+    Status,
+    SwarmStatus,
+    TrainingStatus,
+    WaitingStatus,
+)
 from training import kernels
+from training.progress import StepRow
 
-SCHEMA = 1
+#: A barrier that waits longer than this is a finding of `/status`.
+LONG_WAIT_S = 10.0
 
 
 class StatusReport:
@@ -56,87 +72,92 @@ class StatusReport:
 
     def metrics(self) -> list[Family]:
         """Counters and sizes, for `/metrics`."""
-        return families(self._node, self._loop_delay, self._uptime_s())
+        exchange = None if self._node.exchange is None else self._exchange()
+        return collect(
+            self._node, self._node.overlay.report(), exchange, self._loop_delay.report(), uptime_s=self._uptime_s()
+        )
 
     def _uptime_s(self) -> float:
         return round(self._node.environment.clock.monotonic() - self._started, 3)
 
-    def status(self) -> dict[str, Any]:
-        """The whole status, `schema` 1."""
+    def status(self) -> Status:
+        """The whole status."""
         node = self._node
         overlay = node.overlay
+        report = overlay.report()
         population = overlay.population()
         progress = node.progress
-        return {
-            "schema": SCHEMA,
-            "summary": self._summary(),
-            "node": {
-                "id": overlay.node_id.hex(),
-                "incarnation": node.incarnation,
-                "version": __version__,
-                "address": str(overlay.address),
-                "role": "peer",
-                "client_only": node.config.node.client_only,
-                "eligible": overlay.beat.eligible,
-                "uptime_seconds": self._uptime_s(),
-            },
-            "run": node.config.swarm.run,
-            "swarm": {"closed": bool(self._keys()), "keys": self._keys()},
-            "state": node.state,
-            "step": progress.step,
-            "population": {
-                "estimate": round(population.estimate, 2),
-                "low": round(population.low, 2),
-                "high": round(population.high, 2),
-                "exact": population.exact,
-                "observations": population.observations,
-                "zone_estimate": population.zone_estimate,
-                "workers": round(overlay.workers(), 2),
-            },
-            "barrier": {
-                "method": node.barrier.method,
-                "sample": self._sample(),
-                "staleness": node.barrier.staleness,
-                "quantile": node.barrier.quantile,
-                "queries": node.gate.queries,
-            },
-            "waiting": self._waiting(),
-            "training": {
-                "loss": progress.loss,
-                "metrics": progress.metrics,
-                "evaluated_step": progress.evaluated_step,
-                "evaluated_samples": progress.evaluated_samples,
-                "optimizer_steps": progress.optimizer_steps,
-                "samples": progress.samples,
-                "step_seconds": progress.step_seconds,
-                "trainer": node.trainer.state,
-                "trainer_failures": progress.trainer_failures,
-            },
-            "exchange": self._exchange(),
-            "memory": self._memory(),
-            "overlay": overlay.report(),
-            "loop": self._loop_delay.report(),
-            "health": self._health(),
-        }
+        keys = self._keys()
+        return Status(
+            schema=SCHEMA,
+            summary=self._summary(),
+            node=NodeStatus(
+                id=overlay.node_id.hex(),
+                incarnation=node.incarnation,
+                version=__version__,
+                address=str(overlay.address),
+                role="peer",
+                client_only=node.config.node.client_only,
+                eligible=overlay.beat.eligible,
+                uptime_seconds=self._uptime_s(),
+            ),
+            run=node.config.swarm.run,
+            swarm=SwarmStatus(closed=bool(keys), keys=keys),
+            state=node.state,
+            step=progress.step,
+            population=PopulationStatus(
+                estimate=round(population.estimate, 2),
+                low=round(population.low, 2),
+                high=round(population.high, 2),
+                exact=population.exact,
+                observations=population.observations,
+                zone_estimate=population.zone_estimate,
+                workers=round(overlay.workers(), 2),
+            ),
+            barrier=BarrierStatus(
+                method=node.barrier.method,
+                sample=self._sample(),
+                staleness=node.barrier.staleness,
+                quantile=node.barrier.quantile,
+                queries=node.gate.queries,
+            ),
+            waiting=self._waiting(),
+            training=TrainingStatus(
+                loss=progress.loss,
+                metrics=progress.metrics,
+                evaluated_step=progress.evaluated_step,
+                evaluated_samples=progress.evaluated_samples,
+                optimizer_steps=progress.optimizer_steps,
+                samples=progress.samples,
+                step_seconds=progress.step_seconds,
+                trainer=node.trainer.state,
+                trainer_failures=progress.trainer_failures,
+            ),
+            exchange=self._exchange(),
+            memory=self._memory(),
+            overlay=report.flat(),
+            loop=self._loop_delay.report(),
+            health=self._health(report),
+        )
 
-    def peers(self) -> list[dict[str, Any]]:
+    def peers(self) -> list[PeerStatus]:
         """One entry per live peer, furthest ahead first."""
         now = self._node.environment.clock.monotonic()
         step = self._node.progress.step
         ordered = sorted(self._node.overlay.members(), key=lambda peer: (-peer.step, peer.node_id))
         return [
-            {
-                "id": peer.node_id.hex(),
-                "address": str(peer.address),
-                "step": peer.step,
-                "lag": step - peer.step,
-                "state": self._peer_state(peer.node_id, peer.activity),
-                "round_trip_ms": None if peer.round_trip_s is None else round(1000 * peer.round_trip_s, 3),
-                "last_seen_seconds": round(now - peer.last_heard, 3),
-                "incarnation": peer.incarnation,
-                "step_seconds": peer.step_seconds,
-                "eligible": peer.eligible,
-            }
+            PeerStatus(
+                id=peer.node_id.hex(),
+                address=str(peer.address),
+                step=peer.step,
+                lag=step - peer.step,
+                state=self._peer_state(peer.node_id, peer.activity),
+                round_trip_ms=None if peer.round_trip_s is None else round(1000 * peer.round_trip_s, 3),
+                last_seen_seconds=round(now - peer.last_heard, 3),
+                incarnation=peer.incarnation,
+                step_seconds=peer.step_seconds,
+                eligible=peer.eligible,
+            )
             for peer in ordered
         ]
 
@@ -145,8 +166,8 @@ class StatusReport:
             return "suspect"
         return "waiting_for_nodes" if activity is Activity.READY else activity.name.lower()
 
-    def steps(self, limit: int) -> list[dict[str, Any]]:
-        """The last `limit` steps, oldest first: phases in seconds, what was acknowledged, whose deltas were merged."""
+    def steps(self, limit: int) -> list[StepRow]:
+        """The last `limit` steps, oldest first."""
         rows = list(self._node.progress.steps)
         return rows[len(rows) - min(limit, len(rows)) :]
 
@@ -166,74 +187,53 @@ class StatusReport:
             return len(self._node.overlay.members())
         return self._node.gate.sample_now()
 
-    def _waiting(self) -> dict[str, Any] | None:
+    def _waiting(self) -> WaitingStatus | None:
         waiting = self._node.gate.waiting
         if waiting is None:
             return None
-        return {
-            "since_seconds": round(self._node.environment.clock.monotonic() - waiting.since, 3),
-            "behind": waiting.behind,
-            "sampled": waiting.sampled,
-            "slowest": waiting.slowest.hex(),
-            "its_step": waiting.its_step,
-        }
+        return WaitingStatus(
+            since_seconds=round(self._node.environment.clock.monotonic() - waiting.since, 3),
+            behind=waiting.behind,
+            sampled=waiting.sampled,
+            slowest=waiting.slowest.hex(),
+            its_step=waiting.its_step,
+        )
 
-    def _exchange(self) -> dict[str, Any]:
+    def _exchange(self) -> ExchangeStatus:
         exchange = self._node.exchange
         if exchange is None:
-            return {
-                "arithmetic": kernels.name(),
-                "shards": 0,
-                "shards_owned": 0,
-                "shards_backed": 0,
-                "bytes_sent": 0,
-                "bytes_received": 0,
-                "merged_last_step": 0,
-                "refused": 0,
-                "refused_here": {},
-                "unusual_norms": 0,
-                "clipped": 0,
-                "outstanding_steps": [],
-                "lost": 0,
-                "state_bytes": 0,
-                "repair_reach_seconds": 0.0,
-                "repair_log_bytes": 0,
-                "repaired": 0,
-                "lost_in_splits": 0,
-                "shards_to_mend": 0,
-            }
-        counters = exchange.counters
-        return {
-            "arithmetic": kernels.name(),
-            "enabled": self._node.config.exchange.enabled,
-            "shards": len(exchange.store),
-            "shards_owned": len(exchange.store.owned),
-            "shards_backed": len(exchange.store.backed),
-            "bytes_sent": counters.bytes_sent,
-            "bytes_received": counters.bytes_received,
-            "merged_last_step": self._node.progress.merged_last_step,
-            "refused": counters.refused,
-            "refused_here": dict(counters.refused_here),
-            "unusual_norms": counters.unusual_norms,
-            "clipped": counters.clipped,
-            "outstanding_steps": exchange.pushing.outstanding_steps,
-            "lost": counters.lost,
-            "state_bytes": exchange.store.size_bytes,
-            "repair_reach_seconds": exchange.store.log.reach_s,
-            "repair_log_bytes": exchange.store.log.size_bytes,
-            "repaired": counters.repaired,
-            "lost_in_splits": counters.lost_in_splits,
-            "shards_to_mend": len(exchange.store.remnants),
-        }
+            return ExchangeStatus(arithmetic=kernels.name())
+        counters, store = exchange.counters, exchange.store
+        return ExchangeStatus(
+            arithmetic=kernels.name(),
+            enabled=self._node.config.exchange.enabled,
+            shards=len(store),
+            shards_owned=len(store.owned),
+            shards_backed=len(store.backed),
+            bytes_sent=counters.bytes_sent,
+            bytes_received=counters.bytes_received,
+            merged_last_step=self._node.progress.merged_last_step,
+            refused=counters.refused,
+            refused_here=dict(counters.refused_here),
+            unusual_norms=counters.unusual_norms,
+            clipped=counters.clipped,
+            outstanding_steps=exchange.pushing.outstanding_steps,
+            lost=counters.lost,
+            state_bytes=store.size_bytes,
+            repair_reach_seconds=store.log.reach_s,
+            repair_log_bytes=store.log.size_bytes,
+            repaired=counters.repaired,
+            lost_in_splits=counters.lost_in_splits,
+            shards_to_mend=len(store.remnants),
+        )
 
-    def _memory(self) -> dict[str, Any]:
-        """The budget of the exchange by parts, and what is free; the trainer's own memory is not in it."""
+    def _memory(self) -> MemoryStatus:
         budget = self._node.budget()
-        return {
-            "budget_bytes": None if budget is None else budget.total,
-            "parts": {} if budget is None else budget.parts(),
-            "available_bytes": self._node.environment.available_memory(),
-        }
+        return MemoryStatus(
+            budget_bytes=None if budget is None else budget.total,
+            parts={} if budget is None else budget.parts(),
+            available_bytes=self._node.environment.available_memory(),
+        )
 
     def _summary(self) -> str:
         node = self._node
@@ -256,60 +256,57 @@ class StatusReport:
                 if waiting is None:
                     return f"training at step {step} with {company}; waiting for nobody"
                 return (
-                    f"at step {step} with {company}; waiting for {waiting['slowest'][:8]} "
-                    f"at step {waiting['its_step']} since {waiting['since_seconds']:.1f} s"
+                    f"at step {step} with {company}; waiting for {waiting.slowest[:8]} "
+                    f"at step {waiting.its_step} since {waiting.since_seconds:.1f} s"
                 )
             case "stalled":
                 return f"stalled at step {step}: the trainer does not move; the node goes on owning its shards"
             case state:
                 return f"{state} at step {step} with {company}"
 
-    def _health(self) -> list[dict[str, str]]:
+    def _health(self, overlay: OverlayReport) -> list[Finding]:
         node = self._node
-        findings = [_finding("warning", advice.what, advice.do) for advice in warnings_for(node.config)]
+        findings = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
         for address, reason in node.overlay.attempts.items():
-            findings.append(
-                _finding("warning", f"bootstrap {address}: {reason}", "check that it runs and the address is right")
-            )
-        overlay = node.overlay.report()
-        if overlay.get("peers_refused_crowded"):
+            findings.append(_warning(f"bootstrap {address}: {reason}", "check that it runs and the address is right"))
+        if overlay.counters.get("peers_refused_crowded"):
             limit = node.config.swarm.ids_per_address
             findings.append(
-                _finding(
-                    "warning",
+                _warning(
                     f"more than {limit} nodes of one address want in; the others are not taken in",
                     "raise swarm.ids_per_address on all nodes where they share one behind a NAT",
                 )
             )
         findings += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
         if node.progress.stalled:
-            findings.append(_finding("error", "the trainer does not move", "see trainer.log in the state directory"))
+            what = "the trainer does not move"
+            findings.append(Finding(level="error", what=what, do="see trainer.log in the state directory"))
         exchange = node.exchange
         if exchange is not None and exchange.pushing.outstanding_steps:
             steps = exchange.pushing.outstanding_steps
-            findings.append(_finding("warning", f"deltas of {len(steps)} steps wait for their owners", "see /steps"))
+            findings.append(_warning(f"deltas of {len(steps)} steps wait for their owners", "see /steps"))
         waiting = node.gate.waiting
-        if waiting is not None and node.environment.clock.monotonic() - waiting.since > 10:
-            findings.append(_finding("warning", f"waiting for {short(waiting.slowest)}", "see /peers"))
+        if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
+            findings.append(_warning(f"waiting for {short(waiting.slowest)}", "see /peers"))
         return findings
 
 
-def _unreached(overlay: dict[str, Any], port: int, *, meant: bool) -> list[dict[str, str]]:
-    """The port that nobody reaches, unless that is `meant`; and the router that does not open it."""
-    reachable, mapping = overlay["reachable"], overlay["mapping"]
-    if meant or reachable["reached"]:
+def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Finding]:
+    """The port that no peer reaches, unless that is `meant`; and the router that does not open it."""
+    reachable, mapping = overlay.reachable, overlay.mapping
+    if meant or reachable.reached:
         return []
-    if not reachable["reason"]:  # not found out yet
-        unopened = mapping is not None and mapping["reason"]
-        return [_finding("warning", f"no port was opened in the router: {unopened}", "see the log")] if unopened else []
-    what = f"your port {port} cannot be reached from outside: {reachable['reason']}."
+    if not reachable.reason:  # not known yet
+        if mapping is None or not mapping.reason:
+            return []
+        return [_warning(f"no port was opened in the router: {mapping.reason}", "see the log")]
+    what = f"your port {port} cannot be reached from outside: {reachable.reason}."
     if mapping is None:
         second = 'set node.nat = "auto", if your router speaks UPnP'
     else:
-        second = f"allow UPnP in your router ({mapping['reason'] or 'it has opened ' + mapping['address']})"
+        second = f"allow UPnP in your router ({mapping.reason or 'it has opened ' + mapping.address})"
     return [
-        _finding(
-            "warning",
+        _warning(
             f"{what} This node trains and learns, and owns nothing",
             f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its firewall; "
             f"(2) {second}; (3) leave it so, and set node.client_only = true",
@@ -317,5 +314,5 @@ def _unreached(overlay: dict[str, Any], port: int, *, meant: bool) -> list[dict[
     ]
 
 
-def _finding(level: str, what: str, do: str) -> dict[str, str]:
-    return {"level": level, "what": what, "do": do}
+def _warning(what: str, do: str) -> Finding:
+    return Finding(level="warning", what=what, do=do)

@@ -27,6 +27,8 @@ from p2pnode.status.events import EventRing
 from p2pnode.status.guard import CHANGE_HEADER, MAX_BODY_BYTES, Guard, Refusal, RequestFacts
 from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S, SCHEMA
 from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
+from p2pnode.status.schema import Accepted, Alive, Events, PeerStatus, Problem, Readiness, Status
+from training.progress import StepRow
 
 #: Long-polls held at once, of everybody together: a page left open in fifty tabs is a mistake, not a need.
 MAX_WAITING = 64
@@ -46,13 +48,11 @@ class StatusSource(Protocol):
     @property
     def events(self) -> EventRing: ...
 
-    def status(self) -> dict[str, Any]:
-        """The keys of DESIGN section 6; `schema` is added where it is missing."""
-        ...
+    def status(self) -> Status: ...
 
-    def peers(self) -> list[dict[str, Any]]: ...
+    def peers(self) -> list[PeerStatus]: ...
 
-    def steps(self, limit: int) -> list[dict[str, Any]]:
+    def steps(self, limit: int) -> list[StepRow]:
         """The last `limit` steps, oldest first."""
         ...
 
@@ -154,7 +154,7 @@ class StatusServer:
         ]
 
     async def _status(self, _: web.Request) -> web.Response:
-        return _json({"schema": SCHEMA, **self._source.status()})
+        return _json(self._source.status())
 
     async def _peers(self, _: web.Request) -> web.Response:
         return _json(self._source.peers())
@@ -176,10 +176,10 @@ class StatusServer:
             finally:
                 self._waiting -= 1
         page = self._source.events.since(since, limit)
-        return _json({"schema": SCHEMA, "events": page.events, "dropped": page.dropped, "last": page.last})
+        return _json(Events(schema=SCHEMA, events=page.events, dropped=page.dropped, last=page.last))
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        return _json({"schema": SCHEMA, "alive": True})
+        return _json(Alive(schema=SCHEMA, alive=True))
 
     async def _metrics(self, _: web.Request) -> web.Response:
         refused = [({"status": str(status)}, count) for status, count in sorted(self._refused.items())]
@@ -198,22 +198,22 @@ class StatusServer:
         ready, reason = self._source.ready()
         if not self._guard.is_trusted(_asking(request)):
             reason = ""
-        return _json({"schema": SCHEMA, "ready": ready, "reason": reason}, status=200 if ready else 503)
+        return _json(Readiness(schema=SCHEMA, ready=ready, reason=reason), status=200 if ready else 503)
 
     async def _leave(self, _: web.Request) -> web.Response:
         self._source.leave()
-        return _json({"schema": SCHEMA, "accepted": "leave"}, status=202)
+        return _json(Accepted(schema=SCHEMA, accepted="leave"), status=202)
 
     async def _pause(self, _: web.Request) -> web.Response:
         self._source.pause()
-        return _json({"schema": SCHEMA, "accepted": "pause"}, status=202)
+        return _json(Accepted(schema=SCHEMA, accepted="pause"), status=202)
 
     async def _resume(self, _: web.Request) -> web.Response:
         self._source.resume()
-        return _json({"schema": SCHEMA, "accepted": "resume"}, status=202)
+        return _json(Accepted(schema=SCHEMA, accepted="resume"), status=202)
 
     async def _page(self, _: web.Request) -> web.Response:
-        summary = html.escape(str(self._source.status().get("summary", "")))
+        summary = html.escape(self._source.status().summary)
         reads = "".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _READS)
         text = _PAGE.format(summary=summary, reads=reads)
         response = web.Response(text=text, content_type="text/html", headers=_HEADERS)
@@ -253,7 +253,7 @@ def _json(value: Any, *, status: int = 200) -> web.Response:
 
 
 def _refuse(status: int, error: str, hint: str = "") -> web.Response:
-    return _json({"schema": SCHEMA, "error": error, "hint": hint}, status=status)
+    return _json(Problem(schema=SCHEMA, error=error, hint=hint), status=status)
 
 
 def _refused(refusal: Refusal) -> web.Response:

@@ -107,7 +107,7 @@ class Fuzz:
                 await self._serves(nodes, target)
             # What was forged in a peer's own name may have parted them for a while; it does not last.
             await world.until(lambda: len(target.peers) == NODES - 1, 120.0, "it knows everybody again")
-            self.tally.counters.update({k: v for k, v in target.report().items() if isinstance(v, int)})
+            self.tally.counters.update({k: v for k, v in target.report().flat().items() if isinstance(v, int)})
         finally:
             await world.stop()
         return self.tally
@@ -274,7 +274,7 @@ class Fuzz:
         assert set(target._membership.lost) <= set(real), where
         left = services()
         assert len(left) == tasks, f"{left} {where}"
-        assert target.report().get("faults", 0) == 0, where
+        assert target.report().counters.get("faults", 0) == 0, where
         assert not any(change.kind == "twin" for _, change in world.changes[1]), where
         membership = target._membership
         sizes = {

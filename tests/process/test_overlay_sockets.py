@@ -258,7 +258,7 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
             for _ in range(3):
                 await node.lookup(b"t" * 20)
             assert asked.is_set()
-            assert node.report()["malformed_contacts"] >= 4
+            assert node.report().counters["malformed_contacts"] >= 4
             beats = [
                 Heartbeat(b"z" * 20, 1, 1, 1, host) for host in ("nowhere.invalid", "255.255.255.255", "fe80::1%lo")
             ]
@@ -268,11 +268,11 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
                     raw.sendto(messages.encode(0, os.urandom(20), head, messages.Ping()), node.address)
                     forged = msgspec.msgpack.encode([TAG, [*msgspec.to_builtins(beat)[:3], 99999], ["ping"], []])
                     raw.sendto(b"\x00" + os.urandom(20) + forged, node.address)
-            await until(lambda: node.report().get("dropped_host", 0) == 3, "hosts that are none are dropped")
-            await until(lambda: node.report().get("dropped_content", 0) >= 3, "and ports that are none")
+            await until(lambda: node.report().counters.get("dropped_host", 0) == 3, "hosts that are none are dropped")
+            await until(lambda: node.report().counters.get("dropped_content", 0) >= 3, "and ports that are none")
             for address in (Address(V4, 99999), Address("", 1), Address("nowhere.invalid", 1)):
                 node._transport.send(address, b"x")
-            assert node.report()["socket"]["not_sent_bad_address"] >= 1
+            assert node.report().socket["not_sent_bad_address"] >= 1
             contact = other.contact(node.node_id)
             assert contact is not None
             assert await other.ping(contact) is not None
@@ -319,7 +319,7 @@ def test_kademlia_fault_12_names_and_families_ours(run: Run, monkeypatch: pytest
                 began = asyncio.get_running_loop().time()
                 node._transport.send(Address(host, 9), b"x")
                 assert asyncio.get_running_loop().time() - began < 0.5
-            counters = node.report()["socket"]
+            counters = node.report().socket
             assert counters.get("not_sent_bad_address", 0) + counters.get("not_sent_no_way", 0) == 2
 
     run(main())
@@ -366,9 +366,9 @@ def test_mutated_datagrams_through_a_real_socket(run: Run) -> None:
                         assert any(answer is not None for answer in answers)
             assert {peer.node_id for peer in node.peers} == {other.node_id}
             report = node.report()
-            assert report["dropped_content"] > 1000
-            assert report["socket"]["dropped_long"] > 100
-            assert report.get("faults", 0) == 0
-            assert report["calls_waiting"] <= 520
+            assert report.counters["dropped_content"] > 1000
+            assert report.socket["dropped_long"] > 100
+            assert report.counters.get("faults", 0) == 0
+            assert report.calls_waiting <= 520
 
     run(main())

@@ -54,7 +54,7 @@ def address() -> Iterator[str]:
     loop = asyncio.new_event_loop()
     patch = pytest.MonkeyPatch()
     for name in ("READS", "CHANGES", "WRONG_TOKENS"):
-        patch.setattr(guard, name, guard.Allowance(0.0, 0.0))
+        patch.setattr(guard, name, guard.RateLimit(0.0, 0.0))
     server = StatusServer(FakeSource(Config(), "ignore"), StatusSettings(port=0), TOKEN, SystemClock())
     thread = threading.Thread(target=loop.run_forever, name="status-server")
     thread.start()

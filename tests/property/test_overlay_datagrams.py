@@ -77,7 +77,7 @@ def test_any_bytes_leave_table_and_node_unharmed(received: list[bytes]) -> None:
         await asyncio.sleep(1)
         assert [peer.contact for peer in first.peers] == before
         assert (await second.lookup(first.node_id))[0].node_id == first.node_id
-        assert first.report().get("faults", 0) == 0
+        assert first.report().counters.get("faults", 0) == 0
         await world.stop()
 
     VirtualLoop().run(story())
@@ -111,7 +111,7 @@ def test_any_answer_leaves_the_asker_unharmed(body: Any, news: Any) -> None:
             found = await node.lookup(b"t" * 20)
             assert node.node_id in [contact.node_id for contact in found]
         await node.query_steps([lie.node_id])
-        assert node.report().get("faults", 0) == 0
+        assert node.report().counters.get("faults", 0) == 0
         await liar.close()
         await world.stop()
 

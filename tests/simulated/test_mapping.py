@@ -9,6 +9,7 @@ from typing import Any
 
 from overlay.addresses import Address
 from overlay.nat.port_mapping import LEASE_S, REMOVE_S, GatewayFailed, Mapped
+from overlay.report import PortMappingReport
 from tests.harness.nat import Nat
 from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
 from tests.harness.virtual_loop import VirtualLoop
@@ -103,7 +104,7 @@ def test_a_router_that_opens_a_port_late() -> None:
         await world.until(lambda: all(node.node_id in other.peers for other in others), 20.0, "it is known")
         await asyncio.sleep(60)
         assert not node.beat.eligible
-        assert node.report()["mapping"] == {"address": "", "reason": router.fails}
+        assert node.report().mapping == PortMappingReport(address="", reason=router.fails)
         said = [record for record in world.records if record.event == "port_not_mapped"]
         assert len(said) == 1, "said once, not at every try"
         router.fails = ""
@@ -150,7 +151,7 @@ def test_a_router_behind_another_nat_is_not_believed() -> None:
         node = await world.join(9, gateway=router)
         await asyncio.sleep(30)
         assert node.address == Address(address_of(9), PORT)
-        assert "behind another NAT" in node.report()["mapping"]["reason"]
+        assert "behind another NAT" in node.report().mapping.reason
         await world.stop()
 
     play(story())

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlay.peers import Activity
@@ -50,7 +51,7 @@ def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(symmetric: b
         await world.until(all_know_it, 30.0, "it and the others know each other")
         await asyncio.sleep(20)
         assert not hidden.beat.eligible
-        assert "could not connect" in hidden.report()["reachable"]["reason"]
+        assert "could not connect" in hidden.report().reachable.reason
         for node in nodes:
             contact = node.contact(hidden.node_id)
             assert contact is not None
@@ -134,7 +135,7 @@ def test_many_behind_nats_do_not_keep_others_from_owning() -> None:
         newcomer = await world.join(1)
         await world.until(lambda: len(newcomer.peers) == 9, 60.0, "the newcomer knows all")
         await world.until(lambda: newcomer.beat.eligible, 130.0, "it is confirmed")
-        assert newcomer.report()["reachable"]["confirmed_by"] == [founder.node_id.hex()[:8]]
+        assert newcomer.report().reachable.confirmed_by == [founder.node_id.hex()[:8]]
         await world.stop()
 
     play(story())
@@ -166,7 +167,7 @@ def test_a_node_that_nobody_reaches_trains_learns_and_reports() -> None:
 
         await swarm.until(lambda: seen_step() >= 15, within_s=30, what="all see its steps")
         report = StatusReport(node, EventRing(), LoopDelay(swarm.clock))
-        status = report.status()
+        status = msgspec.to_builtins(report.status())
         assert status["exchange"]["shards_owned"] == status["exchange"]["shards_backed"] == 0
         assert not status["node"]["eligible"]
         assert status["exchange"]["bytes_received"] > 0

@@ -175,7 +175,7 @@ def test_an_isolated_node_dials_for_ever_with_backoff_and_jitter() -> None:
         assert statistics.stdev(pauses) > 1.0, "never in step with others"
         assert len(world.records) - lines <= 4
         assert len(asyncio.all_tasks()) <= tasks + 8
-        assert node.report()["calls_waiting"] <= 1
+        assert node.report().calls_waiting <= 1
 
         back = world.make(1)
         await back.start()
@@ -205,7 +205,7 @@ def test_islands_of_a_partition_longer_than_any_memory_of_the_dead_become_one(is
         await asyncio.sleep((3 if island == 3 else 1.25) * HOUR_S)
         assert all(len(node.peers) == len(left) - 1 for node in left)
         assert all(len(node.peers) == len(right) - 1 for node in right)
-        assert all(node.report()["lost"] == 0 for node in nodes), "nobody remembers the dead any more"
+        assert all(node.report().lost == 0 for node in nodes), "nobody remembers the dead any more"
         world.network.heal()
         whole = len(nodes) - 1
         took = await world.until(lambda: all(len(node.peers) == whole for node in nodes), 300.0, "one swarm again")

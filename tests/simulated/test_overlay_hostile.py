@@ -64,7 +64,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
                 news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
                 node._protocol.datagram_received(asked(beat, made(), rng.randbytes(20), prove=True, news=news), source)
             report = node.report()
-            assert report["calls_waiting"] <= min(MAX_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
+            assert report.calls_waiting <= min(MAX_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
             await asyncio.sleep(0.05)
             if burst % 5 == 0:
                 contact = other.contact(node.node_id)
@@ -82,8 +82,10 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         tracemalloc.stop()
         print(f"{(after - before) / 1e6:.1f} MB more")
         assert after - before < 8e6
-        assert node.report()["calls_waiting"] <= 1
-        assert node.report()["proofs_made"] <= PROOFS_AT_ONCE + 2 * PROOFS_PER_S + 100 if body != "news" else True
+        assert node.report().calls_waiting <= 1
+        assert (
+            node.report().counters["proofs_made"] <= PROOFS_AT_ONCE + 2 * PROOFS_PER_S + 100 if body != "news" else True
+        )
         await world.stop()
 
     play(story())
@@ -122,7 +124,7 @@ def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> None:
         for contact in silent:
             assert await node.ping(contact) is None
         await asyncio.sleep(3)
-        assert node.report()["calls_waiting"] <= 1
+        assert node.report().calls_waiting <= 1
         assert node._prober._inquiries == {}
         assert node._prober._for_others == node._membership._asking_back == 0
         assert node._candidates._under_way == {}
@@ -145,13 +147,13 @@ def test_a_door_that_closes_answers_whoever_waits() -> None:
         waiting.append(asyncio.create_task(node.lookup(b"t" * 20), name="lookup"))  # type: ignore[arg-type]
         waiting.append(asyncio.create_task(node._lookups.find(b"t" * 20, [silent]), name="find"))  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
-        assert node.report()["calls_waiting"] >= 5
+        assert node.report().calls_waiting >= 5
         await node.stop()
         async with asyncio.timeout(0.01):
             answers = await asyncio.gather(*waiting)
         assert answers[:5] == [None] * 5
         assert [contact.node_id for contact in answers[6]] == [node.node_id]  # type: ignore[union-attr]
-        assert node.report()["calls_waiting"] == 0
+        assert node.report().calls_waiting == 0
         assert await node.ping(silent) is None
         await world.stop()
 
@@ -169,12 +171,12 @@ def test_more_calls_than_the_limit_are_not_made() -> None:
         for _ in range(MAX_OUTSTANDING + 100):
             node._protocol.call(Contact(random_id(rng), STRANGER), messages.Ping(), results.append)
         assert len(results) >= 100
-        assert node.report()["calls_not_made"] == len(results)
-        assert node.report()["calls_waiting"] == MAX_OUTSTANDING
+        assert node.report().counters["calls_not_made"] == len(results)
+        assert node.report().calls_waiting == MAX_OUTSTANDING
         await asyncio.sleep(3)
         assert len(results) == MAX_OUTSTANDING + 100
         assert set(results) == {None}
-        assert node.report()["calls_waiting"] <= 1
+        assert node.report().calls_waiting <= 1
         await world.stop()
 
     play(story())
@@ -192,7 +194,7 @@ def test_a_table_is_never_a_list_of_everybody() -> None:
             beat = Heartbeat(random_id(rng), 1, 1, PORT)
             node._membership.answered(beat, address, 0.01, Contact(beat.node_id, address), proven=True)
         assert len(node.peers) == MOST_PEERS
-        assert node.report()["peers_refused_full"] == 50
+        assert node.report().counters["peers_refused_full"] == 50
         known = next(iter(node.peers))
         later = Heartbeat(known.node_id, 1, 1, PORT, step=7)
         node._membership.answered(later, known.address, 0.01, known.contact)
@@ -228,13 +230,13 @@ def test_each_reason_to_drop_is_counted_where_people_look() -> None:
             (twin, "own_id"),
             (pong, "unasked"),
         ]:
-            before = node.report().get(f"dropped_{reason}", 0)
+            before = node.report().counters.get(f"dropped_{reason}", 0)
             node._protocol.datagram_received(datagram, STRANGER)
-            assert node.report()[f"dropped_{reason}"] == before + 1
+            assert node.report().counters[f"dropped_{reason}"] == before + 1
         stranger = world.make(1)
         await stranger.start()
         stranger._protocol.datagram_received(ping, STRANGER)
-        assert stranger.report()["dropped_no_swarm"] == 1
+        assert stranger.report().counters["dropped_no_swarm"] == 1
         assert len(node.peers) == 0
         await world.stop()
 

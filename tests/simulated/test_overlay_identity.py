@@ -149,7 +149,7 @@ def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
         with pytest.raises(NotThisSwarm, match="is this node itself"):
             await node.join([f"{address_of(1)}:{PORT}"], genesis=GENESIS)
         await asyncio.sleep(5)
-        assert node.report()["dropped_own_echo"] > 20
+        assert node.report().counters["dropped_own_echo"] > 20
         assert twins(world, 0, 1, 2) == [False] * 3
         assert len(node.peers) == 2
         await mirror.close()
@@ -275,7 +275,7 @@ def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
             forger.ask(endpoint(0), beat)
             await asyncio.sleep(2)
         assert len(node.peers) == 0
-        assert node.report()["dropped_unproven"] >= 3
+        assert node.report().counters["dropped_unproven"] >= 3
         assert real.node_id not in [contact.node_id for contact in await node.lookup(real.node_id)]
 
         kind = "right"

@@ -153,10 +153,10 @@ def test_eligibility_needs_two_peers_that_connected() -> None:
         await world.until(lambda: len(joiner.peers) == 2, 5.0, "it knows both")
         await asyncio.sleep(5)
         assert not joiner.beat.eligible
-        assert "could not connect" in joiner.report()["reachable"]["reason"]
+        assert "could not connect" in joiner.report().reachable.reason
         await world.join(3)
         await world.until(lambda: joiner.beat.eligible, 130.0, "a second peer confirmed it")
-        assert len(joiner.report()["reachable"]["confirmed_by"]) == 2
+        assert len(joiner.report().reachable.confirmed_by) == 2
         await world.stop()
 
     play(story())

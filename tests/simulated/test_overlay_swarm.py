@@ -473,7 +473,7 @@ def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
         hidden = await world.join(9)
         await asyncio.sleep(10)
         assert not hidden.beat.eligible
-        assert "could not connect" in hidden.report()["reachable"]["reason"]
+        assert "could not connect" in hidden.report().reachable.reason
 
         world.network.unreachable(nodes[3].address.host)
         for node in nodes[:2]:

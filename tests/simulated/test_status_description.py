@@ -36,6 +36,7 @@ def validator(name: str) -> jsonschema_rs.Draft202012Validator:
 
 def undescribed(value: Any, schema: dict[str, Any], place: str) -> Iterator[str]:
     """Keys of a value that its schema neither names nor allows under any name."""
+    schema = next((one for one in schema.get("anyOf", ()) if one != {"type": "null"}), schema)
     schema = SCHEMAS[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     if isinstance(value, dict):
         other = schema.get("additionalProperties")
@@ -64,9 +65,9 @@ def reported(swarm: Swarm, host: Host) -> StatusReport:
 def complaints(report: StatusReport) -> list[str]:
     found = checked("Status", report.status())
     for peer in report.peers():
-        found += checked("Peer", peer)
+        found += checked("PeerStatus", peer)
     for step in report.steps(100):
-        found += checked("Step", step)
+        found += checked("StepRow", step)
     return found
 
 
@@ -93,7 +94,7 @@ def test_every_answer_of_a_living_swarm_fits_its_description() -> None:
         def look() -> None:
             for host in swarm.running():
                 report = reported(swarm, host)
-                states.setdefault(report.status()["state"])
+                states.setdefault(report.status().state)
                 problems.update(dict.fromkeys(complaints(report)))
 
         async def watch(seconds: float) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
@@ -38,7 +40,10 @@ def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> N
 def shown(swarm: Swarm) -> list[dict[str, Any]]:
     """The exchange of each node's status."""
     loop_delay = LoopDelay(swarm.clock)
-    return [StatusReport(host.living, EventRing(), loop_delay).status()["exchange"] for host in swarm.running()]
+    return [
+        msgspec.structs.asdict(StatusReport(host.living, EventRing(), loop_delay).status().exchange)
+        for host in swarm.running()
+    ]
 
 
 async def split(swarm: Swarm, seconds: float) -> dict[str, int]:

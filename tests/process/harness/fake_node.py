@@ -15,18 +15,100 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from overlay.report import OverlayReport, ReachabilityReport, SamplingReport
 from overlay.system import FolderDisk, SystemClock
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config.load import load
 from p2pnode.config.settings import Config
 from p2pnode.keys import api_token
 from p2pnode.status.events import EventRing
+from p2pnode.status.limits import SCHEMA
 from p2pnode.status.prometheus import Family, single
+from p2pnode.status.schema import (
+    BarrierStatus,
+    ExchangeStatus,
+    Finding,
+    LoopStatus,
+    MemoryStatus,
+    NodeStatus,
+    PeerStatus,
+    PopulationStatus,
+    Status,
+    SwarmStatus,
+    TrainingStatus,
+)
 from p2pnode.status.server import StatusServer
+from training.progress import StepRow
 
 EVALUATION_S = 0.15
+STATUS = Status(
+    schema=SCHEMA,
+    summary="",
+    node=NodeStatus(
+        id="ab" * 20,
+        incarnation=1,
+        version="0",
+        address="127.0.0.1:1",
+        role="peer",
+        client_only=False,
+        eligible=True,
+        uptime_seconds=1.0,
+    ),
+    run="",
+    swarm=SwarmStatus(closed=False, keys=[]),
+    state="training",
+    step=1,
+    population=PopulationStatus(
+        estimate=2.0, low=2.0, high=2.0, exact=True, observations=0, zone_estimate=None, workers=2.0
+    ),
+    barrier=BarrierStatus(method="asp", sample=0, staleness=None, quantile=1.0, queries=0),
+    waiting=None,
+    training=TrainingStatus(
+        loss=float("nan"),
+        metrics={},
+        evaluated_step=0,
+        evaluated_samples=360,
+        optimizer_steps=0,
+        samples=0,
+        step_seconds=0.1,
+        trainer="running",
+        trainer_failures=0,
+    ),
+    exchange=ExchangeStatus(arithmetic="numpy", shards_owned=3, bytes_received=900),
+    memory=MemoryStatus(budget_bytes=None, parts={}, available_bytes=None),
+    overlay=OverlayReport(
+        counters={"datagrams_in": 1},
+        socket={},
+        peers=1,
+        calls_waiting=0,
+        contacts=1,
+        suspects=0,
+        lost=0,
+        sampling=SamplingReport(0, 0, None, 0.0, None, None, 0),
+        lookup=None,
+        local_health=0,
+        round_trip_ms=None,
+        reachable=ReachabilityReport(reached=True, reason="", confirmed_by=[]),
+        mapping=None,
+    ).flat(),
+    loop=LoopStatus(delay_ms_p50=None, delay_ms_p99=None, delay_ms_max=None, tasks=1),
+    health=[Finding(level="warning", what="it is a fake", do="nothing")],
+)
+PEER = PeerStatus(
+    id="cd" * 20,
+    address="127.0.0.1:2",
+    step=3,
+    lag=1,
+    state="training",
+    round_trip_ms=None,
+    last_seen_seconds=0.1,
+    incarnation=1,
+    step_seconds=0.1,
+    eligible=True,
+)
 
 
 class FakeSource:
@@ -49,34 +131,28 @@ class FakeSource:
             self.events.add("info", "evaluated", {"accuracy": self.accuracy(evaluation)}, wall=time.time())
             await asyncio.sleep(EVALUATION_S)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         evaluation = int((time.monotonic() - self._began) / EVALUATION_S)
-        return {
-            "summary": f"training at step {evaluation * 5} <b>& more</b>",
-            "node": {"id": "ab" * 20, "incarnation": 1, "version": "0", "address": "127.0.0.1:1", "role": "peer"},
-            "run": self._config.swarm.run,
-            "state": "training",
-            "step": evaluation * 5 + 1,
-            "population": {"estimate": 2.0, "low": 2.0, "high": 2.0, "exact": True, "observations": 0},
-            "barrier": {"method": self._config.barrier.method},
-            "waiting": None,
-            "training": {
-                "loss": float("nan"),
-                "metrics": {"accuracy": self.accuracy(evaluation)},
-                "evaluated_step": evaluation * 5,
-                "evaluated_samples": 360,
-                "step_seconds": 0.1,
-                "trainer": "running",
-            },
-            "exchange": {"shards_owned": 3, "bytes_sent": 1000 * evaluation, "bytes_received": 900, "refused": 0},
-            "health": [{"level": "warning", "what": "it is a fake", "do": "nothing"}],
-        }
+        return msgspec.structs.replace(
+            STATUS,
+            summary=f"training at step {evaluation * 5} <b>& more</b>",
+            run=self._config.swarm.run,
+            step=evaluation * 5 + 1,
+            barrier=msgspec.structs.replace(STATUS.barrier, method=self._config.barrier.method),
+            training=msgspec.structs.replace(
+                STATUS.training,
+                metrics={"accuracy": self.accuracy(evaluation)},
+                evaluated_step=evaluation * 5,
+            ),
+            exchange=msgspec.structs.replace(STATUS.exchange, bytes_sent=1000 * evaluation),
+        )
 
-    def peers(self) -> list[dict[str, Any]]:
-        return [{"id": "cd" * 20, "address": "127.0.0.1:2", "step": 3, "lag": 1, "state": "training"}]
+    def peers(self) -> list[PeerStatus]:
+        return [PEER]
 
-    def steps(self, limit: int) -> list[dict[str, Any]]:
-        return [{"step": step} for step in range(1, 6)][-limit:]
+    def steps(self, limit: int) -> list[StepRow]:
+        rows: list[StepRow] = [{"step": step} for step in range(1, 6)]
+        return rows[-limit:]
 
     def ready(self) -> tuple[bool, str]:
         return (self._misbehave != "unready"), "it waits for nodes: have 1, need 3"

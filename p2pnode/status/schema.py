@@ -1,0 +1,212 @@
+"""The answers of the status API as types: `/status`, `/peers`, `/events`, and the short answers.
+
+One definition serves the JSON, `/openapi.json` (`p2pnode.status.openapi`) and `/metrics`. Within one schema number keys
+may be added; no key changes its meaning. A field with a default is always sent, unless its default is `UNSET`. The rows
+of `/steps` are `training.progress.StepRow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from p2pnode.lifecycle.state import State
+from p2pnode.status.events import Event
+
+SchemaNumber = Literal[1]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+NodeId = Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
+
+
+class NodeStatus(Struct, frozen=True, kw_only=True):
+    """Who this node is. `eligible`: it may own shards."""
+
+    id: NodeId
+    incarnation: Count
+    version: str
+    address: str
+    role: str
+    client_only: bool
+    eligible: bool
+    uptime_seconds: Seconds
+
+
+class SwarmStatus(Struct, frozen=True, kw_only=True):
+    """Whether the swarm is closed, and the fingerprints of the keys valid now, the one in use first."""
+
+    closed: bool
+    keys: list[str]
+
+
+class PopulationStatus(Struct, frozen=True, kw_only=True):
+    """The number of nodes, as counted or estimated, with its 95 % interval. `workers`: those that train."""
+
+    estimate: float
+    low: float
+    high: float
+    exact: bool
+    observations: Count
+    zone_estimate: float | None
+    workers: float
+
+
+class BarrierStatus(Struct, frozen=True, kw_only=True):
+    """The barrier's rule and sample size. `queries`: peers asked for their step so far."""
+
+    method: str
+    sample: Count
+    staleness: Count | None
+    quantile: float
+    queries: Count
+
+
+class WaitingStatus(Struct, frozen=True, kw_only=True):
+    """The barrier waits: `behind` of the `sampled` peers are too far behind, `slowest` furthest."""
+
+    since_seconds: Seconds
+    behind: Count
+    sampled: Count
+    slowest: NodeId
+    its_step: Count
+
+
+class TrainingStatus(Struct, frozen=True, kw_only=True):
+    """Progress and metrics. `trainer` is the state of the trainer's process."""
+
+    loss: float | None
+    metrics: Mapping[str, float | None]
+    evaluated_step: Count | None
+    evaluated_samples: Count
+    optimizer_steps: Count
+    samples: Count
+    step_seconds: Seconds
+    trainer: str
+    trainer_failures: Count
+
+
+class ExchangeStatus(Struct, frozen=True, kw_only=True):
+    """Shards held here and deltas sent, refused and repaired. Without an exchange yet, every number is zero."""
+
+    arithmetic: str
+    enabled: bool | UnsetType = UNSET
+    shards: Count = 0
+    shards_owned: Count = 0
+    shards_backed: Count = 0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    merged_last_step: Count = 0
+    refused: Count = 0
+    refused_here: dict[str, Count] = {}
+    unusual_norms: Count = 0
+    clipped: Count = 0
+    outstanding_steps: list[Count] = []
+    lost: Count = 0
+    state_bytes: Count = 0
+    repair_reach_seconds: Seconds = 0.0
+    repair_log_bytes: Count = 0
+    repaired: Count = 0
+    lost_in_splits: Count = 0
+    shards_to_mend: Count = 0
+
+
+class MemoryStatus(Struct, frozen=True, kw_only=True):
+    """The exchange's memory by parts, and what this process may still take. The trainer's own memory is not in it."""
+
+    budget_bytes: Count | None
+    parts: dict[str, Count]
+    available_bytes: Count | None
+
+
+class LoopStatus(Struct, frozen=True, kw_only=True):
+    """How late the event loop was in the last minute, and its tasks now."""
+
+    delay_ms_p50: float | None
+    delay_ms_p99: float | None
+    delay_ms_max: float | None
+    tasks: Count
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """Something that needs attention: what it is, and what to do."""
+
+    level: Literal["info", "warning", "error"]
+    what: str
+    do: str
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """`GET /status`. `overlay` is `overlay.report.OverlayReport` with its counters beside the other keys."""
+
+    schema: SchemaNumber
+    summary: str
+    node: NodeStatus
+    run: str
+    swarm: SwarmStatus
+    state: State
+    step: Count
+    population: PopulationStatus
+    barrier: BarrierStatus
+    waiting: WaitingStatus | None
+    training: TrainingStatus
+    exchange: ExchangeStatus
+    memory: MemoryStatus
+    overlay: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/OverlayReport"})]
+    loop: LoopStatus
+    health: list[Finding]
+
+
+class PeerStatus(Struct, frozen=True, kw_only=True):
+    """An entry of `GET /peers`. `lag`: steps of this node minus steps of the peer."""
+
+    id: NodeId
+    address: str
+    step: Count
+    lag: int
+    state: str
+    round_trip_ms: float | None
+    last_seen_seconds: float
+    incarnation: Count
+    step_seconds: Seconds
+    eligible: bool
+
+
+class Events(Struct, frozen=True, kw_only=True):
+    """`GET /events`. `dropped`: events that left the ring before they were read; `last`: the newest number."""
+
+    schema: SchemaNumber
+    events: list[Event]
+    dropped: Count
+    last: Count
+
+
+class Alive(Struct, frozen=True, kw_only=True):
+    """`GET /healthz`."""
+
+    schema: SchemaNumber
+    alive: Literal[True]
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """`GET /readyz`."""
+
+    schema: SchemaNumber
+    ready: bool
+    reason: str
+
+
+class Accepted(Struct, frozen=True, kw_only=True):
+    """A change was accepted; it has not happened yet."""
+
+    schema: SchemaNumber
+    accepted: str
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """Why a request was refused, and what to do."""
+
+    schema: SchemaNumber
+    error: str
+    hint: str
