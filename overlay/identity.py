@@ -12,6 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from overlay.environment import Disk, Entropy
+from overlay.errors import OverlayError
 from overlay.ids import node_id_of
 
 KEY_FILE = "identity.key"
@@ -19,7 +20,7 @@ INCARNATION_FILE = "incarnation"
 KEY_BYTES = 32
 
 
-class UnreadableIdentity(Exception):
+class UnreadableIdentity(OverlayError):
     """The state directory holds an identity that cannot be used; making another in its place would be another node."""
 
     def __init__(self, name: str, detail: str) -> None:

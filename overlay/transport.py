@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from overlay.addresses import Address
+from overlay.errors import OverlayError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -28,7 +29,7 @@ HANDLER_SILENCE_S = 30.0
 FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejected"]
 
 
-class TransportError(Exception):
+class TransportError(OverlayError):
     """A request that did not succeed.
 
     `kind`: `refused` (nobody listens), `timeout` (silence for `timeout_s`), `reset` (the stream broke),
@@ -66,7 +67,7 @@ class DirectBody(Protocol):
         ...
 
 
-class RequestRejected(Exception):
+class RequestRejected(OverlayError):
     """Raised by a request handler: its text reaches the caller as `TransportError(kind="rejected")`."""
 
 
@@ -132,7 +133,7 @@ class Transport(Protocol):
         ...
 
 
-class PortInUse(Exception):
+class PortInUse(OverlayError):
     """Another process holds the address we were told to use."""
 
     def __init__(self, address: Address, detail: str) -> None:

@@ -16,6 +16,7 @@ from overlay.addresses import Address
 from overlay.bootstrap.hello import DuplicateIdentityFound, HelloContext, HelloRejected, HelloResult, say_hello
 from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
 from overlay.environment import Environment
+from overlay.errors import OverlayError
 from overlay.local_node import LocalNode
 from overlay.transport import Transport
 
@@ -28,7 +29,7 @@ REMEMBERED_FIRST_S = 0.2
 MOST_REMEMBERED = 16
 
 
-class NotThisSwarm(Exception):
+class NotThisSwarm(OverlayError):
     """Every bootstrap answered and none belongs to our swarm. `attempts`: (address, reason)."""
 
     def __init__(self, attempts: list[tuple[str, str]]) -> None:

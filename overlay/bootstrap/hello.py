@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from overlay.addresses import Address
 from overlay.environment import Entropy
+from overlay.errors import OverlayError
 from overlay.identity import Identity
 from overlay.ids import node_id_of, short
 from overlay.kademlia.messages import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
@@ -67,7 +68,7 @@ class HelloResult:
     contacts: Sequence[Contact]
 
 
-class HelloRejected(Exception):
+class HelloRejected(OverlayError):
     """It answered or not, and cannot be joined through. `final`: it will not change by waiting."""
 
     def __init__(self, reason: str, *, final: bool) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from overlay.addresses import Address
 from overlay.environment import Environment
+from overlay.errors import OverlayError
 from overlay.local_node import LocalNode
 
 #: Asked of the router. Short enough that what a killed node leaves behind is soon gone.
@@ -32,7 +33,7 @@ class Mapped(NamedTuple):
     lease_s: float
 
 
-class GatewayFailed(Exception):
+class GatewayFailed(OverlayError):
     """The router could not be found, or does not do it; the text says why."""
 
 
