@@ -27,12 +27,13 @@ class Address(NamedTuple):
         return cls(_normal(host), port)
 
 
-@lru_cache(maxsize=4096)  # asked for the source of every datagram
+@lru_cache(maxsize=4096)  # called for the source of every datagram
 def _normal(host: str) -> str:
-    literal = ipaddress.ip_address(host)
-    if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
-        literal = literal.ipv4_mapped
-    return str(literal)
+    """The normal form of an IP address; IPv4-mapped IPv6 becomes IPv4. Raises `ValueError`."""
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    return str(address)
 
 
 #: An IPv6 line has at least this prefix to itself, and all addresses under it.
@@ -70,15 +71,13 @@ def id_behind(address: Address) -> bytes:
 
 @lru_cache(maxsize=4096)
 def literal(host: str) -> str | None:
-    """The normal form of a literal, usable unicast address, or None. IPv4-mapped IPv6 becomes IPv4."""
+    """The normal form of a unicast address that other machines can use, or None. One with a scope (`%eth0`) is not."""
+    if "%" in host:
+        return None
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(_normal(host))
     except ValueError:
         return None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            return None
-        address = address.ipv4_mapped or address
     if address.is_multicast or address.is_unspecified or address == ipaddress.IPv4Address(0xFFFFFFFF):
         return None
     return str(address)
