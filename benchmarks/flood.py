@@ -25,7 +25,7 @@ from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.start import resident_bytes
 from overlay.addresses import split_address
-from overlay.sealing.handshake import ACCEPTANCE, INIT_BYTES, OFFER, RESPONSE_BYTES, SEALED
+from overlay.sealing.handshake import INIT, INIT_BYTES, RESPONSE, RESPONSE_BYTES, SEALED
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.sockets.listener import bind_pair
 from p2pnode.keys.key_files import write_key_file
@@ -128,8 +128,8 @@ def _flood(addresses: list[str]) -> None:
     junk = [
         bytes([kind]) + rng.randbytes(size - 1)
         for kind, size in (
-            (OFFER, INIT_BYTES),
-            (ACCEPTANCE, RESPONSE_BYTES),
+            (INIT, INIT_BYTES),
+            (RESPONSE, RESPONSE_BYTES),
             (SEALED, 160),
             (SEALED, 1400),
             (0, 160),

@@ -23,7 +23,7 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from overlay.addresses import Address, NodeAddress
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing.certificate_request import make_certificates
-from overlay.sealing.handshake import ACCEPTANCE, INIT_BYTES, OFFER, RESPONSE_BYTES, SEALED
+from overlay.sealing.handshake import INIT, INIT_BYTES, RESPONSE, RESPONSE_BYTES, SEALED
 from overlay.sealing.sealer import Sealer
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.sealing.tickets import TicketVerifier
@@ -81,9 +81,9 @@ class _End:
 
 def _meet(one: _End, two: _End, now: float) -> None:
     """First contact, and the first word."""
-    (_, offer), *_ = one.sealer.seal(two.address, b"\0hello", now, 1e9 + now)
-    (_, acceptance), *_ = two.sealer.open(offer, one.address, now, 1e9 + now).send
-    for _, sealed in one.sealer.open(acceptance, two.address, now, 1e9 + now).send:
+    (_, init), *_ = one.sealer.seal(two.address, b"\0hello", now, 1e9 + now)
+    (_, response), *_ = two.sealer.open(init, one.address, now, 1e9 + now).send
+    for _, sealed in one.sealer.open(response, two.address, now, 1e9 + now).send:
         two.sealer.open(sealed, one.address, now, 1e9 + now)
 
 
@@ -105,8 +105,8 @@ def _junk_us() -> float:
     junk = [
         bytes([kind]) + os.urandom(size - 1)
         for kind, size in (
-            (OFFER, INIT_BYTES),
-            (ACCEPTANCE, RESPONSE_BYTES),
+            (INIT, INIT_BYTES),
+            (RESPONSE, RESPONSE_BYTES),
             (SEALED, 160),
             (SEALED, 1400),
             (0, 160),
@@ -117,7 +117,7 @@ def _junk_us() -> float:
     for datagram in junk:
         member.sealer.open(datagram, stranger, 2.0, 1e9 + 2)
     elapsed = time.perf_counter() - began
-    if member.sealer.counters["opened"] or member.sealer.pairs:
+    if member.sealer.counters["opened"] or member.sealer.sessions:
         raise NotMeasured("junk was let in")
     return elapsed / len(junk) * 1e6
 

@@ -147,7 +147,7 @@ class NodeClient:
         if needs_token and self._token_file is not None:
             try:
                 headers["Authorization"] = f"Bearer {api_token.read(self._token_file)}"
-            except api_token.NotReadable as error:
+            except api_token.TokenNotReadable as error:
                 raise UserError(
                     f"the token of the node at {self.address} cannot be read from {self._token_file}: {error}",
                     "run the command as the user that runs the node, or give another with --token-file",

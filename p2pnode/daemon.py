@@ -128,7 +128,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     if sealed is not None:
         services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
     token_path = api_token.token_path(folder, config.status.token_file)
-    token = api_token.load_or_make(token_path, environment.entropy.token(api_token.TOKEN_BYTES))
+    token = api_token.load_or_create(token_path, environment.entropy.token(api_token.TOKEN_BYTES))
     report = StatusReport(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
     # It joins and starts its trainer, which takes seconds to load, while this process loads its own HTTP server.
     running = asyncio.create_task(node.run(), name="node")

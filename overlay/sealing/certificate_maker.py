@@ -1,11 +1,11 @@
-"""Certificates of a swarm: the authority that any holder of the key can derive, and a node's own certificate under it.
+"""Makes the certificates of a swarm: its authority, derived from the swarm key, and a node's certificate under it.
 
-The authority is an Ed25519 key from the swarm key and the run, with a certificate that is the same, byte for byte, on
-every node. A node's certificate is for its identity's key, so its hash is the node id: a holder of the swarm key can
-make certificates, but only for keys it has. Checked by `ssl` (the chain) and by `overlay.sealing.tls` (the id).
+The authority is an Ed25519 key derived from the swarm key and the run; its certificate is identical on every node. A
+node's certificate holds the key of its identity, whose hash is the node id. So a member can make certificates, but use
+only those for keys it has. `ssl` checks the chain, `overlay.sealing.tls` reads the id.
 
-`python -m overlay.sealing.certificate_maker` makes them in a process of its own: what `cryptography.x509` needs of
-memory and time should not stay in a daemon. It reads an `CertificateRequest` from its standard input and writes a
+`python -m overlay.sealing.certificate_maker` runs in a process of its own, because `cryptography.x509` takes memory and
+time that a daemon should not spend. It reads a `CertificateRequest` from standard input and writes a
 `CertificateBundle`, both MessagePack.
 """
 
@@ -24,16 +24,16 @@ from overlay.ids import node_id_of
 from overlay.sealing.certificate_request import CertificateBundle, CertificateRequest
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 
-#: Clocks may differ, and a clock that is wrong by more has other troubles (`overlay.sealing.sealer`).
-_BACK = datetime.timedelta(days=1)
-#: Made anew at every start; nobody runs for ten years without one.
-_LIFE = datetime.timedelta(days=3650)
+#: Validity begins this much earlier, as clocks differ (by less: `overlay.sealing.init_filter.CLOCK_BOUND_S`).
+_CLOCK_SKEW = datetime.timedelta(days=1)
+#: A node makes a new certificate at every start.
+_VALIDITY = datetime.timedelta(days=3650)
 _AUTHORITY_FROM = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _AUTHORITY_TO = datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC)
 
 
 def authority(key: SwarmKey, run: str) -> tuple[Ed25519PrivateKey, x509.Certificate]:
-    """The authority of one key and run; every byte follows from them (Ed25519 signatures do too, RFC 8032)."""
+    """The authority of one key and run. Deterministic, as Ed25519 signatures are (RFC 8032)."""
     private = Ed25519PrivateKey.from_private_bytes(key.derive(run, "certificate authority"))
     public = private.public_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"p2pnode swarm {key.fingerprint}")])
@@ -56,7 +56,7 @@ def authority(key: SwarmKey, run: str) -> tuple[Ed25519PrivateKey, x509.Certific
 def node_certificate(
     identity_seed: bytes, key: SwarmKey, run: str, now: datetime.datetime
 ) -> tuple[Ed25519PrivateKey, x509.Certificate]:
-    """The certificate of the identity with this private key, under the authority of `key`."""
+    """The certificate of the identity with this seed, under the authority of `key`."""
     private = Ed25519PrivateKey.from_private_bytes(identity_seed)
     public = private.public_key()
     issuer_key, issuer = authority(key, run)
@@ -67,8 +67,8 @@ def node_certificate(
         .issuer_name(issuer.subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACK)
-        .not_valid_after(now + _LIFE)
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _VALIDITY)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=True, certifies=False), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
@@ -92,21 +92,21 @@ def _usage(*, signs: bool, certifies: bool) -> x509.KeyUsage:
     )
 
 
-def deliver(order: CertificateRequest) -> CertificateBundle:
-    """All a node needs for TLS: its own certificate under the key in use, the authorities of all valid ones."""
-    ring = KeyRing(tuple(SwarmKey(secret) for secret in order.secrets))
-    now = datetime.datetime.fromtimestamp(order.wall_s, datetime.UTC)
-    private, certificate = node_certificate(order.identity_seed, ring.primary, order.run, now)
+def make_bundle(request: CertificateRequest) -> CertificateBundle:
+    """What a node needs for TLS: its certificate under the key in use, and the authorities of all valid keys."""
+    ring = KeyRing(tuple(SwarmKey(secret) for secret in request.secrets))
+    now = datetime.datetime.fromtimestamp(request.wall_s, datetime.UTC)
+    private, certificate = node_certificate(request.identity_seed, ring.primary, request.run, now)
     return CertificateBundle(
-        authorities=[authority(key, order.run)[1].public_bytes(Encoding.PEM).decode("ascii") for key in ring],
+        authorities=[authority(key, request.run)[1].public_bytes(Encoding.PEM).decode("ascii") for key in ring],
         chain=private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         + certificate.public_bytes(Encoding.PEM),
     )
 
 
 def main() -> None:
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CertificateRequest)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(deliver(order)))
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CertificateRequest)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(make_bundle(request)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What a daemon gives the process that makes its certificates, and what comes back
-(`overlay.sealing.certificate_maker`)."""
+"""Asks a process of its own for a node's certificates (`overlay.sealing.certificate_maker`)."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from overlay.errors import OverlayError
 from overlay.identity import Identity
 from overlay.sealing.swarm_key import KeyRing
 
-#: Importing `cryptography.x509` and signing twice takes about 0.2 s; a loaded machine may need long.
-MAKING_S = 30.0
+#: The process takes about 0.2 s, mostly to import `cryptography.x509`; much longer on a loaded machine.
+PROCESS_TIMEOUT_S = 30.0
 
 
 class CertificateRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Secrets: it passes through a pipe and nowhere else."""
+    """Contains secrets: it goes through a pipe and nowhere else."""
 
     identity_seed: bytes
     run: str
@@ -25,40 +24,40 @@ class CertificateRequest(msgspec.Struct, frozen=True, array_like=True):
     wall_s: float
 
     def __repr__(self) -> str:
-        return f"Order(run={self.run!r})"
+        return f"CertificateRequest(run={self.run!r})"
 
 
 class CertificateBundle(msgspec.Struct, frozen=True, array_like=True):
-    """PEM texts: the authorities' certificates, and the node's private key with its certificate."""
+    """PEM texts: the certificates of the authorities, and the node's private key with its certificate."""
 
     authorities: list[str]
     chain: bytes
 
     def __repr__(self) -> str:
-        return "Delivery()"
+        return "CertificateBundle()"
 
 
 class CertificateError(OverlayError):
-    """The certificates could not be made; the text says what the process said."""
+    """The certificates could not be made; the text has the last line of the process's errors."""
 
 
 def make_certificates(identity: Identity, keys: KeyRing, run: str, wall_s: float) -> CertificateBundle:
-    """Have them made by a process of its own, for a node that starts at `wall_s` (seconds since 1970).
+    """The certificates of a node that starts at `wall_s` (seconds since 1970). Raises `CertificateError`.
 
-    Takes a fraction of a second, so keep it off the loop. Raises `CertificateError`.
+    Blocks for a fraction of a second: call it off the loop.
     """
-    order = msgspec.msgpack.encode(CertificateRequest(identity.seed, run, [key.secret for key in keys], wall_s))
+    request = msgspec.msgpack.encode(CertificateRequest(identity.seed, run, [key.secret for key in keys], wall_s))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "overlay.sealing.certificate_maker"],
-            input=order,
+            input=request,
             capture_output=True,
             check=False,
-            timeout=MAKING_S,
+            timeout=PROCESS_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CertificateError(f"the certificates could not be made: {type(error).__name__}") from None
     if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it wrote no error"]
         raise CertificateError(f"the certificates could not be made: {last[0]}")
     return msgspec.msgpack.decode(done.stdout, type=CertificateBundle)

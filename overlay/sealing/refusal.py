@@ -1,4 +1,4 @@
-"""Why a sealed datagram is not accepted."""
+"""The error with which the secure channel refuses a datagram or a connection."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from overlay.errors import OverlayError
 
 
 class Refused(OverlayError):
-    """A datagram that is not let in; the text is the reason, fit for a counter's name."""
+    """The text is the reason, and the last part of a counter's name."""

@@ -1,7 +1,7 @@
-"""A door that seals: any `Transport`, with every datagram of a closed swarm sealed below it (`overlay.sealing.sealer`).
+"""A transport that encrypts every datagram of a closed swarm and passes it to another transport.
 
-What comes through is from a member whose id is proven, and its source says so (`NodeAddress`); everything else ends
-here. Requests pass unchanged: their seal is TLS, in the door below (`overlay.sockets.transport`).
+Datagrams are sealed by `overlay.sealing.sealer`. Only those of members are delivered, and their source carries the
+proven id (`NodeAddress`). Requests pass unchanged, because the transport below uses TLS (`overlay.sockets.transport`).
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class SealedTransport:
         )
 
     def use(self, keys: KeyRing) -> None:
-        """These keys are valid from now on."""
+        """Replace the valid keys."""
         self.sealer.use(keys)
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """See `Transport.counters`; those of the seal begin with `seal_`."""
+        """See `Transport.counters`; those of the sealer begin with `seal_`."""
         own = {f"seal_{name}": count for name, count in self.sealer.counters.items()}
-        return {**self._below.counters, **own, "seal_pairs": self.sealer.pairs}
+        return {**self._below.counters, **own, "seal_pairs": self.sealer.sessions}
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """See `Transport.open`."""
         self._on_datagram = on_datagram
-        return await self._below.open(self._received, on_request)
+        return await self._below.open(self._on_datagram_below, on_request)
 
     def send(self, to: Address, datagram: bytes) -> None:
-        """See `Transport.send`. Only a `NodeAddress` can be sent to: a seal needs a reader."""
-        self._put(self.sealer.seal(to, datagram, self._clock.monotonic(), self._clock.wall()))
+        """See `Transport.send`. `to` must be a `NodeAddress`: a datagram is sealed for one node."""
+        self._send_all(self.sealer.seal(to, datagram, self._clock.monotonic(), self._clock.wall()))
 
     def request(
         self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
@@ -68,14 +68,14 @@ class SealedTransport:
         """See `Transport.close`."""
         await self._below.close()
 
-    def _received(self, sealed: bytes, source: Address) -> None:
+    def _on_datagram_below(self, sealed: bytes, source: Address) -> None:
         opened = self.sealer.open(sealed, source, self._clock.monotonic(), self._clock.wall())
         if opened.send:
-            self._put(opened.send)
+            self._send_all(opened.send)
         if opened.datagram and opened.source is not None and self._on_datagram is not None:
             self._on_datagram(opened.datagram, opened.source)
 
-    def _put(self, datagrams: Iterable[tuple[Address, bytes]]) -> None:
+    def _send_all(self, datagrams: Iterable[tuple[Address, bytes]]) -> None:
         for to, datagram in datagrams:
             self._below.send(to, datagram)
 
@@ -85,5 +85,5 @@ class SealedTransport:
             peer=short(node_id),
             ahead_s=round(ahead_s, 1),
             bound_s=CLOCK_BOUND_S,
-            reason="its first contact is met with silence until both clocks agree; or an old recording is replayed",
+            reason="its handshake gets no answer until both clocks agree; or somebody replays a recording",
         )

@@ -1,8 +1,8 @@
-"""The keys and counters of two nodes that have met: what each datagram between them costs, one AEAD.
+"""A session between two nodes: one AES-256-GCM key and one counter for each direction.
 
-A sealed datagram is `0x12, index (8), counter (8), AES-256-GCM of the datagram`; the header is authenticated, the nonce
-is the counter, each direction has its own key. What arrives twice, or behind a window of 1,024 counters (IPsec's rule,
-RFC 4303 section 3.4.3), is refused; so is anything older than the pair. Pure.
+A sealed datagram is `0x12, index (8), counter (8), AES-256-GCM of the datagram`. The header is authenticated and the
+nonce is the counter. A datagram that arrives twice, or behind a window of 1,024 counters, is refused (IPsec's rule,
+RFC 4303 section 3.4.3). A session costs one AEAD operation per datagram at each end. Pure.
 """
 
 from __future__ import annotations
@@ -21,55 +21,56 @@ HEADER_BYTES = _HEADER.size
 SEAL_BYTES = HEADER_BYTES + TAG_BYTES
 _NONCE = struct.Struct(">4xQ")
 WINDOW = 1024
-#: First byte of a datagram that wants an answer (Kademlia's framing, `overlay.kademlia.messages`).
-QUESTION = b"\0"
+#: First byte of a datagram that expects a response (Kademlia's framing, `overlay.kademlia.messages`).
+REQUEST_PREFIX = b"\0"
 #: Far below the 2^32 blocks that one AES-GCM key should see (NIST SP 800-38D), at 90 blocks a datagram.
-MOST_DATAGRAMS = 1 << 24
+MAX_DATAGRAMS = 1 << 24
 
 
 class Session:
-    """One session with one start of one node. `index` is ours, put before what is sent to us."""
+    """A session with one process of one node. The peer puts `index` in front of what it sends to us."""
 
     __slots__ = (
-        "_asked",
         "_in",
         "_out",
         "_seen",
         "_their_index",
-        "born",
+        "_unanswered",
         "confirmed",
-        "epoch",
-        "heard",
+        "created_at",
+        "epoch_fingerprint",
         "highest",
         "index",
+        "is_initiator",
+        "last_received",
+        "last_used",
         "node_id",
-        "offered",
         "sent",
-        "silent_since",
-        "used",
+        "unanswered_since",
     )
 
     def __init__(
         self,
         node_id: bytes,
-        epoch: str,
+        epoch_fingerprint: str,
         index: bytes,
         their_index: bytes,
         key_in: bytes,
         key_out: bytes,
         now: float,
         *,
-        offered: bool,
+        is_initiator: bool,
     ) -> None:
         self.node_id = node_id
-        self.epoch = epoch
+        self.epoch_fingerprint = epoch_fingerprint
         self.index = index
-        self.offered = offered  # we began
-        self.confirmed = offered  # it has used the pair, so its offer was no old one
-        self.born = self.used = self.heard = now
-        #: When the second of the questions was asked that nothing was heard after; a single one may want no answer.
-        self.silent_since: float | None = None
-        self._asked = 0
+        self.is_initiator = is_initiator
+        #: Whether the peer has used the session, which proves that its init was no recording.
+        self.confirmed = is_initiator
+        self.created_at = self.last_used = self.last_received = now
+        #: When the second request since the last received datagram was sent: a single one may have no response.
+        self.unanswered_since: float | None = None
+        self._unanswered = 0
         self.sent = 0
         self.highest = 0
         self._their_index = their_index
@@ -78,22 +79,22 @@ class Session:
         self._seen = 0
 
     def confirm(self) -> None:
-        """The other side has used the session."""
+        """The peer has used the session."""
         self.confirmed = True
 
     def seal(self, datagram: bytes, now: float) -> bytes:
-        """One datagram as it goes on the wire."""
+        """The datagram as it is sent."""
         self.sent += 1
-        self.used = now
-        if datagram[:1] == QUESTION:
-            self._asked += 1
-            if self._asked == 2:
-                self.silent_since = now
+        self.last_used = now
+        if datagram[:1] == REQUEST_PREFIX:
+            self._unanswered += 1
+            if self._unanswered == 2:
+                self.unanswered_since = now
         header = _HEADER.pack(SEALED, self._their_index, self.sent)
         return header + self._out.encrypt(_NONCE.pack(self.sent), datagram, header)
 
     def open(self, sealed: bytes, now: float) -> tuple[bytes, bool]:
-        """The datagram, and whether it is newer than all before. Raises `Refused`; then nothing has changed."""
+        """The datagram, and whether its counter is the highest so far. Raises `Refused` and then changes nothing."""
         header = sealed[:HEADER_BYTES]
         counter = _HEADER.unpack(header)[2]
         age = self.highest - counter
@@ -109,11 +110,11 @@ class Session:
             self.highest = counter
         else:
             self._seen |= 1 << age
-        self.used = self.heard = now
-        self._asked, self.silent_since = 0, None
+        self.last_used = self.last_received = now
+        self._unanswered, self.unanswered_since = 0, None
         return datagram, newest
 
 
 def index_of(sealed: bytes) -> bytes:
-    """To which of our pairs a sealed datagram belongs."""
+    """The index of the session that a sealed datagram belongs to."""
     return sealed[1 : 1 + INDEX_BYTES]

@@ -1,10 +1,10 @@
-"""The swarm key: 256 bits that every member has, how they are written down, and what is derived from them.
+"""The swarm key: 256 bits shared by all members, its text form, and the keys derived from it.
 
-Everything is derived with HKDF-SHA256 (RFC 5869) for one run, so that a key used for two runs opens neither from the
-other. One key is one *epoch*; a `KeyRing` holds the epoch in use and, while keys are rotated, a second one that is
-accepted too. A key shows itself in no `repr`, no message of an error, no log: what may be shown is its fingerprint.
+Every other key is derived with HKDF-SHA256 (RFC 5869) for one run and one purpose, so keys of two runs are independent.
+One swarm key is one *epoch*. A `KeyRing` holds the epoch in use and, during a rotation, a second one that is accepted.
+No `repr`, error message or log entry contains a key; its fingerprint may be shown.
 
-Pure. Reading and writing the file is the caller's.
+Pure. The caller reads and writes the file.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from overlay.errors import OverlayError
 
 KEY_BYTES = 32
 CHECK_BYTES = 3
-#: Marks the text form, and its version. With 35 bytes in base32 a key is 64 characters long.
+#: Of the text form, with its version. 35 bytes in base32 make it 64 characters long.
 PREFIX = "p2pkey1-"
 TEXT_CHARACTERS = len(PREFIX) + 8 * (KEY_BYTES + CHECK_BYTES) // 5
-#: The one in use, and one that is accepted too.
-MOST_KEYS = 2
+#: The key in use, and during a rotation one more that is accepted.
+MAX_KEYS = 2
 FINGERPRINT_BYTES = 4
 
 
 class BadKey(OverlayError):
-    """A text that is no swarm key; the message never repeats it."""
+    """The text is no swarm key; the message never contains it."""
 
 
 @dataclass(frozen=True)
 class SwarmKey:
-    """One epoch's key."""
+    """The key of one epoch."""
 
     secret: bytes = field(repr=False)
 
@@ -45,24 +45,24 @@ class SwarmKey:
             raise BadKey(f"a swarm key has {KEY_BYTES} bytes, not {len(self.secret)}")
 
     def derive(self, run: str, purpose: str, size_bytes: int = 32) -> bytes:
-        """Independent bytes for one purpose in one run."""
+        """A key for one purpose in one run, independent of all others."""
         info = b"p2pnode 1\0" + purpose.encode() + b"\0" + run.encode()
         return HKDF(SHA256(), size_bytes, salt=None, info=info).derive(self.secret)
 
     @property
     def fingerprint(self) -> str:
-        """Eight hex digits that tell keys apart and give nothing away."""
+        """Eight hex digits that identify a key and do not reveal it."""
         return self.derive("", "fingerprint", FINGERPRINT_BYTES).hex()
 
     @property
     def text(self) -> str:
-        """The form in files and invitations. Whoever shows it gives the swarm away."""
+        """The form in key files. It is the secret itself."""
         coded = base64.b32encode(self.secret + _check(self.secret)).decode("ascii").lower()
         return PREFIX + coded
 
     @classmethod
     def parse(cls, text: str) -> SwarmKey:
-        """A key from its text form. Raises `BadKey`, which says what is wrong without repeating the text."""
+        """Parse the text form. Raises `BadKey` with the reason, which does not contain the text."""
         text = text.strip()
         if not text.startswith(PREFIX):
             raise BadKey(f"a swarm key begins with {PREFIX}")
@@ -85,15 +85,15 @@ def _check(secret: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class KeyRing:
-    """The keys that are valid now: the first is used, all are accepted."""
+    """The keys that are valid now: the first is in use, all are accepted."""
 
     keys: tuple[SwarmKey, ...]
 
     def __post_init__(self) -> None:
         if not self.keys:
             raise BadKey("there is no swarm key in it")
-        if len(self.keys) > MOST_KEYS:
-            raise BadKey(f"there are {len(self.keys)} swarm keys in it; at most {MOST_KEYS} are valid at a time")
+        if len(self.keys) > MAX_KEYS:
+            raise BadKey(f"there are {len(self.keys)} swarm keys in it; at most {MAX_KEYS} are valid at a time")
         if len(set(self.keys)) != len(self.keys):
             raise BadKey("the same swarm key stands in it twice")
 
@@ -106,7 +106,7 @@ class KeyRing:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Of all keys, the one in use first."""
+        """Of all keys; the one in use comes first."""
         return [key.fingerprint for key in self.keys]
 
     @property
@@ -134,19 +134,19 @@ class KeyRing:
     # -- rotation ------------------------------------------------------------------------------------------------
 
     def prepared(self, fresh: SwarmKey) -> KeyRing:
-        """Step 1, on every node: the next key is accepted, not yet used."""
-        if len(self.keys) == MOST_KEYS:
+        """Step 1, on every node: accept the next key, but do not use it yet."""
+        if len(self.keys) == MAX_KEYS:
             raise BadKey("a rotation is under way already: switch or finish it first")
         return KeyRing((self.primary, fresh))
 
     def switched(self) -> KeyRing:
-        """Step 2, when every node accepts both: the next key is used, the old one still accepted."""
-        if len(self.keys) != MOST_KEYS:
+        """Step 2, when every node accepts both: use the next key, still accept the old one."""
+        if len(self.keys) != MAX_KEYS:
             raise BadKey("there is no second key to switch to: prepare the rotation first")
         return KeyRing((self.keys[1], self.keys[0]))
 
     def finished(self) -> KeyRing:
-        """Step 3, when every node uses the new key: the old one is worth nothing any more."""
-        if len(self.keys) != MOST_KEYS:
+        """Step 3, when every node uses the next key: stop accepting the old one."""
+        if len(self.keys) != MAX_KEYS:
             raise BadKey("there is no rotation to finish: one key alone is valid")
         return KeyRing((self.primary,))

@@ -1,12 +1,12 @@
-"""Who may begin a TLS handshake: a ticket in the first bytes of a connection, judged before anything is answered.
+"""Verifies the admission ticket that a member puts into the TLS server name, before TLS sends anything.
 
-TLS 1.3 has its server speak first, certificate and all, so a stranger would learn that a node is here and which. A
-member therefore sends, as the server name of its ClientHello, a ticket that only holders of the swarm key can make: 16
-bytes of HMAC-SHA256 over a random number, the time and the id of the node that is meant. It is taken once, within the
-clock bound, and not if older than this node's start. Who has none gets silence and costs a few hundred bytes for a few
-seconds. TLS itself is left as it is. A first `hello` means no id yet; its ticket is good for any node, once each.
+A TLS 1.3 server presents its certificate to any client, so an unauthenticated peer would learn which node listens. A
+member therefore sends a ticket as the server name of its ClientHello: 16 bytes of HMAC-SHA256, under a key derived from
+the swarm key, over a random number, the time and the id of the recipient. A ticket is accepted once, within the clock
+bound, and only if it is newer than this node's start. A connection without a valid ticket gets no answer. A first
+`hello` does not know the recipient's id; its ticket names no recipient, and every node accepts it once.
 
-Pure. Bytes and the time in, a decision out.
+Pure. Bytes and the time come in, a verdict comes out.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from overlay.sealing.swarm_key import KeyRing
 RANDOM_BYTES, MAC_BYTES = 8, 16
 _CLAIM = struct.Struct(f">{RANDOM_BYTES}sQ")
 TICKET_BYTES = _CLAIM.size + MAC_BYTES
-#: Tickets remembered: at more than this many connections in two minutes the oldest count as late.
-MOST_TICKETS = 32768
+#: Tickets remembered. With more connections than this in two minutes, the oldest tickets are refused as late.
+MAX_TICKETS = 32768
 
 
-class Judgement(Enum):
+class TicketVerdict(Enum):
+    """`INCOMPLETE`: the ClientHello has not arrived as a whole."""
+
     ADMITTED = "admitted"
     INCOMPLETE = "incomplete"
 
 
 class TicketVerifier:
-    """Makes and takes tickets under the keys of a ring."""
+    """Makes and verifies tickets under the keys of a ring."""
 
     def __init__(
         self,
@@ -55,24 +57,24 @@ class TicketVerifier:
         self._own_id = own_id
         self._token = token
         self._too_old_us = int(started_wall * 1e6)
-        self._taken: OrderedDict[bytes, int] = OrderedDict()
+        self._accepted: OrderedDict[bytes, int] = OrderedDict()
         self._keys: list[bytes] = []
         self.use(keys)
 
     def use(self, keys: KeyRing) -> None:
-        """These keys are valid from now on."""
+        """Replace the valid keys."""
         self._keys = [key.derive(self._run, "admission") for key in keys]
 
-    def ticket(self, recipient: bytes, wall: float) -> str:
-        """A server name for one connection to this node; to whoever answers, where `recipient` is empty."""
+    def make_ticket(self, recipient: bytes, wall: float) -> str:
+        """A server name for one connection to `recipient`, or to any node if that is empty."""
         claim = _CLAIM.pack(self._token(RANDOM_BYTES), int(wall * 1e6))
         return base64.b32encode(claim + _mac(self._keys[0], claim, recipient)).decode("ascii").rstrip("=").lower()
 
-    def judge(self, beginning: bytes, wall: float) -> Judgement:
-        """Judge the first bytes of a connection. Raises `Refused` with a reason fit for a counter's name."""
-        name = server_name(beginning)
+    def verify(self, data: bytes, wall: float) -> TicketVerdict:
+        """Check the first bytes of a connection. Raises `Refused`; its reason is the end of a counter's name."""
+        name = server_name(data)
         if name is None:
-            return Judgement.INCOMPLETE
+            return TicketVerdict.INCOMPLETE
         try:
             ticket = base64.b32decode(name.upper() + b"=" * (-len(name) % 8))
         except (binascii.Error, ValueError):
@@ -80,7 +82,7 @@ class TicketVerifier:
         if len(ticket) != TICKET_BYTES:
             raise Refused("stranger")
         claim, mac = ticket[: _CLAIM.size], ticket[_CLAIM.size :]
-        if not self._fits(claim, mac):
+        if not self._is_authentic(claim, mac):
             raise Refused("stranger")
         made_us = _CLAIM.unpack(claim)[1]
         ahead_s = made_us / 1e6 - wall
@@ -89,23 +91,23 @@ class TicketVerifier:
             raise Refused("clock")
         if made_us <= self._too_old_us:
             raise Refused("before_start")
-        if claim in self._taken:
+        if claim in self._accepted:
             raise Refused("replayed")
-        self._take(claim, made_us)
-        return Judgement.ADMITTED
+        self._remember(claim, made_us)
+        return TicketVerdict.ADMITTED
 
-    def _fits(self, claim: bytes, mac: bytes) -> bool:
-        fits = False
+    def _is_authentic(self, claim: bytes, mac: bytes) -> bool:
+        authentic = False  # every key and recipient is tried, so that the time reveals nothing
         for key in self._keys:
             for recipient in (self._own_id, b""):
-                fits |= hmac.compare_digest(mac, _mac(key, claim, recipient))
-        return fits
+                authentic |= hmac.compare_digest(mac, _mac(key, claim, recipient))
+        return authentic
 
-    def _take(self, claim: bytes, made_us: int) -> None:
-        self._taken[claim] = made_us
+    def _remember(self, claim: bytes, made_us: int) -> None:
+        self._accepted[claim] = made_us
         late_us = made_us - int(3 * CLOCK_BOUND_S * 1e6)
-        while self._taken and (len(self._taken) > MOST_TICKETS or next(iter(self._taken.values())) < late_us):
-            self._too_old_us = max(self._too_old_us, self._taken.popitem(last=False)[1])
+        while self._accepted and (len(self._accepted) > MAX_TICKETS or next(iter(self._accepted.values())) < late_us):
+            self._too_old_us = max(self._too_old_us, self._accepted.popitem(last=False)[1])
 
 
 def _mac(key: bytes, claim: bytes, recipient: bytes) -> bytes:

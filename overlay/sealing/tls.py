@@ -1,8 +1,8 @@
-"""A node's side of mutual TLS 1.3: its contexts, and the id behind a certificate.
+"""Mutual TLS 1.3 between nodes: the contexts of both ends, and the node id in a certificate.
 
-Both sides show a certificate under the swarm's authority (`overlay.sealing.certificate_maker`); `ssl` checks the chain
-and that the peer holds the key. Whose key it is, is read here. Host names mean nothing: the name sent in the clear is
-an admission ticket (`overlay.sealing.tickets`).
+Both ends present a certificate under the swarm's authority (`overlay.sealing.certificate_maker`). `ssl` checks the
+chain and that the peer has the private key; `id_of_certificate` reads the node id. Host names are not checked: the
+server name is an admission ticket (`overlay.sealing.tickets`).
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ _SEQUENCE, _INTEGER, _VERSION = 0x30, 0x02, 0xA0
 
 @dataclass(frozen=True)
 class Credentials:
-    """TLS contexts of one node under its present keys."""
+    """The TLS contexts of one node under its current keys."""
 
     server: ssl.SSLContext = field(repr=False)
     client: ssl.SSLContext = field(repr=False)
 
     @classmethod
-    def of(cls, delivery: CertificateBundle, folder: Path | None = None) -> Credentials:
-        """Contexts from PEM texts. `ssl` reads keys from files only: one of mode 0600 in `folder`, gone at once."""
+    def of(cls, bundle: CertificateBundle, folder: Path | None = None) -> Credentials:
+        """Contexts from PEM texts. `ssl` reads keys only from files: a temporary one of mode 0600 in `folder`."""
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".tls-") as file:
-            file.write(delivery.chain)
+            file.write(bundle.chain)
             file.flush()
-            server = _context(ssl.PROTOCOL_TLS_SERVER, delivery, file.name)
-            client = _context(ssl.PROTOCOL_TLS_CLIENT, delivery, file.name)
-        server.num_tickets = 0  # a resumed session would show no certificate
+            server = _context(ssl.PROTOCOL_TLS_SERVER, bundle, file.name)
+            client = _context(ssl.PROTOCOL_TLS_CLIENT, bundle, file.name)
+        server.num_tickets = 0  # a resumed session would present no certificate
         return cls(server, client)
 
 
-def _context(protocol: ssl._SSLMethod, delivery: CertificateBundle, chain: str) -> ssl.SSLContext:
+def _context(protocol: ssl._SSLMethod, bundle: CertificateBundle, chain: str) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
-    context.load_verify_locations(cadata="\n".join(delivery.authorities))
+    context.load_verify_locations(cadata="\n".join(bundle.authorities))
     context.load_cert_chain(chain)
     return context
 
 
 class NotANodeCertificate(OverlayError):
-    """A certificate that is no node's."""
+    """The certificate is not one of a node."""
 
 
 @lru_cache(maxsize=4096)
 def id_of_certificate(der: bytes) -> bytes:
     """The node id of a certificate whose chain `ssl` has checked. Raises `NotANodeCertificate`.
 
-    Reads the fields of TBSCertificate (RFC 5280 section 4.1) in their order, down to the key, and believes no length.
+    Reads the fields of TBSCertificate (RFC 5280 section 4.1) in order up to the key, and checks every length.
     """
     certificate, _ = _field(der, 0, _SEQUENCE)
     body, _ = _field(certificate, 0, _SEQUENCE)
@@ -77,7 +77,7 @@ def id_of_certificate(der: bytes) -> bytes:
 
 
 def _field(data: bytes, at: int, kind: int) -> tuple[bytes, int]:
-    """Content of the DER field at an offset, and the offset after it."""
+    """The content of the DER field at an offset, and the offset after it."""
     if len(data) < at + 2 or data[at] != kind:
         raise NotANodeCertificate("it is no certificate of ours")
     length, start = data[at + 1], at + 2

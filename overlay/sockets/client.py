@@ -1,4 +1,4 @@
-"""The asking end of the real streams: one request and its answer, and every way it fails, by the name it has above."""
+"""The client end of HTTP/1.1 streams: sends a request, reads its response, and gives every failure a `FailureKind`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from overlay.sockets.framing import (
     small_message,
     write_body,
 )
-from overlay.sockets.http1 import AnswerHead, HttpBody, NotOurHttp
+from overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
 from overlay.transport import Body, ReceivedResponse, TransportError
 
 
 class _Upload:
-    """A request's message on its way. Moves the deadline while there is progress; remembers what the body raised."""
+    """Sends the message of one request. Extends the deadline while there is progress, and keeps the body's error."""
 
     def __init__(self, head: bytes, body: Body, deadline: asyncio.Timeout, timeout_s: float) -> None:
         size = known_size(body)
@@ -39,40 +39,40 @@ class _Upload:
         self._is_timed = True
         self.error: Exception | None = None
 
-    def begin(self, connection: Connection, beginning: bytes) -> None:
-        """Send the message after `beginning`."""
-        self._task = asyncio.get_running_loop().create_task(self._send(connection, beginning), name="upload")
+    def start(self, connection: Connection, request_head: bytes) -> None:
+        """Send the request head and the message."""
+        self._task = asyncio.get_running_loop().create_task(self._send(connection, request_head), name="upload")
 
     @property
-    def unsent(self) -> bool:
+    def is_sending(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    async def _send(self, connection: Connection, beginning: bytes) -> None:
+    async def _send(self, connection: Connection, request_head: bytes) -> None:
         in_chunks = self.size_bytes is None
-        beginning += chunk(framed(self._head)) if in_chunks else framed(self._head)
+        beginning = request_head + (chunk(framed(self._head)) if in_chunks else framed(self._head))
         try:
             await write_body(
                 connection,
                 beginning,
                 self._body,
                 in_chunks=in_chunks,
-                on_asking=self._our_turn,
-                on_progress=self._peers_turn,
+                on_asking=self._pause_deadline,
+                on_progress=self._extend_deadline,
             )
-            self._peers_turn()
+            self._extend_deadline()
         except BodyFailed as failure:
             self.error = failure.error
             connection.abort()
         except ConnectionClosed:
-            pass  # who waits for the answer learns of it, after an answer that may have come before
+            pass  # the task that reads the response notices it too, and reads a response that came before
         finally:
             await self._body.close()
 
-    def _our_turn(self) -> None:
-        """The body is being produced: the silence is our own."""
+    def _pause_deadline(self) -> None:
+        """The caller produces the next chunk: the peer is not to blame for this time."""
         self._move_deadline(None)
 
-    def _peers_turn(self) -> None:
+    def _extend_deadline(self) -> None:
         self._move_deadline(asyncio.get_running_loop().time() + self._timeout_s)
 
     def _move_deadline(self, when: float | None) -> None:
@@ -80,16 +80,17 @@ class _Upload:
             self._deadline.reschedule(when)
 
     def stop_timing(self) -> None:
-        """Leave the deadline alone: the response has begun, or will never come, and reading it has its own bound."""
+        """Keep the deadline as it is: the response head is there or has failed, and its body has an own time limit."""
         self._is_timed = False
 
     async def end(self) -> None:
-        """Stop sending; nothing touches the body any more."""
+        """Stop sending. The body is not used after this."""
         if self._task is None:
             await self._body.close()
             return
         self._task.cancel()
-        await asyncio.wait([self._task])  # not `await self._task`: our own cancellation must not be taken for its
+        # Not `await self._task`: that would mix up our own cancellation with the cancellation of the task.
+        await asyncio.wait([self._task])
         if not self._task.cancelled():
             self._task.result()
 
@@ -101,7 +102,7 @@ class StreamClient:
         self.is_open = is_open
         self.is_sealed = seal is not None
         self.pool = ConnectionPool(seal, clock)
-        #: Requests under way, in the order of their start.
+        #: Requests in progress, in the order of their start.
         self.active: dict[StreamRequest, bool] = {}
 
     def request(self, to: Address, name: str, head: bytes, body: Body, timeout_s: float) -> StreamRequest:
@@ -109,14 +110,14 @@ class StreamClient:
         return StreamRequest(self, to, name, head, body, timeout_s)
 
     def close(self) -> None:
-        """Abort the requests under way and close every idle connection."""
+        """Abort the requests in progress and close the idle connections."""
         for request in list(self.active):
             request.abort()
         self.pool.close()
 
 
 class StreamRequest:
-    """The `async with` around one request."""
+    """One request, as an asynchronous context manager."""
 
     def __init__(self, client: StreamClient, to: Address, name: str, head: bytes, body: Body, timeout_s: float) -> None:
         self._client = client
@@ -125,9 +126,9 @@ class StreamRequest:
         self._head = head
         self._body = body
         self._timeout_s = timeout_s
-        self._link: PooledConnection | None = None
+        self._pooled: PooledConnection | None = None
         self._upload: _Upload | None = None
-        self._answer: HttpBody | None = None
+        self._response_body: HttpBody | None = None
         self._is_last = False
 
     async def __aenter__(self) -> ReceivedResponse:
@@ -136,88 +137,89 @@ class StreamRequest:
             raise TransportError("closed", self._to, "was not asked: our own transport is closed")
         self._client.active[self] = True
         try:
-            return await self._ask(self._client.pool)
+            return await self._obtain_response(self._client.pool)
         except BaseException as error:
             await self._leave(failed=True)
             if isinstance(error, Exception):
-                translated = self._translate(error)
-                if translated is not error:
-                    raise translated from error
+                mapped = self._map_error(error)
+                if mapped is not error:
+                    raise mapped from error
             raise
 
     async def __aexit__(self, *_: object) -> None:
         await self._leave(failed=False)
 
-    async def _ask(self, pool: ConnectionPool) -> ReceivedResponse:
-        self._link = pool.kept(self._to)
+    async def _obtain_response(self, pool: ConnectionPool) -> ReceivedResponse:
+        self._pooled = pool.take_idle(self._to)
         try:
             head = await self._exchange(pool)
         except ConnectionClosed:
-            # The peer had closed an idle connection of ours (it restarted): nothing was answered, so ask once more.
-            stale = self._link
+            # The peer closed an idle connection, for example because it restarted. Try once more on a new one.
+            stale = self._pooled
             replayable = isinstance(self._body, list | tuple)
             if stale is None or stale.is_new or not replayable or not self._client.is_open():
                 raise
             if self._upload is not None:
                 await self._upload.end()
             stale.connection.abort()
-            self._link = None
+            self._pooled = None
             head = await self._exchange(pool)
-        assert self._link is not None
+        assert self._pooled is not None
         self._is_last = head.is_last
-        if not head.is_ours:
-            raise _foreign(self._to)
-        body = HttpBody(self._link.connection, head.size_bytes, self._timeout_s)
+        if not head.is_p2pnode:
+            raise _not_a_node(self._to)
+        body = HttpBody(self._pooled.connection, head.size_bytes, self._timeout_s)
         if head.status == http.REJECTED:
             raise TransportError("rejected", self._to, await _reason(body))
         if head.status != http.OK:
             raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {head.status})")
-        inflow = BodyReader(body, self._translate)
-        answer = ReceivedResponse(await inflow.head(), inflow, self._link.found)
-        self._answer = body
-        return answer
+        reader = BodyReader(body, self._map_error)
+        response = ReceivedResponse(await reader.head(), reader, self._pooled.node_id)
+        self._response_body = body
+        return response
 
-    async def _exchange(self, pool: ConnectionPool) -> AnswerHead:
-        """Ask on the link, a new one if there is none, and wait for the head of the answer."""
+    async def _exchange(self, pool: ConnectionPool) -> ResponseHead:
+        """Send the request on `_pooled`, or on a new connection, and wait for the response head."""
         message = small_message(self._head, self._body)
         upload = None
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                if self._link is None:
-                    self._link = await pool.new(self._to)
-                connection = self._link.connection
+                if self._pooled is None:
+                    self._pooled = await pool.connect(self._to)
+                connection = self._pooled.connection
                 if message is not None:
                     connection.write([http.request_head(self._to, self._name, len(message)) + message])
                 else:
                     upload = self._upload = _Upload(self._head, self._body, deadline, self._timeout_s)
-                    upload.begin(connection, http.request_head(self._to, self._name, upload.size_bytes))
-                return await http.read_answer_head(connection)
+                    upload.start(connection, http.request_head(self._to, self._name, upload.size_bytes))
+                return await http.read_response_head(connection)
         finally:
             if upload is not None:
                 upload.stop_timing()
 
     def abort(self) -> None:
-        """Our own transport closes."""
-        if self._link is not None:
-            self._link.connection.abort()
+        """Close the connection, because this node's transport closes."""
+        if self._pooled is not None:
+            self._pooled.connection.abort()
 
     async def _leave(self, *, failed: bool) -> None:
         self._client.active.pop(self, None)
-        link, upload = self._link, self._upload
-        if link is not None:
-            unsent = upload is not None and upload.unsent
-            if failed or unsent or self._is_last or self._answer is None or not self._answer.is_at_end:
-                # Half a message is left on the connection: it cannot be used again, and the peer learns that we left.
-                link.connection.abort()
+        pooled, upload = self._pooled, self._upload
+        if pooled is not None:
+            is_sent = upload is None or not upload.is_sending
+            is_read = self._response_body is not None and self._response_body.is_at_end
+            if failed or self._is_last or not is_sent or not is_read:
+                # A message is incomplete, so the connection cannot be used again. The peer notices that it was aborted.
+                pooled.connection.abort()
             else:
-                self._client.pool.keep(self._to, link)
+                self._client.pool.release(self._to, pooled)
         if upload is not None:
             await upload.end()
-        elif link is None:
+        elif pooled is None:
             await BodyWriter(self._body).close()
 
-    def _translate(self, error: Exception) -> Exception:
-        """What the stream raised, as the caller gets it; the body's own failure is the caller's to see."""
+    def _map_error(self, error: Exception) -> Exception:
+        """The error for the caller. An error of the caller's own body is passed on as it is."""
         if self._upload is not None and self._upload.error is not None:
             return self._upload.error
         if isinstance(error, TransportError):
@@ -229,15 +231,15 @@ class StreamRequest:
         if isinstance(error, TimeoutError):
             return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
         if isinstance(error, NotOurHttp):
-            return _foreign(self._to)
+            return _not_a_node(self._to)
         if isinstance(error, OSError):
-            silent = self._answer is None and not self._client.is_sealed
+            silent = self._response_body is None and not self._client.is_sealed
             hint = "; a swarm with a key does so to those without" if silent else ""
             return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__}){hint}")
         return error
 
 
-def _foreign(to: Address) -> TransportError:
+def _not_a_node(to: Address) -> TransportError:
     return TransportError("foreign", to, "answered, but not as a p2pnode")
 
 

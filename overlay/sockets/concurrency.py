@@ -1,7 +1,7 @@
-"""Whose turn it is: requests handled at once, in all and of one party, and large heads read at once.
+"""Limits how many requests are handled at once, in total and per peer, and how many large heads are read at once.
 
-A member that opens as many streams as it can, or reads its answers drop by drop, waits for its own turns and not the
-others for theirs. Who a party is the caller says: a proven node id, or an address where there is no proof.
+Without the limit per peer, one member that opens many streams, or reads its responses slowly, could block all others.
+The caller names the peer: a proven node id, or an address group if there is no proof.
 """
 
 from __future__ import annotations
@@ -13,57 +13,59 @@ from contextlib import asynccontextmanager
 from overlay.errors import OverlayError
 from overlay.rate_limits import ConcurrencyLimit
 
-#: Requests handled at once; more wait their turn, their senders' patience bounds the queue.
-HANDLERS_AT_ONCE = 256
-#: Of one party: half, so that two could not keep a third out for long.
-HANDLERS_OF_ONE = 128
-#: Requests of one party that wait for its turns; an owner forwards as many at once as others push to it.
-WAITING_OF_ONE = 1024
-#: Heads longer than a list of every shard needs: whole histories of states. Each may take 16 MiB.
+#: Requests handled at once. Others wait; the timeouts of their senders bound the queue.
+MAX_CONCURRENT_HANDLERS = 256
+#: Half of them, so that one peer cannot block the others.
+MAX_HANDLERS_PER_PEER = 128
+#: Waiting requests of one peer. An owner forwards as many at once as others push to it.
+MAX_WAITING_PER_PEER = 1024
+#: Longer heads contain histories of states rather than a list of shards; each may take 16 MiB.
 LARGE_HEAD_BYTES = 1 << 20
-LARGE_HEADS_AT_ONCE = 8
-LARGE_HEADS_OF_ONE = 2
+MAX_CONCURRENT_LARGE_HEADS = 8
+MAX_LARGE_HEADS_PER_PEER = 2
 
 
 class TooManyRequests(OverlayError):
-    """A party has more under way than it may; the text says what."""
+    """A peer exceeds a limit; the text names it."""
 
 
 class HandlerLimiter:
-    """Gives turns to parties; the empty party (the loopback of an open swarm) has no share of its own."""
+    """An empty peer (the loopback of an open swarm) has no limit of its own."""
 
     def __init__(self) -> None:
-        self._all = asyncio.Semaphore(HANDLERS_AT_ONCE)
+        self._all = asyncio.Semaphore(MAX_CONCURRENT_HANDLERS)
         self._own: dict[bytes | str, asyncio.Semaphore] = {}
-        self._here: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(HANDLERS_OF_ONE + WAITING_OF_ONE)
-        self._large = asyncio.Semaphore(LARGE_HEADS_AT_ONCE)
-        self._large_heads: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(LARGE_HEADS_OF_ONE)
+        self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_HANDLERS_PER_PEER + MAX_WAITING_PER_PEER)
+        self._large = asyncio.Semaphore(MAX_CONCURRENT_LARGE_HEADS)
+        self._large_heads: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_LARGE_HEADS_PER_PEER)
 
     @asynccontextmanager
-    async def of(self, party: bytes | str) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it. Raises `TooManyRequests` when too many of this party wait already."""
-        if not party:
+    async def handler(self, peer: bytes | str) -> AsyncIterator[None]:
+        """Wait until a handler may run, and occupy its place. Raises `TooManyRequests` if too many of the peer wait."""
+        if not peer:
             async with self._all:
                 yield
             return
-        if not self._here.enter(party):
-            raise TooManyRequests(f"more than {HANDLERS_OF_ONE + WAITING_OF_ONE} requests of yours are open here")
-        own = self._own.setdefault(party, asyncio.Semaphore(HANDLERS_OF_ONE))
+        if not self._open.enter(peer):
+            raise TooManyRequests(
+                f"more than {MAX_HANDLERS_PER_PEER + MAX_WAITING_PER_PEER} requests of yours are open here"
+            )
+        own = self._own.setdefault(peer, asyncio.Semaphore(MAX_HANDLERS_PER_PEER))
         try:
             async with own, self._all:
                 yield
         finally:
-            self._here.leave(party)
-            if not self._here.count(party):
-                del self._own[party]
+            self._open.leave(peer)
+            if not self._open.count(peer):
+                del self._own[peer]
 
     @asynccontextmanager
-    async def large_head(self, party: bytes | str) -> AsyncIterator[None]:
-        """Wait for the turn to read a large head. Raises `TooManyRequests`."""
-        if not self._large_heads.enter(party):
-            raise TooManyRequests(f"more than {LARGE_HEADS_OF_ONE} large heads of yours are on their way")
+    async def large_head(self, peer: bytes | str) -> AsyncIterator[None]:
+        """Wait until a large head may be read, and occupy its place. Raises `TooManyRequests`."""
+        if not self._large_heads.enter(peer):
+            raise TooManyRequests(f"more than {MAX_LARGE_HEADS_PER_PEER} large heads of yours are on their way")
         try:
             async with self._large:
                 yield
         finally:
-            self._large_heads.leave(party)
+            self._large_heads.leave(peer)

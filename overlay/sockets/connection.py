@@ -1,8 +1,8 @@
-"""One TCP connection, plain or sealed: bytes in, straight to where they are wanted, and bytes out; every wait bounded.
+"""One TCP or TLS connection as an asyncio protocol that reads into the caller's memory; every wait is bounded.
 
-asyncio's own streams and HTTP libraries make bytes of what they read and bytes of those; here the kernel (or TLS)
-writes into the memory that the reader names. What nobody waits for is kept up to `ROOM_BYTES`, then the peer must wait:
-so a peer that leaves is noticed while nobody reads. One task reads and one writes.
+asyncio's streams copy what they read into bytes objects. Here the kernel (or TLS) writes into the memory that the
+reader names. Bytes that arrive while nobody reads are buffered up to `BUFFER_BYTES`, then reading pauses; so a peer
+that closes is noticed while nobody reads. One task may read and one may write.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ from typing import cast
 from overlay.errors import OverlayError
 from overlay.transport import Buffer
 
-#: What is kept of a connection that nobody reads from; about what is copied once more of a large piece.
-ROOM_BYTES = 1 << 14
-#: A piece from this size on is read straight into its place.
-DIRECT_BYTES = 1 << 12
+#: Bytes buffered while nobody reads. Of a large read, about this much is copied once more.
+BUFFER_BYTES = 1 << 14
+#: A read of at least this size goes straight into the target.
+DIRECT_READ_BYTES = 1 << 12
 
-#: Where bytes that nobody waits for arrive. One for all connections: they are taken out before anything else runs.
-_LANDING = memoryview(bytearray(ROOM_BYTES))
+#: Receives the bytes that nobody waits for. All connections share it: they are copied out before other code runs.
+_SHARED_BUFFER = memoryview(bytearray(BUFFER_BYTES))
 
 
 class ConnectionClosed(OverlayError, ConnectionError):
-    """The connection has ended before what was awaited had come or gone."""
+    """The connection ended before all bytes were read or written."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """See the module. `begun` and `ended` are called once, when the connection is there and when it is gone."""
+    """See the module. `on_open` and `on_close` are called once each."""
 
     def __init__(
         self,
-        begun: Callable[[Connection], None] | None = None,
-        ended: Callable[[Connection], None] | None = None,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._begun = begun
-        self._ended = ended
+        self._on_open = on_open
+        self._on_close = on_close
         self._transport: asyncio.Transport | None = None
-        self._have = bytearray()
+        self._unread = bytearray()
         self._target: memoryview | None = None
         self._reader: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writer: asyncio.Future[None] | None = None
-        self._is_read = True
+        self._is_reading = True
         self._is_full = False
         self._at_end = False
         self._error: Exception | None = None
-        #: Bytes received so far: whether anything has come at all, and whether something still comes.
+        #: Bytes received so far.
         self.received = 0
 
-    # --- what the loop calls --------------------------------------------------------------------------------------
+    # --- called by the loop --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        # Paused until the kernel has all of it: a buffer may be reused after `drain`, and nothing piles up here. Over
-        # TLS a limit of 0 would pause a writer that has nothing to wait for, and nothing would wake it again (both
-        # loops compare with >=); what is written there is a copy, the ciphertext.
+        # With a limit of 0 a writer waits until the kernel has everything, so a buffer may be reused after `drain`.
+        # With TLS a limit of 0 would pause a writer for good (both loops compare with >=). There 1 is enough, because
+        # TLS writes a copy, the ciphertext.
         self.transport.set_write_buffer_limits(high=1 if self.is_sealed else 0)
-        if self._begun is not None:
-            self._begun(self)
+        if self._on_open is not None:
+            self._on_open(self)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the kernel gives what it has)
-        return self._target if self._target is not None else _LANDING
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the kernel fills what it has)
+        return self._target if self._target is not None else _SHARED_BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received += nbytes
@@ -73,14 +73,14 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._target = None
         else:
-            self._have += _LANDING[:nbytes]
-            if len(self._have) >= ROOM_BYTES:
-                self._is_read = False
+            self._unread += _SHARED_BUFFER[:nbytes]
+            if len(self._unread) >= BUFFER_BYTES:
+                self._is_reading = False
                 self.transport.pause_reading()
         _wake(self._reader)
 
     def eof_received(self) -> None:
-        """Nobody speaks and listens half: who has closed has left."""
+        """Half-closed connections are not supported: the end of the input is the end."""
         self._at_end = True
         _wake(self._reader)
 
@@ -90,8 +90,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_full = False
         _wake(self._reader)
         _wake(self._writer)
-        if self._ended is not None:
-            self._ended(self)
+        if self._on_close is not None:
+            self._on_close(self)
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -100,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_full = False
         _wake(self._writer)
 
-    # --- what it is ----------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -112,85 +112,87 @@ class Connection(asyncio.BufferedProtocol):
         return self.transport.get_extra_info("sslcontext") is not None
 
     @property
-    def is_over(self) -> bool:
-        """Nothing more will come, or go."""
+    def has_ended(self) -> bool:
+        """Whether no more bytes will be received or sent."""
         return self._at_end or self._transport is None or self._transport.is_closing()
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits here, who learns that it is over."""
+    def has_waiter(self) -> bool:
+        """Whether a task waits here, which will notice that the connection ended."""
         return self._reader is not None or self._writer is not None
 
     @property
     def unread(self) -> int:
-        """Bytes that have come and that nobody has taken."""
-        return len(self._have)
+        """Number of buffered bytes."""
+        return len(self._unread)
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def take(self, most: int) -> bytes:
-        """What is here already, at most so much; perhaps nothing."""
-        piece = bytes(self._have[:most])
-        del self._have[:most]
+    def take(self, limit: int) -> bytes:
+        """Up to `limit` buffered bytes; may be empty."""
+        piece = bytes(self._unread[:limit])
+        del self._unread[:limit]
         return piece
 
-    async def read(self, most: int, silence_s: float | None = None) -> bytes:
-        """What comes next, at least one byte; empty at the end. Raises `TimeoutError`, `ConnectionClosed`."""
-        while not self._have:
+    async def read(self, limit: int, idle_timeout_s: float | None = None) -> bytes:
+        """The next bytes, at least one; empty at the end. Raises `TimeoutError`, `ConnectionClosed`."""
+        while not self._unread:
             if self._at_end:
                 self._raise_error()
                 return b""
-            await self._wait(silence_s)
-        return self.take(most)
+            await self._wait(idle_timeout_s)
+        return self.take(limit)
 
-    async def read_line(self, most: int, end: bytes, silence_s: float | None = None) -> bytes:
-        """Up to and with `end`; empty where the other side ended before a byte. Raises `ValueError` for one that is
-        longer, `TimeoutError`, `ConnectionClosed`."""
+    async def read_line(self, limit: int, end: bytes, idle_timeout_s: float | None = None) -> bytes:
+        """The bytes up to and including `end`; empty if the peer closed first. Raises `ValueError` if there are more
+        than `limit`, `TimeoutError`, `ConnectionClosed`."""
         searched = 0
-        while (found := self._have.find(end, max(0, searched - len(end) + 1), most)) < 0:
-            searched = len(self._have)
-            if searched >= most:
-                raise ValueError(f"no end within {most} bytes")
+        while (found := self._unread.find(end, max(0, searched - len(end) + 1), limit)) < 0:
+            searched = len(self._unread)
+            if searched >= limit:
+                raise ValueError(f"no end within {limit} bytes")
             if self._at_end:
                 if not searched:
                     self._raise_error()
                     return b""
-                raise self._broken()
-            await self._wait(silence_s)
+                raise self._closed_error()
+            await self._wait(idle_timeout_s)
         return self.take(found + len(end))
 
-    async def fill(self, target: memoryview, silence_s: float | None = None) -> None:
-        """Fill it whole. `silence_s` bounds the time in which nothing comes. Raises `TimeoutError`,
+    async def fill(self, target: memoryview, idle_timeout_s: float | None = None) -> None:
+        """Fill the whole target; `idle_timeout_s` bounds the time without a byte. Raises `TimeoutError`,
         `ConnectionClosed`."""
-        filled = min(len(self._have), len(target))
+        filled = min(len(self._unread), len(target))
         if filled:
-            target[:filled] = self._have[:filled]
-            del self._have[:filled]
+            target[:filled] = self._unread[:filled]
+            del self._unread[:filled]
         while filled < len(target):
             if self._at_end:
-                raise self._broken()
+                raise self._closed_error()
             rest = target[filled:]
-            if len(rest) >= DIRECT_BYTES:
+            if len(rest) >= DIRECT_READ_BYTES:
                 self._target = rest
                 try:
-                    await self._wait(silence_s)
+                    await self._wait(idle_timeout_s)
                 finally:
                     left, self._target = self._target, None
                 filled = len(target) - (0 if left is None else len(left))
             else:
-                await self._wait(silence_s)
-                more = min(len(self._have), len(rest))
-                rest[:more] = self._have[:more]
-                del self._have[:more]
+                await self._wait(idle_timeout_s)
+                more = min(len(self._unread), len(rest))
+                rest[:more] = self._unread[:more]
+                del self._unread[:more]
                 filled += more
 
-    async def _wait(self, silence_s: float | None) -> None:
-        """Until something has come, all of the target if there is one, or the end."""
+    async def _wait(self, idle_timeout_s: float | None) -> None:
+        """Wait for bytes (for the whole target, if there is one) or the end."""
         reader = self._reader = self._loop.create_future()
-        if silence_s is not None:
-            self._timer = self._loop.call_later(silence_s, self._silent, reader, self.received, silence_s)
-        if not self._is_read and not self.transport.is_closing():
-            self._is_read = True
+        if idle_timeout_s is not None:
+            self._timer = self._loop.call_later(
+                idle_timeout_s, self._on_idle_timer, reader, self.received, idle_timeout_s
+            )
+        if not self._is_reading and not self.transport.is_closing():
+            self._is_reading = True
             self.transport.resume_reading()
         try:
             await reader
@@ -200,55 +202,55 @@ class Connection(asyncio.BufferedProtocol):
                 self._timer.cancel()
                 self._timer = None
 
-    def _silent(self, reader: asyncio.Future[None], received: int, silence_s: float) -> None:
+    def _on_idle_timer(self, reader: asyncio.Future[None], received: int, idle_timeout_s: float) -> None:
         if self.received == received:
             if not reader.done():
                 reader.set_exception(TimeoutError())
             return
-        self._timer = self._loop.call_later(silence_s, self._silent, reader, self.received, silence_s)
+        self._timer = self._loop.call_later(idle_timeout_s, self._on_idle_timer, reader, self.received, idle_timeout_s)
 
     # --- writing -------------------------------------------------------------------------------------------------
 
     def write(self, pieces: Iterable[Buffer]) -> None:
-        """Give these to the kernel, or to TLS; memory that may change is not touched before `drain` has returned."""
+        """Hand these to the kernel or to TLS. Do not change their memory before `drain` has returned."""
         if not self.transport.is_closing():
             self.transport.writelines(pieces)
 
-    async def drain(self, silence_s: float | None = None) -> None:
-        """Until all that was written is on its way. Raises `TimeoutError`, `ConnectionClosed`."""
+    async def drain(self, idle_timeout_s: float | None = None) -> None:
+        """Wait until the kernel has everything written. Raises `TimeoutError`, `ConnectionClosed`."""
         while self._is_full and not self.transport.is_closing():
             writer = self._writer = self._loop.create_future()
             try:
-                if silence_s is None:
+                if idle_timeout_s is None:
                     await writer
                 else:
-                    async with asyncio.timeout(silence_s):
+                    async with asyncio.timeout(idle_timeout_s):
                         await writer
             finally:
                 self._writer = None
         if self._transport is None or self._transport.is_closing():
-            raise self._broken()
+            raise self._closed_error()
 
-    # --- ending --------------------------------------------------------------------------------------------------
+    # --- closing --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End it when what was written has gone."""
+        """Close after everything written was sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End it now."""
+        """Close now, and drop what was not sent."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _broken(self) -> ConnectionClosed:
+    def _closed_error(self) -> ConnectionClosed:
         broken = ConnectionClosed(str(self._error) if self._error is not None else "the other side closed it")
         broken.__cause__ = self._error
         return broken
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            raise self._broken()
+            raise self._closed_error()
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

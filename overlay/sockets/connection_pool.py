@@ -1,7 +1,7 @@
-"""Connections to other nodes: new ones, and those that are kept to be used again.
+"""Connections to other nodes: opens new ones and keeps idle ones for reuse.
 
-A sealed one shows a ticket where TLS would name a host, and who is at its other end is read from the certificate before
-a byte of a request passes. Decides nothing about keys: `overlay.sealing.tls`.
+In a closed swarm a connection sends an admission ticket as its TLS server name. The node id of the peer is read from
+its certificate before any byte of a request is sent.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certific
 from overlay.sockets.connection import Connection
 from overlay.transport import TransportError
 
-#: Idle connections: the asking end lets go first, so that it seldom writes into a connection the other just closed.
+#: Idle connections are closed after this, before the server does, so a request rarely meets a closed connection.
 KEEP_ALIVE_S = 30.0
-#: Errors of connecting that mean "nobody there", beside a refusal.
+#: Errors of connecting that mean an unreachable host, beside ECONNREFUSED.
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES, errno.EPERM)
-_BROKEN_OFF = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
-#: What silence may mean, to one who has a key.
-SILENCE = (
-    "closed the connection without a word: has it the same swarm key and run, "
+_RESET = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
+#: The likely causes, for the operator of a node that has a swarm key.
+CLOSED_WITHOUT_RESPONSE = (
+    "closed the connection without an answer: has it the same swarm key and run, "
     f"and do both clocks agree to {CLOCK_BOUND_S:g} s?"
 )
 
 
 @dataclass(slots=True)
 class StreamSeal:
-    """What makes the streams of a closed swarm: who may begin, and the contexts of both sides."""
+    """What the streams of a closed swarm need: admission tickets, and the TLS contexts of both ends."""
 
-    admission: TicketVerifier
+    tickets: TicketVerifier
     credentials: Credentials
 
     def use(self, credentials: Credentials) -> None:
@@ -46,27 +46,27 @@ class StreamSeal:
 
 
 def proven_id(connection: Connection) -> bytes:
-    """Who is at the other end, by its certificate; empty where there is none. Raises `NotANodeCertificate`."""
+    """The node id in the peer's certificate; empty without TLS. Raises `NotANodeCertificate`."""
     tls = connection.transport.get_extra_info("ssl_object")
     certificate = tls.getpeercert(True) if tls is not None else None
     return id_of_certificate(certificate) if certificate else b""
 
 
 class PooledConnection:
-    """A connection to a node, and who was found there. `is_new`: nothing has been asked on it yet."""
+    """A connection and the proven id of its peer. `is_new`: no request has been sent on it yet."""
 
-    __slots__ = ("connection", "context", "found", "is_new", "timer")
+    __slots__ = ("connection", "context", "is_new", "node_id", "timer")
 
-    def __init__(self, connection: Connection, context: ssl.SSLContext | None, found: bytes) -> None:
+    def __init__(self, connection: Connection, context: ssl.SSLContext | None, node_id: bytes) -> None:
         self.connection = connection
         self.context = context
-        self.found = found
+        self.node_id = node_id
         self.is_new = True
         self.timer: asyncio.TimerHandle | None = None
 
 
 class ConnectionPool:
-    """As many connections to a node as there are requests to it at once: how many those are is decided above."""
+    """Has no limit: there are as many connections to a node as concurrent requests, which the caller limits."""
 
     def __init__(self, seal: StreamSeal | None, clock: Clock) -> None:
         self._seal = seal
@@ -74,26 +74,26 @@ class ConnectionPool:
         self._idle: dict[Address, list[PooledConnection]] = {}
         self._closed = False
 
-    def kept(self, to: Address) -> PooledConnection | None:
-        """One that stands and was used before. Raises `TransportError` where it leads to another node than asked."""
-        while links := self._idle.get(Address(*to)):
-            link = links.pop()
-            if not links:
+    def take_idle(self, to: Address) -> PooledConnection | None:
+        """An open connection that was used before. Raises `TransportError` if its peer has another id than `to`."""
+        while idle := self._idle.get(Address(*to)):
+            pooled = idle.pop()
+            if not idle:
                 del self._idle[Address(*to)]
-            assert link.timer is not None
-            link.timer.cancel()
-            if link.connection.is_over or link.connection.unread or link.context is not self._context():
-                link.connection.abort()
+            assert pooled.timer is not None
+            pooled.timer.cancel()
+            if pooled.connection.has_ended or pooled.connection.unread or pooled.context is not self._context():
+                pooled.connection.abort()
                 continue
-            self._check(link, to)
-            return link
+            self._check(pooled, to)
+            return pooled
         return None
 
-    async def new(self, to: Address) -> PooledConnection:
-        """Connect. Raises `TransportError`; a time-out is the caller's."""
+    async def connect(self, to: Address) -> PooledConnection:
+        """Connect. Raises `TransportError`; the caller sets the timeout."""
         context, ticket = self._context(), None
         if self._seal is not None:
-            ticket = self._seal.admission.ticket(id_behind(to), self._clock.wall())
+            ticket = self._seal.tickets.make_ticket(id_behind(to), self._clock.wall())
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
                 Connection, to.host, to.port, ssl=context, server_hostname=ticket
@@ -101,54 +101,54 @@ class ConnectionPool:
         except OSError as error:
             raise _connect_error(to, error, sealed=self._seal is not None) from error
         try:
-            link = PooledConnection(connection, context, proven_id(connection))
+            pooled = PooledConnection(connection, context, proven_id(connection))
         except NotANodeCertificate as error:
             connection.abort()
-            raise TransportError("foreign", to, f"has no node's certificate: {error}") from error
-        self._check(link, to)
-        return link
+            raise TransportError("foreign", to, f"presented no certificate of a node: {error}") from error
+        self._check(pooled, to)
+        return pooled
 
-    def keep(self, to: Address, link: PooledConnection) -> None:
-        """Everything asked and answered on it has passed: it may be used again."""
-        if self._closed or link.connection.is_over:
-            link.connection.abort()
+    def release(self, to: Address, pooled: PooledConnection) -> None:
+        """Take back a connection whose request and response are complete."""
+        if self._closed or pooled.connection.has_ended:
+            pooled.connection.abort()
             return
-        link.is_new = False
-        link.timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._let_go, Address(*to), link)
-        self._idle.setdefault(Address(*to), []).append(link)
+        pooled.is_new = False
+        pooled.timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._expire, Address(*to), pooled)
+        self._idle.setdefault(Address(*to), []).append(pooled)
 
-    def _let_go(self, to: Address, link: PooledConnection) -> None:
-        links = self._idle.get(to, [])
-        if link in links:
-            links.remove(link)
-            if not links:
+    def _expire(self, to: Address, pooled: PooledConnection) -> None:
+        idle = self._idle.get(to, [])
+        if pooled in idle:
+            idle.remove(pooled)
+            if not idle:
                 del self._idle[to]
-        link.connection.close()
+        pooled.connection.close()
 
     def close(self) -> None:
-        """End the idle ones; what comes back later is ended too."""
+        """Close the idle connections now, and the others when they are released."""
         self._closed = True
-        for links in self._idle.values():
-            for link in links:
-                assert link.timer is not None
-                link.timer.cancel()
-                link.connection.abort()
+        for idle in self._idle.values():
+            for pooled in idle:
+                assert pooled.timer is not None
+                pooled.timer.cancel()
+                pooled.connection.abort()
         self._idle.clear()
 
     def _context(self) -> ssl.SSLContext | None:
         return None if self._seal is None else self._seal.credentials.client
 
-    def _check(self, link: PooledConnection, to: Address) -> None:
+    def _check(self, pooled: PooledConnection, to: Address) -> None:
         expected = id_behind(to)
-        if self._seal is not None and expected and link.found != expected:
-            link.connection.abort()
-            raise TransportError("rejected", to, f"is {short(link.found)}, we asked for {short(expected)}")
+        if self._seal is not None and expected and pooled.node_id != expected:
+            pooled.connection.abort()
+            raise TransportError("rejected", to, f"is {short(pooled.node_id)}, we asked for {short(expected)}")
 
 
 def _connect_error(to: Address, error: OSError, *, sealed: bool) -> TransportError:
     """What a failed connection attempt or TLS handshake means."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TransportError("foreign", to, "has no certificate of this swarm: another key, or another run")
+        return TransportError("foreign", to, "has no certificate of this swarm: it has another key or another run")
     if isinstance(error, ssl.SSLError):
         reason = (
             "does not speak TLS as a node of this swarm does: it may belong to an open swarm, and this node's has a key"
@@ -161,8 +161,8 @@ def _connect_error(to: Address, error: OSError, *, sealed: bool) -> TransportErr
         return TransportError("timeout", to, "did not answer")
     if number in _UNREACHABLE:
         return TransportError("refused", to, f"cannot be reached: {os.strerror(number)}")
-    if sealed and (number in _BROKEN_OFF or number is None):
-        return TransportError("reset", to, SILENCE)
-    if number in _BROKEN_OFF:
+    if sealed and (number in _RESET or number is None):
+        return TransportError("reset", to, CLOSED_WITHOUT_RESPONSE)
+    if number in _RESET:
         return TransportError("reset", to, "broke the connection off")
     return TransportError("refused", to, f"cannot be reached: {error}")

@@ -1,7 +1,8 @@
-"""How a body travels on an HTTP stream: its framing, its slices, and when a sender's buffer may be reused.
+"""The framing of messages on HTTP streams: how bodies are written in slices, and when a sender may reuse its buffer.
 
-Either way a message is `u32 length (big endian) + head`, then the raw body. The rules come from measurements (100 MB
-bodies): write slices of 1 MiB, and yield after each, because a write to a peer that keeps up does not.
+A message is `u32 length (big endian) + head`, then the raw body, in both directions. Bodies are written in slices of
+1 MiB with a yield after each, because a write to a fast peer does not yield; both values were measured with bodies of
+100 MB.
 """
 
 from __future__ import annotations
@@ -18,41 +19,42 @@ from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
 LENGTH_BYTES = 4
 #: Largest piece written at once.
 SLICE_BYTES = 1 << 20
-#: A piece up to this long is copied if its memory may change; a longer one is waited for until the kernel has it.
+#: A chunk up to this size is copied if its memory may change. For a longer one the writer waits until the kernel has
+#: it.
 COPY_BYTES = 1 << 16
-#: A message up to this long is sent in one write.
-WHOLE_BYTES = 1 << 16
-#: Memory for an announced head is taken so much at a time.
-HEAD_PIECE_BYTES = 1 << 16
+#: A message up to this size is sent in one write.
+SMALL_MESSAGE_BYTES = 1 << 16
+#: Memory for a head is allocated in pieces of this size.
+HEAD_READ_BYTES = 1 << 16
 
 
 class BadFraming(OverlayError):
-    """The peer's bytes are not a head and a body."""
+    """The received bytes are no head and body."""
 
 
 class BodyReader:
-    """An incoming message: `head()` first, then an asynchronous iterator of the body's buffers, or `read_into`.
+    """Reads a message: `head()` first, then the body as an asynchronous iterator or with `read_into`.
 
-    `translate` turns whatever the stream raises into the error for the one who reads.
+    `map_error` turns what the stream raises into the error for the reader.
     """
 
     def __init__(
         self,
         body: HttpBody,
-        translate: Callable[[Exception], Exception],
+        map_error: Callable[[Exception], Exception],
         *,
         small_head_bytes: int = MAX_HEAD_BYTES,
         large_head: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        """A head above `small_head_bytes` is read inside `large_head()`, which may wait or refuse."""
+        """A head above `small_head_bytes` is read inside `large_head()`, which may wait or raise."""
         self._body = body
-        self._translate = translate
+        self._map_error = map_error
         self._small_head_bytes = small_head_bytes
         self._large_head = large_head
         self.broken = False
 
     async def head(self) -> bytes:
-        """The head. Raises `BadFraming` when it is cut short or longer than `MAX_HEAD_BYTES`."""
+        """The head. Raises `BadFraming` if it is incomplete or longer than `MAX_HEAD_BYTES`."""
         length_bytes = bytearray(LENGTH_BYTES)
         if await self.read_into(memoryview(length_bytes)) < LENGTH_BYTES:
             raise BadFraming("ended before its head")
@@ -65,10 +67,10 @@ class BodyReader:
             return await self._read_head(length)
 
     async def _read_head(self, length: int) -> bytes:
-        # Grows with what arrives, never with what was announced.
+        # Memory grows with the bytes that arrive, not with the announced length.
         data = bytearray()
         while len(data) < length:
-            piece = bytearray(min(length - len(data), HEAD_PIECE_BYTES))
+            piece = bytearray(min(length - len(data), HEAD_READ_BYTES))
             if await self.read_into(memoryview(piece)) < len(piece):
                 raise BadFraming("ended within its head")
             data += piece
@@ -82,7 +84,7 @@ class BodyReader:
             data = await self._body.read()
         except Exception as error:
             self.broken = True
-            raise self._translate(error) from error
+            raise self._map_error(error) from error
         if not data:
             raise StopAsyncIteration
         return data
@@ -93,36 +95,36 @@ class BodyReader:
             return await self._body.fill(target)
         except Exception as error:
             self.broken = True
-            raise self._translate(error) from error
+            raise self._map_error(error) from error
 
 
 def framed(head: bytes) -> bytes:
-    """The head with its length before it."""
+    """The head after its length."""
     return len(head).to_bytes(LENGTH_BYTES, "big") + head
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a body that comes in chunks."""
+    """One chunk of the chunked transfer coding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def known_size(body: Body) -> int | None:
-    """Bytes of a body that stands already, or says so; None for another that is produced while it is sent."""
+    """The size of a body that is a list or has a `size_bytes`; None for one that is produced while it is sent."""
     if isinstance(body, SizedBody):
         return body.size_bytes
     return sum(memoryview(chunk).nbytes for chunk in body) if isinstance(body, list | tuple) else None
 
 
 def small_message(head: bytes, body: Body) -> bytes | None:
-    """The whole message, where it is small and stands already."""
+    """The whole message as one buffer, if it is small and the body is a list; else None."""
     size = known_size(body)
-    if size is None or size + len(head) > WHOLE_BYTES or not isinstance(body, list | tuple):
+    if size is None or size + len(head) > SMALL_MESSAGE_BYTES or not isinstance(body, list | tuple):
         return None
     return b"".join((framed(head), *body))
 
 
 class BodyFailed(OverlayError):
-    """The sender's own iterator raised `error` while its body was being sent."""
+    """The body's own iterator raised `error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"the body could not be produced: {error!r}")
@@ -130,17 +132,19 @@ class BodyFailed(OverlayError):
 
 
 class BodyWriter:
-    """Either kind of body, asked for one chunk after the other. Not a generator: one that is left in the middle is
-    finished by a task of the loop's, at a moment nobody chose."""
+    """Gets the chunks of a synchronous or asynchronous body.
+
+    Not an asynchronous generator: the loop would close one that is left early in a task of its own, at any later time.
+    """
 
     def __init__(self, body: Body) -> None:
         self._async = body.__aiter__() if isinstance(body, AsyncIterable) else None
-        #: Whether to ask for the next chunk may take time.
+        #: Whether the next chunk may take time.
         self.waits = self._async is not None
         self._sync = iter(body) if isinstance(body, Iterable) and self._async is None else None
 
     async def next(self) -> Buffer | None:
-        """The next chunk that is not empty, None at the end. Raises `BodyFailed`."""
+        """The next chunk that is not empty; None at the end. Raises `BodyFailed`."""
         try:
             while True:
                 if self._async is not None:
@@ -154,7 +158,7 @@ class BodyWriter:
             raise BodyFailed(error) from error
 
     async def close(self) -> None:
-        """Close a generator that was not read to its end: its cleanup belongs to the request."""
+        """Close a generator that was not read to its end, so that its cleanup runs within the request."""
         if isinstance(self._async, AsyncGenerator):
             await self._async.aclose()
         elif isinstance(self._sync, Generator):
@@ -167,18 +171,17 @@ async def write_body(
     body: BodyWriter,
     *,
     in_chunks: bool,
-    silence_s: float | None = None,
+    idle_timeout_s: float | None = None,
     on_asking: Callable[[], None] | None = None,
     on_progress: Callable[[], None] | None = None,
 ) -> None:
-    """Write `beginning` as it is, then a body slice by slice, `in_chunks` as HTTP has them. Raises `BodyFailed`, and
-    what `Connection.drain` raises.
+    """Write `beginning`, then the body slice by slice, in HTTP chunks if `in_chunks`.
 
-    `silence_s` bounds each write (`TimeoutError`). `on_asking` is called before the body is asked for its next chunk,
-    `on_progress` whenever there is something to write again.
+    `idle_timeout_s` bounds each write. `on_asking` is called before each chunk is requested from the body,
+    `on_progress` after each chunk and each write. Raises `BodyFailed` and what `Connection.drain` raises.
     """
     asking, progress = on_asking or _nothing, on_progress or _nothing
-    #: Small pieces wait for the next large one, so that each system call has something to do.
+    #: Small pieces are collected, so that each system call writes many bytes.
     pieces: list[Buffer] = []
     size = 0
 
@@ -187,9 +190,9 @@ async def write_body(
         connection.write(pieces)
         pieces.clear()
         size = 0
-        await connection.drain(silence_s)
+        await connection.drain(idle_timeout_s)
         progress()
-        # A write does not yield while the peer keeps up: the loop would lag by whole deltas.
+        # A write to a fast peer does not yield: without this, a large body would block the loop.
         await asyncio.sleep(0)
 
     pieces.append(beginning)

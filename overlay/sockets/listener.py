@@ -1,8 +1,6 @@
-"""The real datagrams: one UDP socket that nothing can kill, and the port it shares with the stream server.
+"""Binds UDP and TCP to the same port number, and accepts TCP connections.
 
-asyncio closes a datagram transport when a send raises anything but `OSError` (a hostile port or address does), and
-uvloop and asyncio differ in what they check. So the socket is ours: sends are direct, and whatever the kernel or an
-address does is counted and dropped. Rules for the kademlia layer above: kademlia.md, fault 1.
+The loop's own server loses connections that it has accepted when it is closed, so the listening socket is ours.
 """
 
 from __future__ import annotations
@@ -18,18 +16,18 @@ from overlay.addresses import Address
 from overlay.sockets.udp import RECEIVE_BUFFER_BYTES
 from overlay.transport import PortInUse
 
-#: Connections taken per wake-up before other callbacks get their turn.
+#: Connections accepted per wake-up, before other callbacks run.
 ACCEPTED_PER_TURN = 64
-#: Connections the kernel keeps for us while the loop is busy.
+#: Connections that the kernel queues while the loop is busy.
 BACKLOG = 512
-#: A free port must be free for UDP and TCP: tried this often.
+#: Attempts to find a port that is free for both UDP and TCP.
 FREE_PORT_TRIES = 64
 
 
 def bind_pair(host: str, port: int) -> tuple[socket.socket, socket.socket, Address]:
     """A UDP socket and a listening TCP socket on the same port; `host` is a literal address.
 
-    With port 0 any port that is free for both. "::" takes IPv4 too. Raises `PortInUse` or `OSError`.
+    Port 0 takes any port that is free for both. "::" accepts IPv4 too. Raises `PortInUse` or `OSError`.
     """
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     tries = FREE_PORT_TRIES if port == 0 else 1
@@ -58,10 +56,10 @@ def bind_pair(host: str, port: int) -> tuple[socket.socket, socket.socket, Addre
 
 
 class Listener:
-    """Takes connections off a listening socket. The loop's own server loses what it has accepted when it is closed."""
+    """Accepts connections on a listening socket, on the running loop."""
 
     def __init__(self, listening: socket.socket, admit: Callable[[socket.socket, str], None]) -> None:
-        """`admit` gets each connection, and the host at its other end."""
+        """`admit` gets each connection and the host of its peer."""
         self._listening = listening
         self._admit = admit
         self._loop = asyncio.get_running_loop()
@@ -76,14 +74,14 @@ class Listener:
         for _ in range(ACCEPTED_PER_TURN):
             try:
                 stream, address = self._listening.accept()
-            except OSError:  # nobody more; or no descriptors left: the kernel keeps them, and we look again
+            except OSError:  # no connection is left; or no descriptor, and then the kernel keeps the connections
                 return
             stream.setblocking(False)
             self._admit(stream, str(address[0]))
 
 
 def _prepare(stream: socket.socket, datagrams: socket.socket, family: int) -> None:
-    # Connections of the process before us, waiting to be forgotten, must not keep the port from a restarted node.
+    # Connections of a former process in TIME_WAIT must not block the port of a restarted node.
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for each in (stream, datagrams):
         each.setblocking(False)

@@ -1,4 +1,4 @@
-"""The serving end of the real streams: conversations, each one connection with one request after the other."""
+"""The server end of HTTP/1.1 streams: reads requests from connections, runs their handlers and sends the responses."""
 
 from __future__ import annotations
 
@@ -28,92 +28,91 @@ from overlay.sockets.framing import (
 from overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
 from overlay.transport import HANDLER_SILENCE_S, Request, RequestHandler, RequestRejected, Response, TransportError
 
-#: Idle connections: longer than the asking end keeps them (`overlay.sockets.connection_pool.KEEP_ALIVE_S`).
+#: Idle connections are kept longer than clients keep them (`overlay.sockets.connection_pool.KEEP_ALIVE_S`).
 KEEP_ALIVE_S = 90.0
-#: After an early answer the rest of a request is read and thrown away for this long, so that the answer is not lost.
+#: After an early response the rest of the request is read and discarded for this long, or the response could be lost.
 LINGER_S = 5.0
-_ELSEWHERE = b"This port belongs to a p2pnode; its status page is on another one.\n"
+_NOT_A_REQUEST = b"This port belongs to a p2pnode; its status page is on another one.\n"
 
 
 class StreamServer:
-    """`begin` is the protocol factory of the connections that come."""
+    """`new_connection` is the protocol factory for accepted connections."""
 
     def __init__(self, on_request: RequestHandler, log: Log, counters: Counter[str]) -> None:
         self._on_request = on_request
         self._log = log
         self._counters = counters
-        self._turns = HandlerLimiter()
-        self._conversations: dict[Connection, _ServerConnection] = {}
+        self._limiter = HandlerLimiter()
+        self._connections: dict[Connection, _ServerConnection] = {}
         self._closed = False
 
-    def begin(self) -> Connection:
-        """A connection that is served from when it is there."""
-        return Connection(self._begun, self._ended)
+    def new_connection(self) -> Connection:
+        """A connection that is served as soon as it is made."""
+        return Connection(self._on_open, self._on_close)
 
-    def _begun(self, connection: Connection) -> None:
-        if self._closed:  # it was accepted before the listener was closed
+    def _on_open(self, connection: Connection) -> None:
+        if self._closed:  # accepted before the listener was closed
             connection.abort()
             return
-        self._conversations[connection] = _ServerConnection(self, connection)
+        self._connections[connection] = _ServerConnection(self, connection)
 
-    def _ended(self, connection: Connection) -> None:
-        conversation = self._conversations.pop(connection, None)
-        if conversation is not None:
-            conversation.left()
+    def _on_close(self, connection: Connection) -> None:
+        serving = self._connections.pop(connection, None)
+        if serving is not None:
+            serving.on_close()
 
     def end_idle(self) -> None:
-        """What open connections were admitted by is not valid any more: they end, at once or when what passes on them
-        has passed."""
-        for conversation in list(self._conversations.values()):
-            conversation.end_soon()
+        """Close every connection: now if it is idle, or after the request in progress."""
+        for serving in list(self._connections.values()):
+            serving.end_soon()
 
     async def close(self, within_s: float) -> None:
-        """End all conversations; their handlers are cancelled."""
+        """Close all connections and cancel their handlers."""
         self._closed = True
-        tasks = [conversation.task for conversation in self._conversations.values()]
+        tasks = [serving.task for serving in self._connections.values()]
         tasks = [task for task in tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
-        for connection in list(self._conversations):
+        for connection in list(self._connections):
             connection.abort()
 
-    # --- of one conversation ---------------------------------------------------------------------------------------
+    # --- one request -----------------------------------------------------------------------------------------------
 
-    async def serve(self, connection: Connection, head: RequestHead, body: HttpBody, *, is_last: bool) -> bool:
-        """Answer one request; False where the connection cannot be used again. Raises `OSError`, `NotOurHttp`."""
+    async def handle(self, connection: Connection, head: RequestHead, body: HttpBody, *, is_last: bool) -> bool:
+        """Handle one request; False if the connection cannot be used again. Raises `OSError`, `NotOurHttp`."""
         if not head.name:
-            _send(connection, http.NOT_FOUND, _ELSEWHERE, kind="text/plain", is_last=True)
+            _send(connection, http.NOT_FOUND, _NOT_A_REQUEST, kind="text/plain", is_last=True)
             return False
         source = _source(connection)
-        party = id_behind(source) or group_of(source.host)
+        peer = id_behind(source) or group_of(source.host)
         try:
-            async with self._turns.of(party):
-                return await self._handle(connection, head, body, source, party, is_last=is_last)
+            async with self._limiter.handler(peer):
+                return await self._run_handler(connection, head, body, source, peer, is_last=is_last)
         except TooManyRequests as reason:
             self._counters["streams_dropped_quota"] += 1
             _send(connection, http.REJECTED, str(reason).encode(), is_last=True)
             return False
 
-    async def _handle(
+    async def _run_handler(
         self,
         connection: Connection,
         head: RequestHead,
         body: HttpBody,
         source: Address,
-        party: bytes | str,
+        peer: bytes | str,
         *,
         is_last: bool,
     ) -> bool:
-        inflow = BodyReader(
+        reader = BodyReader(
             body,
-            functools.partial(_explain, source),
+            functools.partial(_transport_error, source),
             small_head_bytes=LARGE_HEAD_BYTES,
-            large_head=functools.partial(self._turns.large_head, party),
+            large_head=functools.partial(self._limiter.large_head, peer),
         )
         try:
-            reply = await self._on_request(Request(head.name, source, await inflow.head(), inflow))
+            response = await self._on_request(Request(head.name, source, await reader.head(), reader))
         except (RequestRejected, BadFraming) as refusal:
             reason = str(refusal)[: http.REASON_CHARACTERS].encode()
             _send(connection, http.REJECTED, reason, kind="text/plain; charset=utf-8", is_last=is_last)
@@ -121,23 +120,23 @@ class StreamServer:
         except TooManyRequests:
             raise
         except Exception as error:
-            if not inflow.broken:  # otherwise the handler only noticed that the peer has left
+            if not reader.broken:  # otherwise the handler only reports that the stream broke
                 self._log.error("request_handler_failed", request=head.name, source=str(source), error=repr(error))
             _send(connection, http.FAILED, b"the handler failed", kind="text/plain", is_last=True)
             return False
-        outflow = BodyWriter(reply.body)
+        writer = BodyWriter(response.body)
         try:
-            await _answer(connection, reply, outflow, is_last=is_last)
+            await _respond(connection, response, writer, is_last=is_last)
         except BodyFailed as error:
-            if not inflow.broken:
+            if not reader.broken:
                 self._log.error(
                     "request_handler_failed", request=head.name, source=str(source), error=repr(error.error)
                 )
-            # The answer has begun: breaking off is the only way to say that it is not complete.
+            # The response has begun: an abort is the only way to mark it as incomplete.
             connection.abort()
             return False
         finally:
-            await outflow.close()
+            await writer.close()
         return not is_last
 
 
@@ -149,30 +148,30 @@ class _ServerConnection:
         self._connection = connection
         self.is_busy = False
         self.is_last = False
-        self.task = asyncio.get_running_loop().create_task(self._run(), name="conversation")
+        self.task = asyncio.get_running_loop().create_task(self._run(), name="connection")
 
-    def left(self) -> None:
-        """The connection is gone. Who waits on it hears so; a handler that waits for something else is cancelled."""
-        if self.is_busy and not self._connection.is_awaited and self.task is not asyncio.current_task():
+    def on_close(self) -> None:
+        """Cancel a handler that waits for something else; one that waits on the connection gets an error from it."""
+        if self.is_busy and not self._connection.has_waiter and self.task is not asyncio.current_task():
             self.task.cancel()
 
     def end_soon(self) -> None:
-        """Close the connection now if it is idle, or else after the request under way."""
+        """Close the connection now if it is idle, or after the request in progress."""
         self.is_last = True
         if not self.is_busy:
             self._connection.abort()
 
     async def _run(self) -> None:
-        # Whatever the other side does ends its own connection, and is counted there: strangers send junk.
+        # Invalid input from a peer ends only its own connection.
         with contextlib.suppress(OSError, NotOurHttp, NotANodeCertificate, asyncio.CancelledError):
             while await self._once():
                 pass
         self._connection.close()
 
     async def _once(self) -> bool:
-        """One request and its answer; False when it was the last."""
+        """Serve one request; False if it was the last."""
         connection = self._connection
-        async with asyncio.timeout(KEEP_ALIVE_S):  # all of it: who sends a head drop by drop waits here no longer
+        async with asyncio.timeout(KEEP_ALIVE_S):  # for the whole head: also bounds a peer that sends it slowly
             head = await http.read_request_head(connection)
         if head is None:
             return False
@@ -180,54 +179,54 @@ class _ServerConnection:
         try:
             self.is_last = self.is_last or head.is_last
             body = HttpBody(connection, head.size_bytes, HANDLER_SILENCE_S)
-            goes_on = await self._server.serve(connection, head, body, is_last=self.is_last)
+            reusable = await self._server.handle(connection, head, body, is_last=self.is_last)
             await connection.drain(HANDLER_SILENCE_S)
-            if not body.is_at_end and not connection.is_over:
-                await _throw_away(body)
-            return goes_on and body.is_at_end and not self.is_last
+            if not body.is_at_end and not connection.has_ended:
+                await _discard(body)
+            return reusable and body.is_at_end and not self.is_last
         finally:
             self.is_busy = False
 
 
-async def _throw_away(body: HttpBody) -> None:
+async def _discard(body: HttpBody) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             while await body.read():
                 pass
 
 
-async def _answer(connection: Connection, reply: Response, body: BodyWriter, *, is_last: bool) -> None:
-    message = small_message(reply.head, reply.body)
+async def _respond(connection: Connection, response: Response, body: BodyWriter, *, is_last: bool) -> None:
+    message = small_message(response.head, response.body)
     if message is not None:
         _send(connection, http.OK, message, is_last=is_last)
         return
-    size = known_size(reply.body)
-    beginning = framed(reply.head)
+    size = known_size(response.body)
+    beginning = framed(response.head)
     if size is None:
         beginning = chunk(beginning)
     else:
         size += len(beginning)
-    beginning = http.answer_head(http.OK, size, is_last=is_last) + beginning
-    await write_body(connection, beginning, body, in_chunks=size is None, silence_s=HANDLER_SILENCE_S)
+    beginning = http.response_head(http.OK, size, is_last=is_last) + beginning
+    await write_body(connection, beginning, body, in_chunks=size is None, idle_timeout_s=HANDLER_SILENCE_S)
 
 
 def _send(
     connection: Connection, status: int, message: bytes, *, kind: str = "application/octet-stream", is_last: bool
 ) -> None:
-    connection.write([http.answer_head(status, len(message), kind=kind, is_last=is_last) + message])
+    connection.write([http.response_head(status, len(message), kind=kind, is_last=is_last) + message])
 
 
 def _source(connection: Connection) -> Address:
     peer = connection.transport.get_extra_info("peername")
     if not peer:
-        raise ConnectionClosed("the peer has left")
+        raise ConnectionClosed("the peer has closed the connection")
     source = Address.checked(peer[0], peer[1])
     proven = proven_id(connection)
     return NodeAddress.of(source, proven) if proven else source
 
 
-def _explain(source: Address, error: Exception) -> Exception:
-    """What broke the stream of a request, as its handler gets it."""
+def _transport_error(source: Address, error: Exception) -> Exception:
+    """The error for a handler whose request stream broke."""
     if isinstance(error, TimeoutError):
         return TransportError("timeout", source, f"was silent for {HANDLER_SILENCE_S:g} s")
     return TransportError("reset", source, "broke the stream")

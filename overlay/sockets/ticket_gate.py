@@ -1,8 +1,8 @@
-"""The threshold of a closed swarm's streams: connections wait here until their first bytes show a ticket.
+"""Holds the TCP connections of a closed swarm until their first bytes contain a valid admission ticket.
 
-Looks at what has arrived without taking it (MSG_PEEK), so that TLS finds the connection untouched. Whoever shows
-nothing, or nothing of ours, is let go without a byte; how many may wait, and how long, is bounded. What a ticket is,
-`overlay.sealing.tickets` decides.
+The gate peeks at the first bytes (MSG_PEEK), so TLS reads the connection from its start. A connection without a valid
+ticket is closed without sending a byte. The fileno of waiting connections and their time are bounded. Tickets are
+verified by `overlay.sealing.tickets`.
 """
 
 from __future__ import annotations
@@ -13,120 +13,119 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from overlay.sealing.client_hello import MOST_HELLO_BYTES
+from overlay.sealing.client_hello import MAX_HELLO_BYTES
 from overlay.sealing.refusal import Refused
-from overlay.sealing.tickets import Judgement
+from overlay.sealing.tickets import TicketVerdict
 from overlay.sockets.listener import Listener
 
-#: A member's first bytes come one round trip after it connected.
-PATIENCE_S = 3.0
-#: Connections that may wait; when there are more, the host with most of them loses its oldest.
-MOST_WAITING = 512
-#: A ClientHello that came in part is looked at again after this, and then each time after twice as long: the rest makes
-#: no new event while nothing is taken.
-LOOK_AGAIN_S = 0.03
+#: The first bytes of a member arrive one round trip after it has connected.
+FIRST_BYTES_TIMEOUT_S = 3.0
+#: Waiting connections. Beyond that, the oldest one of the host with the most connections is dropped.
+MAX_PENDING = 512
+#: An incomplete ClientHello is checked again after this time, then after twice as long each time. While its first bytes
+#: stay unread, the rest of it makes no new event.
+RECHECK_DELAY_S = 0.03
 
 
 class _PendingConnection:
-    """One connection that has not been admitted."""
+    """A connection whose ticket has not been verified."""
 
-    __slots__ = ("host", "pause_s", "stream", "timer")
+    __slots__ = ("host", "recheck_delay_s", "stream", "timer")
 
     def __init__(self, stream: socket.socket, host: str, timer: asyncio.TimerHandle) -> None:
         self.stream = stream
         self.host = host
         self.timer = timer
-        self.pause_s = LOOK_AGAIN_S
+        self.recheck_delay_s = RECHECK_DELAY_S
 
 
 class TicketGate:
-    """Listens in place of the loop's server, on a socket that listens already; `admit` gets the connections that may
-    begin, with nothing read from them."""
+    """Accepts connections on a listening socket. `admit` gets those with a valid ticket, with nothing read."""
 
     def __init__(
         self,
         listening: socket.socket,
-        judge: Callable[[bytes], Judgement],
+        verify: Callable[[bytes], TicketVerdict],
         admit: Callable[[socket.socket], None],
         counters: Counter[str],
     ) -> None:
-        self._judge = judge
+        self._verify = verify
         self._admit = admit
         self._counters = counters
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, _PendingConnection] = {}
+        self._pending: dict[int, _PendingConnection] = {}
         self._by_host: Counter[str] = Counter()
-        self._listener = Listener(listening, self._arrived)
+        self._listener = Listener(listening, self._on_connection)
 
     def close(self) -> None:
-        """Stop listening, and let go of those who wait."""
+        """Stop listening and close the waiting connections."""
         self._listener.close()
-        for visitor in list(self._waiting.values()):
-            self._forget(visitor)
-            visitor.stream.close()
+        for pending in list(self._pending.values()):
+            self._remove(pending)
+            pending.stream.close()
 
-    def _arrived(self, stream: socket.socket, host: str) -> None:
+    def _on_connection(self, stream: socket.socket, host: str) -> None:
         self._counters["streams_accepted"] += 1
-        timer = self._loop.call_later(PATIENCE_S, self._let_go, stream.fileno(), "silent")
-        visitor = _PendingConnection(stream, host, timer)
-        self._waiting[stream.fileno()] = visitor
-        self._by_host[visitor.host] += 1
-        self._look(stream.fileno())
-        if len(self._waiting) > MOST_WAITING:
-            self._make_room()
+        timer = self._loop.call_later(FIRST_BYTES_TIMEOUT_S, self._drop, stream.fileno(), "silent")
+        pending = _PendingConnection(stream, host, timer)
+        self._pending[stream.fileno()] = pending
+        self._by_host[pending.host] += 1
+        self._check(stream.fileno())
+        if len(self._pending) > MAX_PENDING:
+            self._drop_from_busiest_host()
 
-    def _make_room(self) -> None:
-        crowded = self._by_host.most_common(1)[0][0]
-        oldest = next(number for number, visitor in self._waiting.items() if visitor.host == crowded)
-        self._let_go(oldest, "crowded")
+    def _drop_from_busiest_host(self) -> None:
+        busiest = self._by_host.most_common(1)[0][0]
+        oldest = next(fileno for fileno, pending in self._pending.items() if pending.host == busiest)
+        self._drop(oldest, "crowded")
 
-    def _look(self, number: int) -> None:
-        visitor = self._waiting.get(number)
-        if visitor is None:
+    def _check(self, fileno: int) -> None:
+        pending = self._pending.get(fileno)
+        if pending is None:
             return
-        self._loop.remove_reader(number)
+        self._loop.remove_reader(fileno)
         try:
-            beginning = visitor.stream.recv(MOST_HELLO_BYTES, socket.MSG_PEEK)
+            data = pending.stream.recv(MAX_HELLO_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            self._loop.add_reader(number, self._look, number)
+            self._loop.add_reader(fileno, self._check, fileno)
             return
         except OSError:
-            beginning = b""
-        if not beginning:
-            self._let_go(number, "left")
+            data = b""
+        if not data:
+            self._drop(fileno, "left")
             return
         try:
-            judgement = self._judge(beginning)
+            verdict = self._verify(data)
         except Refused as reason:
-            self._let_go(number, str(reason))
+            self._drop(fileno, str(reason))
             return
-        if judgement is Judgement.INCOMPLETE:
-            self._loop.call_later(visitor.pause_s, self._look_again, visitor)
-            visitor.pause_s *= 2
+        if verdict is TicketVerdict.INCOMPLETE:
+            self._loop.call_later(pending.recheck_delay_s, self._recheck, pending)
+            pending.recheck_delay_s *= 2
             return
-        self._forget(visitor)
+        self._remove(pending)
         self._counters["streams_admitted"] += 1
-        self._admit(visitor.stream)
+        self._admit(pending.stream)
 
-    def _look_again(self, visitor: _PendingConnection) -> None:
-        # Its number may be another's by now.
-        if self._waiting.get(visitor.stream.fileno()) is visitor:
-            self._look(visitor.stream.fileno())
+    def _recheck(self, pending: _PendingConnection) -> None:
+        # Another connection may have its file descriptor by now.
+        if self._pending.get(pending.stream.fileno()) is pending:
+            self._check(pending.stream.fileno())
 
-    def _let_go(self, number: int, reason: str) -> None:
-        visitor = self._waiting.get(number)
-        if visitor is None:
+    def _drop(self, fileno: int, reason: str) -> None:
+        pending = self._pending.get(fileno)
+        if pending is None:
             return
         self._counters[f"streams_dropped_{reason}"] += 1
-        self._forget(visitor)
+        self._remove(pending)
         with contextlib.suppress(OSError):
-            visitor.stream.close()
+            pending.stream.close()
 
-    def _forget(self, visitor: _PendingConnection) -> None:
-        number = visitor.stream.fileno()
-        visitor.timer.cancel()
-        self._loop.remove_reader(number)
-        del self._waiting[number]
-        self._by_host[visitor.host] -= 1
-        if not self._by_host[visitor.host]:
-            del self._by_host[visitor.host]
+    def _remove(self, pending: _PendingConnection) -> None:
+        fileno = pending.stream.fileno()
+        pending.timer.cancel()
+        self._loop.remove_reader(fileno)
+        del self._pending[fileno]
+        self._by_host[pending.host] -= 1
+        if not self._by_host[pending.host]:
+            del self._by_host[pending.host]

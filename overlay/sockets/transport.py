@@ -1,8 +1,8 @@
-"""The real door: UDP datagrams, and requests as HTTP/1.1 over TCP on the same port number; in a closed swarm over TLS.
+"""The transport on real sockets: UDP datagrams, and HTTP/1.1 requests over TCP or TLS, on one port number.
 
-`POST /p2p/{name}`, both ways a length, a head and a raw body (`overlay.sockets.framing`). Decides nothing about
-requests: unknown names are the handler's business. This puts the ends together: `overlay.sockets.server` and
-`overlay.sockets.client`, on `overlay.sockets.connection`, and `overlay.sockets.listener` for datagrams.
+A request is `POST /p2p/{name}`. Both messages are a length, a head and a raw body (`overlay.sockets.framing`). The
+request handler decides which names exist. A closed swarm uses TLS. This module composes `overlay.sockets.server` and
+`overlay.sockets.client` with the listening sockets.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from overlay.sockets.ticket_gate import TicketGate
 from overlay.sockets.udp import DatagramSocket
 from overlay.transport import MAX_DATAGRAM_BYTES, MAX_HEAD_BYTES, Body, DatagramHandler, RequestHandler
 
-#: `close` waits this long for cancelled handlers and requests.
-CLOSE_S = 0.4
-#: TLS handshakes at once, and the longest one; only members come this far.
-HANDSHAKES_AT_ONCE = 64
-MOST_HANDSHAKES = 1024
-HANDSHAKE_S = 10.0
+#: Longest wait of `close` for cancelled handlers and handshakes, each.
+CLOSE_TIMEOUT_S = 0.4
+#: TLS handshakes: running at once, running or waiting, and the longest time of one. All of them have valid tickets.
+MAX_CONCURRENT_HANDSHAKES = 64
+MAX_PENDING_HANDSHAKES = 1024
+HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class SocketTransport:
@@ -40,9 +40,9 @@ class SocketTransport:
     def __init__(self, host: str, port: int, *, log: Log, clock: Clock, seal: StreamSeal | None = None) -> None:
         self.address = Address(host, port)
         self._seal = seal
-        self._threshold: TicketGate | None = None
+        self._gate: TicketGate | None = None
         self._counters: Counter[str] = Counter()
-        self._handshakes = asyncio.Semaphore(HANDSHAKES_AT_ONCE)
+        self._handshakes = asyncio.Semaphore(MAX_CONCURRENT_HANDSHAKES)
         self._handshaking: dict[asyncio.Task[None], socket.socket] = {}
         self._log = log
         self._clock = clock
@@ -63,8 +63,8 @@ class SocketTransport:
         return {**self._datagrams.counters, **self._counters} if self._datagrams is not None else {}
 
     def use(self, credentials: Credentials, *, end_others: bool) -> None:
-        """New connections show and accept these certificates. `end_others`: what open ones were admitted by is not
-        valid any more, so they end, at once or when what passes on them has passed."""
+        """New connections use these certificates. `end_others`: a former key is no longer valid, so close the
+        connections that were accepted under it, when their requests are done."""
         assert self._seal is not None
         self._seal.use(credentials)
         if end_others and self._server is not None:
@@ -75,18 +75,18 @@ class SocketTransport:
         if self._opened:
             raise RuntimeError("a transport is opened once")
         self._opened = True
-        host = await _literal(self.address.host)
+        host = await _literal_address(self.address.host)
         datagrams, stream, self.address = bind_pair(host, self.address.port)
         self._server = StreamServer(on_request, self._log, self._counters)
         try:
             if self._seal is None:
-                self._listener = Listener(stream, lambda stream, _host: self._admit(stream))
+                self._listener = Listener(stream, lambda stream, _host: self._begin_handshake(stream))
             else:
                 seal = self._seal
-                self._threshold = TicketGate(
+                self._gate = TicketGate(
                     stream,
-                    lambda beginning: seal.admission.judge(beginning, self._clock.wall()),
-                    self._admit,
+                    lambda data: seal.tickets.verify(data, self._clock.wall()),
+                    self._begin_handshake,
                     self._counters,
                 )
         except BaseException:
@@ -116,57 +116,57 @@ class SocketTransport:
             self._datagrams.close()
         if self._listener is not None:
             self._listener.close()
-        if self._threshold is not None:
-            self._threshold.close()
+        if self._gate is not None:
+            self._gate.close()
         for task in self._handshaking:
             task.cancel()
         if self._handshaking:
-            await asyncio.wait(list(self._handshaking), timeout=CLOSE_S)
+            await asyncio.wait(list(self._handshaking), timeout=CLOSE_TIMEOUT_S)
         if self._server is not None:
-            await self._server.close(CLOSE_S)
+            await self._server.close(CLOSE_TIMEOUT_S)
         self._client.close()
-        # Connections are gone only after their `connection_lost`, a few turns of the loop later.
+        # `connection_lost` of the connections runs a few turns of the loop later.
         for _ in range(4):
             await asyncio.sleep(0)
 
-    # --- admitting ----------------------------------------------------------------------------------------------
+    # --- accepting ----------------------------------------------------------------------------------------------
 
-    def _admit(self, stream: socket.socket) -> None:
-        """Begin with one who is in; in a closed swarm with TLS, for it has shown a ticket."""
-        if len(self._handshaking) >= MOST_HANDSHAKES:
+    def _begin_handshake(self, stream: socket.socket) -> None:
+        """Serve an accepted connection; in a closed swarm over TLS, after its ticket was verified."""
+        if len(self._handshaking) >= MAX_PENDING_HANDSHAKES:
             self._counters["streams_dropped_busy"] += 1
             stream.close()
             return
-        task = asyncio.get_running_loop().create_task(self._shake_hands(stream), name="handshake")
+        task = asyncio.get_running_loop().create_task(self._handshake(stream), name="handshake")
         self._handshaking[task] = stream
-        task.add_done_callback(self._admitted)
+        task.add_done_callback(self._on_handshake_done)
 
-    def _admitted(self, task: asyncio.Task[None]) -> None:
+    def _on_handshake_done(self, task: asyncio.Task[None]) -> None:
         stream = self._handshaking.pop(task)
-        if not self._is_open:  # it may have been cancelled before it began
+        if not self._is_open:  # the task may have been cancelled before it started
             stream.close()
 
-    async def _shake_hands(self, stream: socket.socket) -> None:
+    async def _handshake(self, stream: socket.socket) -> None:
         assert self._server is not None
         loop = asyncio.get_running_loop()
         try:
             if self._seal is None:
-                await loop.connect_accepted_socket(self._server.begin, stream)
+                await loop.connect_accepted_socket(self._server.new_connection, stream)
                 return
             async with self._handshakes:
                 await loop.connect_accepted_socket(
-                    self._server.begin,
+                    self._server.new_connection,
                     stream,
                     ssl=self._seal.credentials.server,
-                    ssl_handshake_timeout=HANDSHAKE_S,
+                    ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
                 )
             self._counters["streams_sealed"] += 1
-        except (OSError, ssl.SSLError):  # refused certificates, those who left, those who took too long
+        except (OSError, ssl.SSLError):  # bad certificate, closed by the peer, or timed out
             self._counters["streams_dropped_handshake"] += 1
 
 
-async def _literal(host: str) -> str:
-    """The address to listen on; a name (`localhost`) is resolved once."""
+async def _literal_address(host: str) -> str:
+    """The address to listen on; a name such as `localhost` is resolved once."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

@@ -1,4 +1,8 @@
-"""The UDP socket of a node, read in batches."""
+"""The UDP socket of a node: counts and drops whatever cannot be sent or received.
+
+asyncio closes a datagram transport when a send raises anything but `OSError`, which an invalid port or address does,
+and uvloop and asyncio check different things. So this class sends on the socket itself, and no error closes it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from overlay.addresses import Address
 from overlay.environment import Log
 from overlay.transport import MAX_DATAGRAM_BYTES, DatagramHandler
 
-#: Asked of the kernel for arriving datagrams: a second of a thousand peers' probes. It grants what its limits allow.
+#: Requested from the kernel, which may grant less: one second of probes from a thousand peers.
 RECEIVE_BUFFER_BYTES = 4 << 20
-#: Datagrams taken per wake-up before other callbacks get their turn.
+#: Datagrams read per wake-up, before other callbacks run.
 DATAGRAMS_PER_TURN = 64
 
 
@@ -37,7 +41,7 @@ class DatagramSocket:
         self._loop.add_reader(bound.fileno(), self._on_readable)
 
     def send(self, to: Address, datagram: bytes) -> None:
-        """Send, or count why not: too long, wrong family or no route, full buffer, odd address."""
+        """Send, or count why not: too long, wrong family, no route, full buffer, invalid address."""
         if len(datagram) > self._longest_bytes:
             self.counters["not_sent_long"] += 1
             self._failed("datagram_too_long", f"{len(datagram)} bytes", limit=self._longest_bytes)
@@ -62,30 +66,30 @@ class DatagramSocket:
                 datagram, source = self._socket.recvfrom(self._longest_bytes + 1)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:  # a message of an earlier send's failure, not ours to mend
+            except OSError:  # reports that an earlier send failed
                 continue
             if len(datagram) > self._longest_bytes:
                 self.counters["dropped_long"] += 1
                 continue
             self._deliver(datagram, source)
-            if self._socket.fileno() < 0:  # the handler closed us
+            if self._socket.fileno() < 0:  # the handler closed this socket
                 return
 
     def _deliver(self, datagram: bytes, source: tuple[str, int]) -> None:
         try:
             address = Address.checked(source[0], source[1])
-        except ValueError:  # source port 0: cannot be answered
+        except ValueError:  # source port 0 cannot be answered
             self.counters["dropped_source"] += 1
             return
         self.counters["received"] += 1
         try:
             self._on_datagram(datagram, address)
         except Exception as error:
-            # Whatever a stranger's bytes do to a handler, the socket goes on.
+            # No bytes from the network may stop the socket.
             self._failed("datagram_handler_failed", repr(error), source=str(address))
 
     def _failed(self, event: str, what: str, **fields: object) -> None:
-        """Log the first failure of a kind; strangers can repeat it at will."""
+        """Log the first failure of each kind: any peer can cause more."""
         kind = f"{event}/{what.split('(')[0]}"
         self._failures_seen[kind] = self._failures_seen.get(kind, 0) + 1
         if self._failures_seen[kind] == 1 and len(self._failures_seen) < 100:

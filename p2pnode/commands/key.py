@@ -208,17 +208,17 @@ def _is_file(text: str) -> bool:
 def take(text: str, folder: Path) -> tuple[Invitation, bool]:
     """Read an invitation and keep it in a state directory; whether anything changed. Raises `UserError`."""
     from overlay.sealing.invitation import BadInvitation, Invitation
-    from p2pnode.keys.key_files import MOST_BYTES, accept, own_input
+    from p2pnode.keys.key_files import MAX_FILE_BYTES, own_input, save_invitation
 
     if text == STANDARD_INPUT:
         if sys.stdin.isatty():
             sys.stderr.write("paste the invitation and press Enter:\n")
-            content = own_input().readline(MOST_BYTES)
+            content = own_input().readline(MAX_FILE_BYTES)
         else:
-            content = own_input().read(MOST_BYTES)
+            content = own_input().read(MAX_FILE_BYTES)
         where = "standard input"
     elif _is_file(text):
-        content, where = Path(text).read_bytes()[:MOST_BYTES], f"the file {text}"
+        content, where = Path(text).read_bytes()[:MAX_FILE_BYTES], f"the file {text}"
     else:
         content, where = text.encode("utf-8", "replace"), "the line given"
     try:
@@ -226,21 +226,21 @@ def take(text: str, folder: Path) -> tuple[Invitation, bool]:
     except BadInvitation as error:
         hint = "`p2pnode key invite` on a member's machine prints an invitation, one line"
         raise UserError(f"{where} is no invitation: {error}", hint, ExitCode.CONFIGURATION) from None
-    changed = accept(folder, invitation.run, list(invitation.addresses), invitation.keys)
+    changed = save_invitation(folder, invitation.run, list(invitation.addresses), invitation.keys)
     return invitation, changed
 
 
 def _checked(addresses: list[str]) -> list[str]:
-    from overlay.sealing.invitation import MOST_ADDRESSES
+    from overlay.sealing.invitation import MAX_ADDRESSES
 
     for address in addresses:
         try:
             split_address(address)
         except ValueError as error:
             raise UserError(f"--address: {error}", "write --address 10.0.0.5:8468", ExitCode.USAGE) from None
-    if len(addresses) > MOST_ADDRESSES:
-        hint = f"name the {MOST_ADDRESSES} that are up most"
-        raise UserError(f"an invitation holds {MOST_ADDRESSES} addresses, not {len(addresses)}", hint, ExitCode.USAGE)
+    if len(addresses) > MAX_ADDRESSES:
+        hint = f"name the {MAX_ADDRESSES} that are up most"
+        raise UserError(f"an invitation holds {MAX_ADDRESSES} addresses, not {len(addresses)}", hint, ExitCode.USAGE)
     return addresses
 
 

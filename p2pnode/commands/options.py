@@ -12,7 +12,7 @@ from overlay.addresses import split_address
 from p2pnode.client import NodeClient, NotReachable, find
 from p2pnode.config.load import Loaded, Override, load
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.keys.invitation_files import remembered
+from p2pnode.keys.invitation_files import remembered_settings
 
 #: Read when no --config is given and it exists in the working directory.
 DEFAULT_FILE = Path("node.toml")
@@ -57,7 +57,7 @@ def loaded(
         config,
         os.environ,
         overrides,
-        remembered=lambda found: remembered(found.state_folder, os.environ, joining=joining),
+        remembered=lambda found: remembered_settings(found.state_folder, os.environ, joining=joining),
     )
 
 

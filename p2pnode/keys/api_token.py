@@ -17,11 +17,11 @@ from p2pnode.errors import ExitCode, UserError
 TOKEN_FILE = "status.token"  # noqa: S105 -- a name, no token
 TOKEN_BYTES = 32
 #: A token somebody wrote by hand is refused below this length, in characters.
-SHORTEST = 16
-LONGEST = 4096
+MIN_CHARACTERS = 16
+MAX_CHARACTERS = 4096
 
 
-class NotReadable(Exception):
+class TokenNotReadable(Exception):
     """There is no token to be read there; the text says why."""
 
 
@@ -30,7 +30,7 @@ def token_path(state_folder: Path, token_file: str) -> Path:
     return Path(token_file).expanduser() if token_file else state_folder / TOKEN_FILE
 
 
-def load_or_make(path: Path, new: bytes) -> str:
+def load_or_create(path: Path, new: bytes) -> str:
     """The token in the file, or `new` (random bytes) written there as text. Raises `UserError` (exit code 7)."""
     try:
         text = base64.urlsafe_b64encode(new).decode().rstrip("=")
@@ -39,7 +39,7 @@ def load_or_make(path: Path, new: bytes) -> str:
     except FileExistsError:
         try:
             return read(path)
-        except NotReadable as error:
+        except TokenNotReadable as error:
             raise _unusable(path, str(error)) from None
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from None
@@ -55,20 +55,24 @@ def load_or_make(path: Path, new: bytes) -> str:
 
 
 def read(path: Path) -> str:
-    """The token in a file that nobody else may read or could have written. Raises `NotReadable`."""
+    """The token in a file that nobody else may read or could have written. Raises `TokenNotReadable`."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            raw = file.read(LONGEST + 1)
+            raw = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
-        raise NotReadable(error.strerror or str(error)) from None
+        raise TokenNotReadable(error.strerror or str(error)) from None
     if stat.S_IMODE(found.st_mode) & 0o077:
-        raise NotReadable(f"others may read or write it (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 it")
+        raise TokenNotReadable(f"others may read or write it (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 it")
     if found.st_uid not in (os.geteuid(), 0):
-        raise NotReadable("it belongs to another user")
+        raise TokenNotReadable("it belongs to another user")
     text = raw.decode("ascii", "replace").strip()
-    if not (SHORTEST <= len(text) <= LONGEST and text.isascii() and text.isprintable() and " " not in text):
-        raise NotReadable(f"it is no token: one word of {SHORTEST} to {LONGEST} printable characters is expected")
+    if not (
+        MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS and text.isascii() and text.isprintable() and " " not in text
+    ):
+        raise TokenNotReadable(
+            f"it is no token: one word of {MIN_CHARACTERS} to {MAX_CHARACTERS} printable characters is expected"
+        )
     return text
 
 

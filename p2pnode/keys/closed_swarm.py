@@ -25,9 +25,9 @@ from p2pnode.keys.invitation_files import IN_ENVIRONMENT, STANDARD_INPUT
 from p2pnode.keys.key_files import read_key_file
 
 #: Between two looks at the key file.
-LOOK_S = 2.0
+POLL_INTERVAL_S = 2.0
 #: Members with a wrong clock are reported at most this often.
-CLOCK_WARNING_S = 600.0
+CLOCK_WARNING_INTERVAL_S = 600.0
 
 
 class ClosedSwarm:
@@ -52,7 +52,7 @@ class ClosedSwarm:
         self._clock = clock = environment.clock
         self._log = log = environment.log
         self._clock_warned = float("-inf")
-        self._admission = TicketVerifier(
+        self._tickets = TicketVerifier(
             keys,
             config.swarm.run,
             identity.node_id,
@@ -60,7 +60,7 @@ class ClosedSwarm:
             started_wall=clock.wall(),
             clock_differs=self._warn,
         )
-        seal = StreamSeal(self._admission, credentials)
+        seal = StreamSeal(self._tickets, credentials)
         self._sockets = SocketTransport(config.node.host, config.node.port, log=log, clock=clock, seal=seal)
         self.transport = SealedTransport(
             self._sockets, identity, keys, config.swarm.run, clock=clock, entropy=environment.entropy, log=log
@@ -72,10 +72,10 @@ class ClosedSwarm:
         if path is None:
             return
         refused = ""
-        seen = _look(path)
+        seen = _file_signature(path)
         while True:
-            await asyncio.sleep(LOOK_S)
-            now = _look(path)
+            await asyncio.sleep(POLL_INTERVAL_S)
+            now = _file_signature(path)
             if now == seen:
                 continue
             try:
@@ -97,7 +97,7 @@ class ClosedSwarm:
         before, self.keys = self.keys, keys
         # In one turn of the loop: nothing is judged by two different rings.
         self.transport.use(keys)
-        self._admission.use(keys)
+        self._tickets.use(keys)
         self._sockets.use(credentials, end_others=not set(before) <= set(keys))
         self._log.info(
             "swarm_keys_changed", used=keys.fingerprints[0], accepted=keys.fingerprints, before=before.fingerprints
@@ -105,7 +105,7 @@ class ClosedSwarm:
 
     def _warn(self, ahead_s: float) -> None:
         now = self._clock.monotonic()
-        if now - self._clock_warned > CLOCK_WARNING_S:
+        if now - self._clock_warned > CLOCK_WARNING_INTERVAL_S:
             self._clock_warned = now
             self._log.warning(
                 "clock_differs",
@@ -115,7 +115,7 @@ class ClosedSwarm:
             )
 
 
-def _look(path: Path) -> tuple[int, int, int]:
+def _file_signature(path: Path) -> tuple[int, int, int]:
     try:
         found = path.stat()
     except OSError:

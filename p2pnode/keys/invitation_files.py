@@ -21,7 +21,7 @@ STANDARD_INPUT = "-"
 IN_ENVIRONMENT = f"${KEY_VARIABLE}"
 
 
-def remembered(folder: Path, environment: Mapping[str, str], *, joining: bool = False) -> list[Override]:
+def remembered_settings(folder: Path, environment: Mapping[str, str], *, joining: bool = False) -> list[Override]:
     """Settings that follow from the environment and from what an earlier start left in the state directory.
 
     `joining`: as if the key were there already.

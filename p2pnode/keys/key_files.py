@@ -22,7 +22,7 @@ from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, SWARM_FILE, read_swarm
 
 #: Two keys and their comments are far below it.
-MOST_BYTES = 1 << 16
+MAX_FILE_BYTES = 1 << 16
 #: A group may read it (service accounts); others may not, and nobody else may write it.
 FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 
@@ -33,7 +33,7 @@ def find_keys(config: Config, environment: MutableMapping[str, str], standard_in
     if not source:
         return None
     if source == STANDARD_INPUT:
-        return _parsed(standard_input.read(MOST_BYTES), "standard input")
+        return _parsed(standard_input.read(MAX_FILE_BYTES), "standard input")
     if source == IN_ENVIRONMENT:
         text = environment.pop(KEY_VARIABLE, "")  # the trainer and other children need not have it
         return _parsed(text.encode(), f"the environment variable {KEY_VARIABLE}")
@@ -45,7 +45,7 @@ def read_key_file(path: Path) -> KeyRing:
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            content = file.read(MOST_BYTES)
+            content = file.read(MAX_FILE_BYTES)
     except OSError as error:
         raise UserError(
             f"cannot read the swarm key file {path}: {error.strerror or error}",
@@ -94,7 +94,7 @@ def _write_secret(path: Path, text: str, what: str) -> None:
         ) from None
 
 
-def accept(folder: Path, run: str, addresses: list[str], keys: KeyRing) -> bool:
+def save_invitation(folder: Path, run: str, addresses: list[str], keys: KeyRing) -> bool:
     """Keep an invitation in a state directory; whether anything changed.
 
     A directory belongs to one swarm: another key is only taken beside a known one, while keys are rotated. Raises

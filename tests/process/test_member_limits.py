@@ -47,9 +47,9 @@ class Busy(Member):
 
 @pytest.fixture
 def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "HANDLERS_AT_ONCE", ALL)
-    monkeypatch.setattr(concurrency, "HANDLERS_OF_ONE", OWN)
-    monkeypatch.setattr(concurrency, "WAITING_OF_ONE", WAITING)
+    monkeypatch.setattr(concurrency, "MAX_CONCURRENT_HANDLERS", ALL)
+    monkeypatch.setattr(concurrency, "MAX_HANDLERS_PER_PEER", OWN)
+    monkeypatch.setattr(concurrency, "MAX_WAITING_PER_PEER", WAITING)
 
 
 async def outcome(member: Member, busy: Busy) -> str:
@@ -135,7 +135,7 @@ def test_large_heads_are_read_a_few_at_a_time(run: Run) -> None:
 
         tasks = [asyncio.create_task(read(bytes([party]))) for party in range(6) for _ in range(3)]
         await until(lambda: sum(task.done() for task in tasks) == 6, "the third of each is refused")
-        assert len(inside) == concurrency.LARGE_HEADS_AT_ONCE
+        assert len(inside) == concurrency.MAX_CONCURRENT_LARGE_HEADS
         release.set()
         outcomes = await asyncio.gather(*tasks)
         assert (outcomes.count("read"), outcomes.count("refused")) == (12, 6)

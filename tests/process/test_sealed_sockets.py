@@ -20,11 +20,11 @@ import pytest
 
 from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.identity import Identity, identity_from_seed
-from overlay.sealing.certificate_maker import deliver
+from overlay.sealing.certificate_maker import make_bundle
 from overlay.sealing.certificate_request import CertificateRequest
 from overlay.sealing.sealed_transport import SealedTransport
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import Judgement, TicketVerifier
+from overlay.sealing.tickets import TicketVerdict, TicketVerifier
 from overlay.sealing.tls import Credentials
 from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.ticket_gate import TicketGate
@@ -41,7 +41,7 @@ RING = KeyRing((KEY,))
 
 def credentials(identity: Identity, keys: KeyRing, run_name: str = "tests") -> Credentials:
     return Credentials.of(
-        deliver(CertificateRequest(identity.seed, run_name, [key.secret for key in keys], time.time()))
+        make_bundle(CertificateRequest(identity.seed, run_name, [key.secret for key in keys], time.time()))
     )
 
 
@@ -68,8 +68,8 @@ class Member:
         self.datagrams: asyncio.Queue[tuple[bytes, Address]] = asyncio.Queue()
         self.requests: list[tuple[str, bytes]] = []
         clock, entropy = SkewedClock(ahead_s), SystemEntropy()
-        self.admission = TicketVerifier(keys, run_name, self.identity.node_id, entropy.token, started_wall=clock.wall())
-        self.seal = StreamSeal(self.admission, credentials(self.identity, keys, run_name))
+        self.tickets = TicketVerifier(keys, run_name, self.identity.node_id, entropy.token, started_wall=clock.wall())
+        self.seal = StreamSeal(self.tickets, credentials(self.identity, keys, run_name))
         self.sockets = SocketTransport(LOCAL, 0, log=self.log, clock=clock, seal=self.seal)
         self.door = SealedTransport(
             self.sockets, self.identity, keys, run_name, clock=clock, entropy=entropy, log=self.log
@@ -95,7 +95,7 @@ class Member:
     def use(self, keys: KeyRing) -> None:
         before, self.keys = self.keys, keys
         self.door.use(keys)
-        self.admission.use(keys)
+        self.tickets.use(keys)
         fresh = credentials(self.identity, keys, self.run_name)
         self.sockets.use(fresh, end_others=not set(before) <= set(keys))
 
@@ -361,7 +361,7 @@ def test_a_member_that_presents_anothers_id(run: Run) -> None:
             error = await failure(ask(one, there))
             assert error.kind == "reset"  # its ticket names another: the liar's own door does not admit it
             # The liar changes its door so that it admits everybody: it still has no certificate of the absent one.
-            liar.admission._own_id = absent.node_id
+            liar.tickets._own_id = absent.node_id
             liar.door.sealer._identity = Claimed(liar.identity, absent)  # type: ignore[assignment]
             error = await failure(ask(one, there, "who", [b"payload"]))
             assert error.kind == "rejected"
@@ -434,8 +434,8 @@ def test_half_open_connections_do_not_keep_members_out(run: Run) -> None:
             for stalled in sockets[::2]:
                 with contextlib.suppress(OSError):
                     stalled.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
-            assert len(two.sockets._threshold._waiting) <= 512  # type: ignore[union-attr]
-            await until(lambda: not two.sockets._threshold._waiting, "all are let go")  # type: ignore[union-attr]
+            assert len(two.sockets._gate._pending) <= 512  # type: ignore[union-attr]
+            await until(lambda: not two.sockets._gate._pending, "all are let go")  # type: ignore[union-attr]
             refused = two.dropped()
             assert refused.get("silent", 0) + refused.get("crowded", 0) + refused.get("left", 0) == 700
             assert (await ask(one, two.home))[2] == two.identity.node_id
@@ -455,13 +455,13 @@ def test_half_a_greeting_is_looked_at_a_few_times_and_its_rest_is_taken(run: Run
         admitted: list[socket.socket] = []
         counters: Counter[str] = Counter()
 
-        def judge(beginning: bytes) -> Judgement:
+        def verify(beginning: bytes) -> TicketVerdict:
             looks.append(beginning)
-            return Judgement.ADMITTED if beginning == whole else Judgement.INCOMPLETE
+            return TicketVerdict.ADMITTED if beginning == whole else TicketVerdict.INCOMPLETE
 
         listening = socket.create_server((LOCAL, 0))
         listening.setblocking(False)
-        threshold = TicketGate(listening, judge, admitted.append, counters)
+        gate = TicketGate(listening, verify, admitted.append, counters)
         try:
             with socket.create_connection(listening.getsockname()) as half:
                 half.send(whole[:3])
@@ -475,7 +475,7 @@ def test_half_a_greeting_is_looked_at_a_few_times_and_its_rest_is_taken(run: Run
                 await until(lambda: bool(admitted), "it is admitted")
                 admitted[0].close()
         finally:
-            threshold.close()
+            gate.close()
 
     run(main())
 

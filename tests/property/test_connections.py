@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from overlay.addresses import Address
 from overlay.sockets import http1 as http
-from overlay.sockets.connection import DIRECT_BYTES, ROOM_BYTES, Connection, ConnectionClosed
+from overlay.sockets.connection import BUFFER_BYTES, DIRECT_READ_BYTES, Connection, ConnectionClosed
 from overlay.sockets.framing import chunk
 from overlay.sockets.http1 import HttpBody, NotOurHttp
 from tests.harness.virtual_loop import VirtualLoop
@@ -72,13 +72,15 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
 
-sizes = st.one_of(st.integers(0, 40), st.integers(DIRECT_BYTES - 2, DIRECT_BYTES + 2), st.integers(0, 3 * ROOM_BYTES))
+sizes = st.one_of(
+    st.integers(0, 40), st.integers(DIRECT_READ_BYTES - 2, DIRECT_READ_BYTES + 2), st.integers(0, 3 * BUFFER_BYTES)
+)
 
 
 @given(
     bodies=st.lists(st.lists(sizes, max_size=5), min_size=1, max_size=3),
     cuts=st.lists(st.integers(1, 20_000), max_size=6),
-    wanted=st.lists(st.integers(1, 3 * DIRECT_BYTES), min_size=1, max_size=4),
+    wanted=st.lists(st.integers(1, 3 * DIRECT_READ_BYTES), min_size=1, max_size=4),
     in_chunks=st.booleans(),
     fills=st.booleans(),
 )
@@ -123,7 +125,7 @@ def test_junk_is_not_ours_or_cut_off(junk: bytes) -> None:
     """Any bytes as a request, as an answer and as chunks: an end, or an error of the two kinds, and nothing else."""
 
     async def main() -> None:
-        for read in (http.read_request_head, http.read_answer_head):
+        for read in (http.read_request_head, http.read_response_head):
             wire = Wire(junk, [7])
             try:
                 assert await read(wire.connection) is None or b"\r\n\r\n" in junk
@@ -150,7 +152,7 @@ def test_junk_is_not_ours_or_cut_off(junk: bytes) -> None:
         b"POST /p2p/x HTTP/1.1\r\n folded: 1\r\n\r\n",
         b"POST /p2p/x SPDY/3\r\n\r\n",
         b"POST\r\n\r\n",
-        b"A" * (http.MOST_HEAD_BYTES + 100),
+        b"A" * (http.MAX_HTTP_HEAD_BYTES + 100),
     ],
     ids=range(10),
 )
@@ -204,7 +206,7 @@ def test_silence_is_told_from_slowness() -> None:
         await wire.stop()
         connection = wire.connection
         loop = asyncio.get_running_loop()
-        target = memoryview(bytearray(DIRECT_BYTES))
+        target = memoryview(bytearray(DIRECT_READ_BYTES))
 
         def drop(left: int) -> None:
             connection.get_buffer(-1)[:1] = b"x"

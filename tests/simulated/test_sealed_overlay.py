@@ -120,7 +120,7 @@ def test_recorded_datagrams_change_nothing() -> None:
         for number in range(5):
             door = world.seals[number]
             for source, datagram in recorded:
-                door._received(datagram, source)
+                door._on_datagram_below(datagram, source)
 
         assert len(recorded) > 100
         assert {node: node._protocol.counters["datagrams_in"] for node in nodes} == heard

@@ -187,7 +187,7 @@ async def main(path: Path) -> None:
     disk = FolderDisk(config.state_folder)
     config.state_folder.mkdir(parents=True, exist_ok=True)
     path = api_token.token_path(config.state_folder, "").resolve()
-    server = StatusServer(source, config.status, api_token.load_or_make(path, os.urandom(32)), SystemClock())
+    server = StatusServer(source, config.status, api_token.load_or_create(path, os.urandom(32)), SystemClock())
     address = await server.start()
     disk.write(STATUS_FILE, status_file(str(address), os.getpid(), "ab" * 20, str(path)))
     learning = asyncio.create_task(source.learn())

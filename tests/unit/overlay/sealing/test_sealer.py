@@ -9,15 +9,15 @@ import pytest
 
 from overlay.addresses import Address, NodeAddress
 from overlay.identity import identity_from_seed
-from overlay.sealing.handshake import ACCEPTANCE, OFFER, SEALED
+from overlay.sealing.handshake import INIT, RESPONSE, SEALED
 from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.sealer import (
-    IDLE_S,
+    INIT_DELAY_S,
+    MAX_QUEUED,
     MAX_SEALED_BYTES,
-    OFFER_PAUSE_S,
-    RENEW_S,
-    SILENT_S,
-    WAITING_AT_ONCE,
+    REKEY_AFTER_S,
+    SESSION_IDLE_S,
+    UNANSWERED_TIMEOUT_S,
     Sealer,
 )
 from overlay.sealing.session import SEAL_BYTES, WINDOW
@@ -149,10 +149,10 @@ def test_strangers_meet_silence(ends: tuple[End, End], stranger: dict[str, objec
     """Who has another key, or the same for another run, gets no answer and leaves no trace but a counter."""
     _, b = ends
     c = End("c", b.time, **stranger)  # type: ignore[arg-type]
-    (offer,) = c.seal(b, b"hello")
+    (init,) = c.seal(b, b"hello")
 
-    assert b.open(offer, c) == []
-    assert (b.dropped(), b.sealer.pairs, b.delivered) == ({"stranger": 1}, 0, [])
+    assert b.open(init, c) == []
+    assert (b.dropped(), b.sealer.sessions, b.delivered) == ({"stranger": 1}, 0, [])
 
 
 def test_recorded_traffic_opens_nothing(ends: tuple[End, End]) -> None:
@@ -162,14 +162,14 @@ def test_recorded_traffic_opens_nothing(ends: tuple[End, End]) -> None:
     for number in range(3):
         talk(a, b, b"to b %d" % number, recorded)
         talk(b, a, b"to a %d" % number, recorded)
-    pairs, delivered = (a.sealer.pairs, b.sealer.pairs), (list(a.delivered), list(b.delivered))
+    sessions, delivered = (a.sealer.sessions, b.sealer.sessions), (list(a.delivered), list(b.delivered))
     stranger = End("z", a.time)
     for source in (a, b, stranger):
         for _, sealed in recorded:
             assert a.open(sealed, source) == []
             assert b.open(sealed, source) == []
 
-    assert (a.sealer.pairs, b.sealer.pairs) == pairs
+    assert (a.sealer.sessions, b.sealer.sessions) == sessions
     assert (a.delivered, b.delivered) == delivered
     assert set(a.dropped()) | set(b.dropped()) == {"replayed", "no_pair", "unasked", "misdirected"}
 
@@ -183,7 +183,7 @@ def test_recorded_traffic_opens_nothing_at_a_third_node(ends: tuple[End, End]) -
     for _, sealed in recorded:
         assert c.open(sealed, a) == []
 
-    assert (c.sealer.pairs, c.delivered) == (0, [])
+    assert (c.sealer.sessions, c.delivered) == (0, [])
     assert c.dropped() == {"misdirected": 1, "unasked": 1, "no_pair": 1}
 
 
@@ -197,30 +197,30 @@ def test_recorded_traffic_opens_nothing_after_a_restart(ends: tuple[End, End]) -
     for _, sealed in recorded:
         assert again.open(sealed, a) == []
 
-    assert (again.sealer.pairs, again.delivered) == (0, [])
+    assert (again.sealer.sessions, again.delivered) == (0, [])
     assert again.dropped()["before_start"] == 1
 
 
 def test_flipped_bits_open_nothing(ends: tuple[End, End]) -> None:
     """Any one bit flipped in any datagram, first contact or later: no answer, nothing delivered, no pair more."""
     a, b = ends
-    (offer,) = a.seal(b, b"hello")
+    (init,) = a.seal(b, b"hello")
     rng = random.Random(4)
     print("seed 4")
-    for bit in sorted(rng.sample(range(8 * len(offer)), 200)):
-        assert b.open(_flipped(offer, bit), a) == []
-    assert b.sealer.pairs == 0
-    (acceptance,) = b.open(offer, a)
-    for bit in sorted(rng.sample(range(8 * len(acceptance)), 200)):
-        assert a.open(_flipped(acceptance, bit), b) == []
-    (sealed,) = a.open(acceptance, b)
+    for bit in sorted(rng.sample(range(8 * len(init)), 200)):
+        assert b.open(_flipped(init, bit), a) == []
+    assert b.sealer.sessions == 0
+    (response,) = b.open(init, a)
+    for bit in sorted(rng.sample(range(8 * len(response)), 200)):
+        assert a.open(_flipped(response, bit), b) == []
+    (sealed,) = a.open(response, b)
     for bit in range(8 * len(sealed)):
         assert b.open(_flipped(sealed, bit), a) == []
     assert b.delivered == []
     b.open(sealed, a)
 
     assert b.delivered == [(b"hello", a.identity.node_id)]
-    assert (offer[0], acceptance[0], sealed[0]) == (OFFER, ACCEPTANCE, SEALED)
+    assert (init[0], response[0], sealed[0]) == (INIT, RESPONSE, SEALED)
 
 
 def _flipped(data: bytes, bit: int) -> bytes:
@@ -235,20 +235,20 @@ def test_nobody_speaks_in_anothers_name(ends: tuple[End, End]) -> None:
     c = End("c", a.time)
     # c lives at b's address and has heard the offer; it accepts what it can make look like its own.
     a.seal(b, b"hello")
-    made = next(iter(a.sealer._offers.values()))[1]
+    made = next(iter(a.sealer._pending_inits.values()))[1]
     from overlay.sealing.handshake import make_response
 
-    acceptance = make_response(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32)
-    sealed = made.epoch.enclose(ACCEPTANCE, acceptance.content, b"n" * 12)
+    response = make_response(c.identity, made.epoch, made.init, b"c" * 8, b"i" * 8, b"e" * 32)
+    sealed = made.epoch.seal(RESPONSE, response.content, b"n" * 12)
 
     assert a.open(sealed, b) == []
     assert a.dropped() == {"impostor": 1}
     # With b's public key in it, the signature does not hold.
-    pretended = make_response(c.identity, made.epoch, made.offer, b"c" * 8, b"i" * 8, b"e" * 32).content
+    pretended = make_response(c.identity, made.epoch, made.init, b"c" * 8, b"i" * 8, b"e" * 32).content
     pretended = pretended[:8] + b.identity.public_key + pretended[40:]
-    assert a.open(made.epoch.enclose(ACCEPTANCE, pretended, b"m" * 12), b) == []
+    assert a.open(made.epoch.seal(RESPONSE, pretended, b"m" * 12), b) == []
     assert a.dropped() == {"impostor": 1, "unsigned": 1}
-    assert a.sealer.pairs == 0
+    assert a.sealer.sessions == 0
 
 
 @pytest.mark.parametrize("skew_s", [CLOCK_BOUND_S + 1, -CLOCK_BOUND_S - 1])
@@ -259,8 +259,8 @@ def test_clocks_that_differ_too_much(skew_s: float) -> None:
     b.time = time
     for _ in range(3):
         time.now += 1.0
-        for offer in a.seal(b, b"hello"):
-            assert b.open(offer, a) == []
+        for init in a.seal(b, b"hello"):
+            assert b.open(init, a) == []
 
     assert b.dropped() == {"clock": 3}
     assert b.clocks == [pytest.approx(skew_s, abs=0.1)]
@@ -283,7 +283,7 @@ def test_a_lost_offer_is_made_again(ends: tuple[End, End]) -> None:
     a, b = ends
     a.seal(b, b"one")
     assert a.seal(b, b"one") == []
-    a.time.now += OFFER_PAUSE_S
+    a.time.now += INIT_DELAY_S
     talk(a, b, b"two")
 
     assert [datagram for datagram, _ in b.delivered] == [b"one", b"two"]
@@ -293,10 +293,10 @@ def test_a_slow_answer_to_the_first_offer_is_good(ends: tuple[End, End]) -> None
     """On a path slower than the pause, the acceptance of the first of several offers makes the pair."""
     a, b = ends
     (first,) = a.seal(b, b"one")
-    a.time.now += OFFER_PAUSE_S
+    a.time.now += INIT_DELAY_S
     a.seal(b, b"two")
-    (acceptance,) = b.open(first, a)
-    for sealed in a.open(acceptance, b):
+    (response,) = b.open(first, a)
+    for sealed in a.open(response, b):
         b.open(sealed, a)
 
     assert [datagram for datagram, _ in b.delivered] == [b"one", b"two"]
@@ -305,15 +305,15 @@ def test_a_slow_answer_to_the_first_offer_is_good(ends: tuple[End, End]) -> None
 def test_what_waits_is_bounded(ends: tuple[End, End]) -> None:
     """Of many datagrams that wait for a pair the last few arrive; the others are counted."""
     a, b = ends
-    (offer,) = a.seal(b, b"0")
+    (init,) = a.seal(b, b"0")
     for number in range(1, 20):
         a.seal(b, b"%d" % number)
-    (acceptance,) = b.open(offer, a)
-    for sealed in a.open(acceptance, b):
+    (response,) = b.open(init, a)
+    for sealed in a.open(response, b):
         b.open(sealed, a)
 
-    assert len(b.delivered) == WAITING_AT_ONCE
-    assert a.sealer.counters["not_sent_waiting"] == 20 - WAITING_AT_ONCE
+    assert len(b.delivered) == MAX_QUEUED
+    assert a.sealer.counters["not_sent_waiting"] == 20 - MAX_QUEUED
 
 
 def test_both_begin_at_once(ends: tuple[End, End]) -> None:
@@ -336,9 +336,9 @@ def test_an_offer_alone_changes_nothing(ends: tuple[End, End]) -> None:
     b.time.now += 1.0
     a.sealer.use(KeyRing((OTHER_KEY,)))  # forget the pair
     a.sealer.use(KeyRing((KEY,)))
-    (offer,) = a.seal(b, b"again")
-    b.open(offer, a)
-    before = b.sealer.pairs
+    (init,) = a.seal(b, b"again")
+    b.open(init, a)
+    before = b.sealer.sessions
     (sealed,) = b.seal(a, b"under the old pair")
 
     assert sealed[0] == SEALED
@@ -359,7 +359,7 @@ def test_a_restarted_peer_is_heard_after_a_question_and_its_repetition(ends: tup
     talk(a, again, b"\0lost")
     talk(a, again, b"\0lost")
     assert again.delivered == []
-    a.time.now += SILENT_S + 0.01
+    a.time.now += UNANSWERED_TIMEOUT_S + 0.01
     talk(a, again, b"\0arrives")
 
     assert again.delivered == [(b"\0arrives", a.identity.node_id)]
@@ -384,12 +384,12 @@ def test_pairs_are_renewed(ends: tuple[End, End]) -> None:
     """An old pair, and one that was idle for long, are replaced without losing a datagram."""
     a, b = ends
     talk(a, b, b"1")
-    for elapsed in [RENEW_S / 8] * 9:
+    for elapsed in [REKEY_AFTER_S / 8] * 9:
         a.time.now += elapsed
         talk(a, b, b"x")
         talk(b, a, b"y")
     assert a.sealer.counters["offers_made"] == 2
-    a.time.now += IDLE_S + 1
+    a.time.now += SESSION_IDLE_S + 1
     talk(a, b, b"2")
 
     assert [datagram for datagram, _ in b.delivered] == [b"1", *[b"x"] * 9, b"2"]
@@ -471,10 +471,10 @@ def test_rotation_step_by_step() -> None:
         sent += 2
 
     assert len(b.delivered) == sent
-    assert {pair.epoch for pair in b.sealer._pairs.values()} == {NEXT_KEY.fingerprint}
+    assert {session.epoch_fingerprint for session in b.sealer._sessions.values()} == {NEXT_KEY.fingerprint}
     expelled = End("x", time, keys=KeyRing((KEY,)))
-    (offer,) = expelled.seal(b, b"still there?")
-    assert b.open(offer, expelled) == []
+    (init,) = expelled.seal(b, b"still there?")
+    assert b.open(init, expelled) == []
 
 
 def test_a_flood_of_offers_is_bounded(ends: tuple[End, End]) -> None:
@@ -486,11 +486,11 @@ def test_a_flood_of_offers_is_bounded(ends: tuple[End, End]) -> None:
     answers = 0
     for number in range(2600):
         stranger = identity_from_seed(number.to_bytes(32, "big"))
-        offer = make_init(stranger, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
-        sealed = epoch.enclose(OFFER, offer.content, number.to_bytes(12, "big"))
+        init = make_init(stranger, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
+        sealed = epoch.seal(INIT, init.content, number.to_bytes(12, "big"))
         opened = b.sealer.open(sealed, Address("10.0.0.9", 9), 1.0, WALL + 1)
         answers += len(opened.send)
 
     assert answers == 2000
     assert b.dropped() == {"busy": 600}
-    assert b.sealer.pairs <= 1025
+    assert b.sealer.sessions <= 1025

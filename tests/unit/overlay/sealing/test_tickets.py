@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from overlay.identity import identity_from_seed
-from overlay.sealing.certificate_maker import authority, deliver, node_certificate
+from overlay.sealing.certificate_maker import authority, make_bundle, node_certificate
 from overlay.sealing.certificate_request import CertificateRequest
-from overlay.sealing.client_hello import MOST_HELLO_BYTES, server_name
+from overlay.sealing.client_hello import MAX_HELLO_BYTES, server_name
 from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.refusal import Refused
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import Judgement, TicketVerifier
+from overlay.sealing.tickets import TicketVerdict, TicketVerifier
 from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
 
 KEY, NEXT_KEY = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
@@ -52,7 +52,7 @@ def hello(name: str) -> bytes:
 
 def refusal(judge: TicketVerifier, beginning: bytes, wall: float = WALL) -> str:
     with pytest.raises(Refused) as caught:
-        judge.judge(beginning, wall)
+        judge.verify(beginning, wall)
     return str(caught.value)
 
 
@@ -60,9 +60,9 @@ def test_a_members_ticket_is_taken_once() -> None:
     """The ClientHello of a member that means this node, or whoever answers, is admitted, and its copy is not."""
     gate, member = admission(), admission(OTHER)
     for recipient in (NODE, b""):
-        beginning = hello(member.ticket(recipient, WALL))
+        beginning = hello(member.make_ticket(recipient, WALL))
 
-        assert gate.judge(beginning, WALL) is Judgement.ADMITTED
+        assert gate.verify(beginning, WALL) is TicketVerdict.ADMITTED
         assert refusal(gate, beginning) == "replayed"
 
 
@@ -70,12 +70,12 @@ def test_who_is_not_admitted() -> None:
     """Another key, another run, another recipient, a clock too far, a time before our start: each has its reason."""
     gate = admission()
     cases = {
-        "another key": (admission(OTHER, KeyRing((NEXT_KEY,))).ticket(NODE, WALL), "stranger"),
-        "another run": (admission(OTHER, run="other").ticket(NODE, WALL), "stranger"),
-        "another recipient": (admission(OTHER).ticket(OTHER, WALL), "stranger"),
-        "early clock": (admission(OTHER).ticket(NODE, WALL - CLOCK_BOUND_S - 1), "clock"),
-        "late clock": (admission(OTHER).ticket(NODE, WALL + CLOCK_BOUND_S + 1), "clock"),
-        "before our start": (admission(OTHER).ticket(NODE, WALL - 11), "before_start"),
+        "another key": (admission(OTHER, KeyRing((NEXT_KEY,))).make_ticket(NODE, WALL), "stranger"),
+        "another run": (admission(OTHER, run="other").make_ticket(NODE, WALL), "stranger"),
+        "another recipient": (admission(OTHER).make_ticket(OTHER, WALL), "stranger"),
+        "early clock": (admission(OTHER).make_ticket(NODE, WALL - CLOCK_BOUND_S - 1), "clock"),
+        "late clock": (admission(OTHER).make_ticket(NODE, WALL + CLOCK_BOUND_S + 1), "clock"),
+        "before our start": (admission(OTHER).make_ticket(NODE, WALL - 11), "before_start"),
         "no ticket": ("example.org", "stranger"),
     }
 
@@ -88,8 +88,8 @@ def test_a_member_with_a_wrong_clock_is_told_of() -> None:
     """Whoever watches the gate learns by how much a member's clock is ahead; of strangers' it learns nothing."""
     ahead: list[float] = []
     gate = TicketVerifier(KeyRing((KEY,)), "tests", NODE, bytes, started_wall=WALL, clock_differs=ahead.append)
-    refusal(gate, hello(admission(OTHER).ticket(NODE, WALL + 90)))
-    refusal(gate, hello(admission(OTHER, KeyRing((NEXT_KEY,))).ticket(NODE, WALL + 90)))
+    refusal(gate, hello(admission(OTHER).make_ticket(NODE, WALL + 90)))
+    refusal(gate, hello(admission(OTHER, KeyRing((NEXT_KEY,))).make_ticket(NODE, WALL + 90)))
 
     assert ahead == [pytest.approx(90)]
 
@@ -98,21 +98,21 @@ def test_tickets_while_keys_are_rotated() -> None:
     """A ticket under either of two valid keys is taken, one under a key that is no more is not."""
     gate = admission(keys=KeyRing((NEXT_KEY, KEY)))
     old, new = admission(OTHER), admission(OTHER, KeyRing((NEXT_KEY,)))
-    assert gate.judge(hello(old.ticket(NODE, WALL)), WALL) is Judgement.ADMITTED
-    assert gate.judge(hello(new.ticket(NODE, WALL)), WALL) is Judgement.ADMITTED
+    assert gate.verify(hello(old.make_ticket(NODE, WALL)), WALL) is TicketVerdict.ADMITTED
+    assert gate.verify(hello(new.make_ticket(NODE, WALL)), WALL) is TicketVerdict.ADMITTED
     gate.use(KeyRing((NEXT_KEY,)))
 
-    assert refusal(gate, hello(old.ticket(NODE, WALL + 1))) == "stranger"
+    assert refusal(gate, hello(old.make_ticket(NODE, WALL + 1))) == "stranger"
 
 
 def test_every_part_of_a_hello() -> None:
     """Of a ClientHello that comes byte by byte nothing is judged before it is whole."""
     gate = admission()
-    beginning = hello(admission(OTHER).ticket(NODE, WALL))
-    judgements = {gate.judge(beginning[:size], WALL) for size in range(len(beginning))}
+    beginning = hello(admission(OTHER).make_ticket(NODE, WALL))
+    judgements = {gate.verify(beginning[:size], WALL) for size in range(len(beginning))}
 
-    assert judgements == {Judgement.INCOMPLETE}
-    assert gate.judge(beginning, WALL) is Judgement.ADMITTED
+    assert judgements == {TicketVerdict.INCOMPLETE}
+    assert gate.verify(beginning, WALL) is TicketVerdict.ADMITTED
 
 
 def test_any_bytes_are_judged() -> None:
@@ -128,7 +128,7 @@ def test_any_bytes_are_judged() -> None:
         for data in (bytes(junk), rng.randbytes(rng.randint(0, 600)), b"\x16\x03\x01" + rng.randbytes(200)):
             with contextlib.suppress(Refused):
                 name = server_name(data)
-                assert name is None or len(name) <= MOST_HELLO_BYTES
+                assert name is None or len(name) <= MAX_HELLO_BYTES
 
 
 # -- certificates ------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_what_is_no_nodes_certificate() -> None:
 
 
 def credentials(seed: bytes, keys: KeyRing, run: str = "tests") -> Credentials:
-    return Credentials.of(deliver(CertificateRequest(seed, run, [key.secret for key in keys], time.time())))
+    return Credentials.of(make_bundle(CertificateRequest(seed, run, [key.secret for key in keys], time.time())))
 
 
 def handshake(client: Credentials, server: Credentials) -> tuple[bytes, bytes]:

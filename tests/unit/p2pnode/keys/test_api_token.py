@@ -20,13 +20,13 @@ def test_a_token_is_made_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "status.token"
     former = os.umask(0)
     try:
-        token = api_token.load_or_make(path, NEW)
+        token = api_token.load_or_create(path, NEW)
     finally:
         os.umask(former)
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(token) == 43
-    assert api_token.load_or_make(path, bytes(32)) == token == api_token.read(path)
+    assert api_token.load_or_create(path, bytes(32)) == token == api_token.read(path)
 
 
 def test_where_it_lies(tmp_path: Path) -> None:
@@ -39,11 +39,11 @@ def test_where_it_lies(tmp_path: Path) -> None:
 def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     """A token that others could read or write stops the start, with the way to mend it."""
     path = tmp_path / "status.token"
-    api_token.load_or_make(path, NEW)
+    api_token.load_or_create(path, NEW)
     path.chmod(mode)
 
     with pytest.raises(UserError) as caught:
-        api_token.load_or_make(path, NEW)
+        api_token.load_or_create(path, NEW)
 
     assert caught.value.exit_code == ExitCode.STATE_DIRECTORY
     assert "chmod 600" in caught.value.message
@@ -56,7 +56,7 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> 
     path.write_text(content, encoding="utf-8")
     path.chmod(0o600)
 
-    with pytest.raises(api_token.NotReadable, match="it is no token"):
+    with pytest.raises(api_token.TokenNotReadable, match="it is no token"):
         api_token.read(path)
 
 
@@ -65,7 +65,7 @@ def test_a_link_is_not_followed_when_a_token_is_made(tmp_path: Path) -> None:
     (tmp_path / "status.token").symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(UserError):
-        api_token.load_or_make(tmp_path / "status.token", NEW)
+        api_token.load_or_create(tmp_path / "status.token", NEW)
 
     assert not (tmp_path / "elsewhere").exists()
 
@@ -73,7 +73,7 @@ def test_a_link_is_not_followed_when_a_token_is_made(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     """A missing folder gives exit code 7 and names the setting."""
     with pytest.raises(UserError) as caught:
-        api_token.load_or_make(tmp_path / "missing" / "status.token", NEW)
+        api_token.load_or_create(tmp_path / "missing" / "status.token", NEW)
 
     assert caught.value.exit_code == ExitCode.STATE_DIRECTORY
     assert "status.token_file" in caught.value.hint
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
 def test_the_client_gives_the_token_only_where_it_is_needed(tmp_path: Path) -> None:
     """Reads on the loopback go without it; changes, and every request to another address, carry it."""
     path = tmp_path / "status.token"
-    token = api_token.load_or_make(path, NEW)
+    token = api_token.load_or_create(path, NEW)
 
     here = NodeClient.of(RunningNode("127.0.0.1:1", os.getpid(), "ab", str(path)))
     there = NodeClient("192.0.2.1:1", token_file=str(path))
