@@ -18,7 +18,7 @@ import numpy as np
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from training.exchange.messages import CopyStatus
+from training.exchange.ownership_messages import CopyStatus
 from training.exchange.store.copy_status import copy_status
 from training.exchange.store.records import BufferedDelta, Owned
 from training.exchange.store.shard_store import ShardStore

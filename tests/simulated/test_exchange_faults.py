@@ -14,8 +14,9 @@ from overlay.transport import TransportError
 from tests.harness.exchange_swarm import GENESIS, Links, Member, World
 from tests.harness.virtual_loop import VirtualLoop
 from training.exchange.exchange import FENCES_FILE, Exchange
-from training.exchange.messages import Mended, Push
+from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.ownership_messages import Mended
 from training.exchange.recovery.learners import Learners
 from training.exchange.store.records import KnownOwner
 from training.exchange.terms import Term

@@ -20,7 +20,8 @@ from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.encoding.frames import Part, frames
-from training.exchange.messages import Fetch, LocateOwners, Mend, MendAnswer, Mended, Push, PushAnswer, decode, encode
+from training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
+from training.exchange.ownership_messages import Fetch, Mend, MendAnswer, Mended
 from training.exchange.store import shard_store as store_module
 from training.exchange.store.records import BufferedDelta
 from training.shards.applied import Applied, DeltaId

@@ -13,14 +13,8 @@ from collections.abc import Iterable
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import (
-    LocateOwners,
-    LocateOwnersAnswer,
-    PullResult,
-    PushResult,
-    TakeoverRequest,
-    TransferResult,
-)
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PullResult, PushResult
+from training.exchange.ownership_messages import TakeoverRequest, TransferResult
 from training.exchange.terms import OwnerInfo, Term
 
 #: Small questions are answered at once or not at all.

@@ -17,9 +17,9 @@ from training.exchange.client.push import PushClient, PushReport
 from training.exchange.context import ExchangeContext
 from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import DeltaHistory, DeltaHistoryAnswer
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.reads import ReadHandler
+from training.exchange.ownership_messages import DeltaHistory, DeltaHistoryAnswer
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler

@@ -16,7 +16,8 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S
-from training.exchange.messages import ConfirmBackup, TransferResult, encode
+from training.exchange.messages import encode
+from training.exchange.ownership_messages import ConfirmBackup, TransferResult
 from training.exchange.store.records import Backed
 from training.exchange.terms import OwnerInfo, Term
 

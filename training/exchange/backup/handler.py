@@ -12,18 +12,8 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import (
-    Closing,
-    Forward,
-    ForwardAnswer,
-    ForwardResult,
-    HandOver,
-    Learn,
-    Release,
-    StateTransfer,
-    TransferResult,
-    encode,
-)
+from training.exchange.messages import Closing, Forward, ForwardAnswer, ForwardResult, encode
+from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
 from training.exchange.terms import OwnerInfo, Term

@@ -12,22 +12,17 @@ from overlay.transport import Buffer, Response
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, framed_bytes, frames, sized
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import (
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Pull, PullAnswer, PullResult, encode
+from training.exchange.owner.encoding_cache import EncodingCache
+from training.exchange.ownership_messages import (
     DeltaHistory,
     DeltaHistoryAnswer,
     Fetch,
-    LocateOwners,
-    LocateOwnersAnswer,
-    Pull,
-    PullAnswer,
-    PullResult,
     StateHead,
     StateTransfer,
     Survey,
     SurveyAnswer,
-    encode,
 )
-from training.exchange.owner.encoding_cache import EncodingCache
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
 from training.exchange.store.history import highest_step_of

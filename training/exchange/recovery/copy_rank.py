@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import NamedTuple
 
-from training.exchange.messages import (
-    CopyStatus,
-)
+from training.exchange.ownership_messages import CopyStatus
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term
 
 

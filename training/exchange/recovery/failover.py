@@ -15,17 +15,15 @@ from overlay.transport import Response, TransportError
 from training.encoding.frames import FrameReader
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import (
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
+from training.exchange.ownership_messages import (
     CopyStatus,
     Fetch,
-    LocateOwners,
-    LocateOwnersAnswer,
     StateTransfer,
     Survey,
     SurveyAnswer,
     TakeoverRequest,
     TransferResult,
-    encode,
 )
 from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.store import state_stream

@@ -5,8 +5,8 @@ from __future__ import annotations
 from overlay.peers import Contact
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S
-from training.exchange.messages import HandOver, TransferResult
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.ownership_messages import HandOver, TransferResult
 from training.exchange.terms import OwnerInfo
 
 #: A hand-over waits this long for the deltas in flight, then is given up until the next tick.

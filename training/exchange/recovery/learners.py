@@ -12,7 +12,7 @@ from overlay.peers import Contact
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder
 from training.exchange.directory import QUESTION_TIMEOUT_S
-from training.exchange.messages import Learn, Release, StateHead, StateTransfer, TransferResult
+from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
 from training.exchange.recovery.jobs import Jobs
 from training.exchange.store import state_stream
 from training.exchange.store.state_head import describe

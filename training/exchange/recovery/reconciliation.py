@@ -21,23 +21,20 @@ from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import (
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Push, encode
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.replication import lacks_backup
+from training.exchange.ownership_messages import (
     FindDeltas,
     FoundDeltas,
-    LocateOwners,
-    LocateOwnersAnswer,
     Mend,
     MendAnswer,
     Mended,
     Offer,
     OwnedHistories,
     OwnedHistory,
-    Push,
-    encode,
 )
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.replication import lacks_backup
 from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, everything
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId

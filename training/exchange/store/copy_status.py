@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.exchange.messages import CopyStatus
+from training.exchange.ownership_messages import CopyStatus
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM, Role, Term
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from training.encoding.codecs import Vector
-from training.exchange.messages import StateHead
+from training.exchange.ownership_messages import StateHead
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_head import describe, restore
 from training.exchange.terms import Term

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from training.encoding.codecs import Vector
-from training.exchange.messages import StateHead
+from training.exchange.ownership_messages import StateHead
 from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.robust import Norms

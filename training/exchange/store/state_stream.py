@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from overlay.transport import Buffer
 from training.encoding.frames import FrameReader, Part, frames, read_array
-from training.exchange.messages import StateHead
+from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import restore
 from training.shards.state import ShardState

@@ -20,7 +20,7 @@ from tests.harness.stores import (
     zeros,
 )
 from training.encoding import codecs
-from training.exchange.messages import CopyStatus
+from training.exchange.ownership_messages import CopyStatus
 from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.store.records import BufferedDelta
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, compare

@@ -8,7 +8,8 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.messages import CopyStatus, decode, encode
+from training.exchange.messages import decode, encode
+from training.exchange.ownership_messages import CopyStatus
 from training.exchange.store.copy_status import copy_status
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import DeltaId

@@ -12,7 +12,8 @@ import pytest
 from overlay.transport import Buffer
 from tests.harness.stores import IDS, SUM, store_of, term, zeros
 from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.messages import StateHead, StateTransfer, decode, encode
+from training.exchange.messages import decode, encode
+from training.exchange.ownership_messages import StateHead, StateTransfer
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import describe
