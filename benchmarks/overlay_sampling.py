@@ -83,7 +83,7 @@ class _Truth:
     def __init__(self, node_ids: Sequence[bytes], k: int = 20) -> None:
         self.k = k
         self.peers: list[Peer] = []
-        self.detector = self
+        self.members = self.detector = self
         self._table = ContactTable(len(node_ids), KademliaNode(b"\0" * 20))
         self._peers: dict[bytes, Peer] = {}
         for number, node_id in enumerate(node_ids):

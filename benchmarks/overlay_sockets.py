@@ -94,7 +94,7 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
     await asyncio.gather(*(look_up() for _ in range(AT_ONCE)))
     looking_s = time.monotonic() - looking_s
     memory_bytes = resident_bytes(os.getpid()) - before_bytes
-    dead = sum(len(overlay._membership.lost) for overlay in overlays)
+    dead = sum(len(overlay._members.dead_contacts) for overlay in overlays)
     await asyncio.gather(*(overlay.stop() for overlay in overlays))
     ordered = sorted(took_s)
     return {

@@ -31,10 +31,12 @@ from overlay.ids import short
 from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.server import SwarmServer
 from overlay.local_node import LocalChange, LocalNode
-from overlay.membership.failure_detector import Action, FailureDetector
+from overlay.membership.failure_detector import FailureDetector
 from overlay.membership.members import MemberList
 from overlay.membership.prober import Prober
 from overlay.membership.queries import PeerQueries
+from overlay.membership.responder import Responder
+from overlay.membership.service import Membership
 from overlay.membership.stream_health import StreamHealth
 from overlay.nat.port_mapping import Gateway, PortMapper
 from overlay.nat.reachability import Reachability
@@ -73,23 +75,25 @@ class Overlay:
         self._advertise = node.advertise
         self._transport = transport
         self._log = environment.log
-        self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
-        self._detector = FailureDetector(local.node_id, incarnation, settings.liveness, rng, clock.monotonic())
-        self._membership = members = MemberList(
-            local.node_id, boot, self._detector, clock, self._log, settings.k, ids_per_address=swarm.ids_per_address
-        )
-        self._server = SwarmServer(identity, settings, members, environment)
+        self._server = SwarmServer(identity, settings, environment)
         self._protocol = protocol = self._server.protocol
+        self._detector = FailureDetector(local.node_id, incarnation, settings.liveness, rng, clock.monotonic())
+        self._members = members = MemberList(
+            local.node_id, boot, self._detector, protocol.router, settings.k, ids_per_address=swarm.ids_per_address
+        )
+        self._membership = membership = Membership(members, protocol, settings.liveness, environment)
+        self._responder = Responder(membership, protocol)
+        self._prober = Prober(membership, protocol, environment)
         self._questions = PeerQueries(protocol, members.peers)
-        self._prober = Prober(protocol, members, self._detector, settings.liveness, clock, rng)
-        members.connect(protocol, self._prober.perform)
         self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
-        self._discovery = PeerSampler(local, settings.k, members, lookups, environment)
-        self._stream_health = StreamHealth(protocol, members, self.suspect, clock)
-        self._candidates = Candidates(local, settings.k, members, self._stream_health, lookups, self._discovery, clock)
-        self._crawler = Crawler(local, settings.k, members, lookups, self._discovery, self._candidates, environment)
+        self._discovery = PeerSampler(local, settings.k, membership, lookups, environment)
+        self._stream_health = StreamHealth(protocol, membership, clock)
+        self._candidates = Candidates(
+            local, settings.k, membership, self._stream_health, lookups, self._discovery, clock
+        )
+        self._crawler = Crawler(local, settings.k, membership, lookups, self._discovery, self._candidates, environment)
         self._streams = RequestService(local, transport, self._stream_health, clock)
         self._streams.register_bare(hello.HELLO, self._answer_hello)
         caller = hello.HelloContext(identity, boot, swarm.run, environment.entropy)
@@ -98,9 +102,9 @@ class Overlay:
         )
         protocol.serve(StreamsFailing, self._reachability.on_unreachable_report)
         self._mapping = None if gateway is None else PortMapper(local, gateway, environment)
-        dialer = Dialer(local, transport, caller, environment, on_duplicate_identity=members.proven_twin)
+        dialer = Dialer(local, transport, caller, environment, on_duplicate_identity=membership.on_own_id_proven)
         network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
-        self._joining = Joining(local, dialer, PeerStore(environment), network, members, lookups, environment)
+        self._joining = Joining(local, dialer, PeerStore(environment), network, membership, lookups, environment)
         self._joining.on_arrival(self._reachability.check_now)
         self._lan = LanDiscovery(local, lan, network, self._joining, self._log)
         local.on_change(self._on_local_change)
@@ -222,7 +226,7 @@ class Overlay:
         self._protocol.speak_as(self.local.heartbeat, self.local.tag)
         if change in ("role", "address"):
             # Samples, placement and dialling depend on them: they do not wait for the next message.
-            self._prober.tell_some([])
+            self._membership.send_to_some([])
         if change == "address":
             self._reachability.check_now()
 
@@ -230,7 +234,7 @@ class Overlay:
 
     @property
     def peers(self) -> PeerTable:
-        return self._membership.peers
+        return self._members.peers
 
     @property
     def attempts(self) -> dict[str, str]:
@@ -249,7 +253,7 @@ class Overlay:
         return list(self.peers)
 
     def contact(self, node_id: bytes) -> Contact | None:
-        return self._membership.contact(node_id)
+        return self._members.contact(node_id)
 
     def is_alive(self, node_id: bytes) -> bool:
         """Known, and neither dead nor left; a suspected peer counts as alive."""
@@ -264,10 +268,7 @@ class Overlay:
 
     def suspect(self, node_id: bytes, reason: str) -> None:
         """A hint: probe it now."""
-        actions: list[Action] = self._detector.hint(node_id, self._clock.monotonic())
-        if actions:
-            self._log.debug("peer_doubted", peer=short(node_id), reason=reason)
-            self._prober.perform(actions)
+        self._membership.request_probe(node_id, reason)
 
     def watch(self, node_ids: Iterable[bytes]) -> None:
         """Partners, probed in every round; replaces the former ones."""
@@ -340,13 +341,13 @@ class Overlay:
         """Counters and sizes, for `/status` and `/metrics`."""
         protocol, mapping = self._protocol, self._mapping
         return OverlayReport(
-            counters={**protocol.counters, **self._streams.counters},
+            counters={**protocol.counters, **self._members.counters, **self._streams.counters},
             socket=dict(self._transport.counters),
             peers=len(self.peers),
             calls_waiting=protocol.waiting,
             contacts=len(protocol.router),
             suspects=self._detector.suspects,
-            lost=len(self._membership.lost),
+            lost=len(self._members.dead_contacts),
             sampling=self._discovery.sampling(),
             lookup=self._lookups.medians(),
             local_health=self._detector.health,

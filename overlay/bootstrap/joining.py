@@ -14,7 +14,7 @@ from overlay.bootstrap.peer_store import PeerStore
 from overlay.discovery.lookup_service import LookupService
 from overlay.environment import Environment
 from overlay.local_node import LocalNode
-from overlay.membership.members import MemberList
+from overlay.membership.service import Membership
 
 #: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
 JOIN_LOOKUP_S = 2.0
@@ -34,7 +34,7 @@ class Joining:
         dialler: Dialer,
         remembered: PeerStore,
         local_network: LocalNetwork,
-        membership: MemberList,
+        membership: Membership,
         lookups: LookupService,
         environment: Environment,
     ) -> None:
@@ -43,6 +43,7 @@ class Joining:
         self._remembered = remembered
         self._local_network = local_network
         self._membership = membership
+        self._members = membership.members
         self._lookups = lookups
         self._rng = environment.entropy.random
         self._log = environment.log
@@ -80,12 +81,12 @@ class Joining:
         self._local.enter(greeted.genesis)
         await self._arrive(greeted)
         through = str(greeted.contact.address)
-        self._log.info("swarm_joined", through=through, peers=len(self._membership.peers))
+        self._log.info("swarm_joined", through=through, peers=len(self._members.peers))
 
     async def _arrive(self, greeted: HelloResult) -> None:
         """Meet the node that answered, then all around us."""
         self._local.seen_as(greeted.observed_host)
-        self._membership.ask_back(greeted.contact)
+        self._membership.verify(greeted.contact)
         try:
             async with asyncio.timeout(JOIN_LOOKUP_S):
                 await self._lookups.find(self._local.node_id, [greeted.contact, *greeted.contacts])
@@ -99,7 +100,7 @@ class Joining:
         while True:
             await asyncio.sleep(EMPTY_TABLE_S)
             genesis = self._local.genesis
-            if genesis is None or len(self._membership.peers) or self._membership.detector.leaving:
+            if genesis is None or len(self._members.peers) or self._members.detector.leaving:
                 continue
             others = self.others()
             if not others and not self._bootstraps:
@@ -114,8 +115,8 @@ class Joining:
         """Dial one whom we do not know, now and then; meet it, and all around it, if it is of our swarm."""
         while True:
             await asyncio.sleep(ISLAND_S * (0.5 + self._rng.random()))
-            genesis, peers = self._local.genesis, self._membership.peers
-            if genesis is None or not len(peers) or self._membership.detector.leaving:
+            genesis, peers = self._local.genesis, self._members.peers
+            if genesis is None or not len(peers) or self._members.detector.leaving:
                 continue
             stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._local.address)})
             if stranger is None:
@@ -135,7 +136,7 @@ class Joining:
 
     def remember(self) -> None:
         """Put the peers of this moment on disk."""
-        self._remembered.note(self._membership.peers)
+        self._remembered.note(self._members.peers)
         self._remembered.write()
 
     async def keep_remembering(self) -> None:

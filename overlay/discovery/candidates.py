@@ -16,7 +16,7 @@ from overlay.discovery.peer_sampling import PeerSampler
 from overlay.discovery.placement import rank
 from overlay.environment import Clock
 from overlay.local_node import LocalNode
-from overlay.membership.members import MemberList
+from overlay.membership.service import Membership
 from overlay.membership.stream_health import StreamHealth
 from overlay.peers import Activity, Contact, PeerChange
 
@@ -38,7 +38,7 @@ class Candidates:
         self,
         local: LocalNode,
         k: int,
-        membership: MemberList,
+        membership: Membership,
         streams: StreamHealth,
         lookups: LookupService,
         sampler: PeerSampler,
@@ -46,7 +46,7 @@ class Candidates:
     ) -> None:
         self._local = local
         self._k = k
-        self._membership = membership
+        self._members = membership.members
         self._streams = streams
         self._lookups = lookups
         self._sampler = sampler
@@ -67,12 +67,12 @@ class Candidates:
         return [eligible[node_id] for node_id in rank(key, eligible)]
 
     def _may_own(self, node_id: bytes) -> bool:
-        peer = self._membership.peer(node_id)
+        peer = self._members.peer(node_id)
         return (
             peer is not None
             and peer.eligible
             and peer.activity is not Activity.LEAVING
-            and not self._membership.detector.is_suspect(node_id)
+            and not self._members.detector.is_suspect(node_id)
             and self._streams.is_reachable(node_id)
         )
 
@@ -80,10 +80,10 @@ class Candidates:
         """The k closest of the lookup and of what came up since, without those that died since."""
         known = {own.node_id: own}
         for node_id in kept:
-            contact = self._membership.contact(node_id)
+            contact = self._members.contact(node_id)
             if contact is not None:
                 known[node_id] = contact
-        for peer in self._membership.peers:
+        for peer in self._members.peers:
             known[peer.node_id] = peer.contact
         if len(known) <= self._k:
             return known

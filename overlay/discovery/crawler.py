@@ -16,7 +16,7 @@ from overlay.discovery.peer_sampling import PeerSampler
 from overlay.environment import Environment
 from overlay.ids import ID_BITS, distance, random_id_with_prefix
 from overlay.local_node import LocalNode
-from overlay.membership.members import MemberList
+from overlay.membership.service import Membership
 from overlay.peers import Peer, PeerChange
 
 #: Seconds between refreshes of the table; and the pause before the refresh when a dead peer returned.
@@ -34,7 +34,7 @@ class Crawler:
         self,
         local: LocalNode,
         k: int,
-        membership: MemberList,
+        membership: Membership,
         lookups: LookupService,
         sampler: PeerSampler,
         candidates: Candidates,
@@ -42,7 +42,7 @@ class Crawler:
     ) -> None:
         self._local = local
         self._k = k
-        self._membership = membership
+        self._members = membership.members
         self._lookups = lookups
         self._sampler = sampler
         self._candidates = candidates
@@ -60,11 +60,11 @@ class Crawler:
     def everyone(self, since: float = 0.0) -> list[Peer]:
         """All live peers known that take part in barriers. In a large swarm asking keeps a crawl going."""
         now = self._clock.monotonic()
-        if not self._membership.everybody_known():
+        if not self._members.everybody_known():
             if now > self._crawl_until:
                 self._crawl.set()
             self._crawl_until = now + 2 * CRAWL_S
-        return [peer for peer in self._membership.peers if peer.takes_part(now, since)]
+        return [peer for peer in self._members.peers if peer.takes_part(now, since)]
 
     async def keep_table_fresh(self) -> None:
         """Look ourselves up now and then, at once when a lost peer came back; forget strangers."""
@@ -78,10 +78,10 @@ class Crawler:
                 pass
             self._heal.clear()
             await self._lookups.find(self._local.node_id)
-            if not self._membership.everybody_known():
+            if not self._members.everybody_known():
                 await self._lookups.find(self._far_target())
             if not self._crawled_for():
-                self._membership.forget_strangers(frozenset(self._sampler.pool.ids()))
+                self._members.forget_unused(frozenset(self._sampler.pool.ids()), self._clock.monotonic())
             self._candidates.forget_old()
 
     def _far_target(self) -> bytes:

@@ -28,7 +28,8 @@ from overlay.discovery.sampling import (
 from overlay.environment import Environment
 from overlay.ids import random_id, relative_distance
 from overlay.local_node import LocalNode
-from overlay.membership.members import FULL_VIEW, MemberList
+from overlay.membership.members import FULL_VIEW
+from overlay.membership.service import Membership
 from overlay.peers import Activity, Peer, PeerChange
 from overlay.report import SamplingReport
 
@@ -58,7 +59,7 @@ class PeerSampler:
         self,
         local: LocalNode,
         k: int,
-        membership: MemberList,
+        membership: Membership,
         lookups: LookupService,
         environment: Environment,
     ) -> None:
@@ -72,6 +73,7 @@ class PeerSampler:
         self._local = local
         self._k = k
         self._membership = membership
+        self._members = membership.members
         self._lookups = lookups
         self._clock = environment.clock
         self._rng = environment.entropy.random
@@ -86,7 +88,7 @@ class PeerSampler:
 
     def population(self) -> Population:
         """Counted where everybody is known, estimated elsewhere; ourselves included."""
-        known = len(self._membership.peers) + 1
+        known = len(self._members.peers) + 1
         if known <= self._k:
             return counted(known)
         now = self._clock.monotonic()
@@ -100,9 +102,9 @@ class PeerSampler:
 
     def nearly_all_known(self) -> bool:
         """The table holds as many as there may be: what it lacks, a lookup would hardly find either."""
-        if self._membership.everybody_known():
+        if self._members.everybody_known():
             return True
-        known = len(self._membership.peers) + 1
+        known = len(self._members.peers) + 1
         return known <= FULL_VIEW and known >= self.population().low
 
     def workers(self) -> float:
@@ -115,9 +117,9 @@ class PeerSampler:
         own = 1.0 if self._local.is_training else 0.0
         population = self.population()
         if population.exact:
-            return max(1.0, own + sum(works(peer) for peer in self._membership.peers))
-        peers = [peer for node_id in self.pool.ids() if (peer := self._membership.peer(node_id)) is not None]
-        peers = peers or list(self._membership.peers)
+            return max(1.0, own + sum(works(peer) for peer in self._members.peers))
+        peers = [peer for node_id in self.pool.ids() if (peer := self._members.peer(node_id)) is not None]
+        peers = peers or list(self._members.peers)
         share = sum(works(peer) for peer in peers) / max(1, len(peers))
         return max(1.0, own + share * (population.estimate - 1))
 
@@ -126,12 +128,10 @@ class PeerSampler:
         now = self._clock.monotonic()
 
         def allowed(node_id: bytes) -> bool:
-            peer = self._membership.peer(node_id)
-            return (
-                peer is not None and peer.takes_part(now, since) and not self._membership.detector.is_suspect(node_id)
-            )
+            peer = self._members.peer(node_id)
+            return peer is not None and peer.takes_part(now, since) and not self._members.detector.is_suspect(node_id)
 
-        if self._membership.everybody_known():
+        if self._members.everybody_known():
             drawn = draw_distinct(self._everybody(), count, allowed, self._rng)
         else:
             # A sample takes each peer from another ball: a pool has as many as the largest sample, and some more.
@@ -142,7 +142,7 @@ class PeerSampler:
             if len(drawn) < count:  # just joined: the pool is still being filled
                 rest = [node_id for node_id in self._everybody() if node_id not in drawn]
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
-        return [peer for node_id in drawn if (peer := self._membership.peer(node_id)) is not None]
+        return [peer for node_id in drawn if (peer := self._members.peer(node_id)) is not None]
 
     def sampling(self) -> SamplingReport:
         """The pool and what it costs: lookups over the last `COST_S`, and for each peer kept and drawn in it."""
@@ -167,7 +167,7 @@ class PeerSampler:
             self._spent.popleft()
 
     def _everybody(self) -> list[bytes]:
-        return [peer.contact.node_id for peer in self._membership.peers]
+        return [peer.contact.node_id for peer in self._members.peers]
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class PeerSampler:
         while True:
             now = self._clock.monotonic()
             self.pool.expire(now)
-            if self._membership.everybody_known():
+            if self._members.everybody_known():
                 self.pool.clear()
                 quiet = 0 if await self._compare_contacts(self._local.node_id) else quiet + 1
                 pause_s = COMPARE_FIRST_S if quiet < COMPARE_FIRST else COMPARE_S
@@ -186,7 +186,7 @@ class PeerSampler:
                 began = self._clock.monotonic()
                 await self.sample_once()
                 took_s = self._clock.monotonic() - began
-                if len(self._membership.peers) < FULL_VIEW:
+                if len(self._members.peers) < FULL_VIEW:
                     await self._compare_contacts(random_id(self._rng))
                 pause_s = FILL_S if self.pool.balls < self._balls_first else self._steady_s()
                 pause_s = max(pause_s, MOST_BUSY * took_s)
@@ -200,13 +200,13 @@ class PeerSampler:
     async def _compare_contacts(self, target: bytes) -> bool:
         """Ask one peer whom it knows near `target`, and meet those we do not: so nobody of a small swarm stays unknown
         to anybody (nodes that joined at one moment saw only half of each other). True if there was somebody new."""
-        contacts = [peer.contact for peer in self._membership.peers]
+        contacts = [peer.contact for peer in self._members.peers]
         if not contacts:
             return True
         known = await self._lookups.ask(self._rng.choice(contacts), target)
-        strangers = [contact for contact in known if contact.node_id not in self._membership.peers]
+        strangers = [contact for contact in known if contact.node_id not in self._members.peers]
         for contact in strangers:
-            self._membership.ask_back(contact)
+            self._membership.verify(contact)
         return bool(strangers)
 
     async def sample_once(self) -> None:
@@ -214,7 +214,7 @@ class PeerSampler:
         target = random_id(self._rng)
         found = await self._lookups.find(target)
         now = self._clock.monotonic()
-        if len(found) < self._k and not self._membership.everybody_known():
+        if len(found) < self._k and not self._members.everybody_known():
             return  # cut off, or in the midst of a mass failure: says nothing about how many there are
         # The radius must not hang on this very lookup, or dense regions would have smaller balls.
         before = self.estimator.estimate(now)

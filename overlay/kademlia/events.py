@@ -1,4 +1,4 @@
-"""What the datagram protocol tells of: facts about nodes, as they pass. `overlay.membership.members` judges them."""
+"""Facts about nodes that the datagram protocol reports as they pass. `overlay.membership.service` interprets them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from overlay.peers import Contact, Heartbeat, Peer
 
 
 class ProtocolEvents(Protocol):
-    """Whoever wants to know."""
+    """Receives the events."""
 
-    def answered(
+    def on_response(
         self, beat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
     ) -> None:
-        """The node we asked answered; `rtt_s` is None when it asked others first. `proven`: it proved its id.
-        It may come late, after `silent`."""
+        """The node that was asked answered; `rtt_s` is None when it asked others first. `proven`: it proved its id.
+        May arrive late, after `on_timeout`."""
 
-    def impostor(self, beat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
-        """Another node answered at the address of the one we asked."""
+    def on_id_mismatch(self, beat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+        """Another node answered at the address of the one that was asked."""
 
-    def spoke(self, beat: Heartbeat, source: Address) -> None:
-        """A node asked us something."""
+    def on_request(self, beat: Heartbeat, source: Address) -> None:
+        """A node sent a request."""
 
-    def silent(self, contact: Contact) -> None:
-        """A node did not answer, with a retry."""
+    def on_timeout(self, contact: Contact) -> None:
+        """A node answered neither the call nor its retry."""
 
-    def own_id_used(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> None:
-        """A datagram of another process claims our own id; `proven`: it has our key."""
+    def on_own_id(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> None:
+        """A datagram of another process carries our own id; `proven`: it has our key."""
 
-    def news(self, news: Gossip, sender: bytes) -> None:
-        """A piece of gossip."""
+    def on_gossip(self, news: Gossip, sender: bytes) -> None:
+        """A datagram of `sender` carried this gossip."""
+
+
+class PeerView(Protocol):
+    """What the protocol needs to know of peers, to choose its time-outs."""
 
     def peer(self, node_id: bytes) -> Peer | None:
-        """What is known of a node, for its round trips."""
+        """What is known of a node, its round trips included."""
 
     def stretch(self) -> float:
-        """By how much our own time-outs stretch (local health)."""
+        """The factor of our own time-outs (local health)."""

@@ -23,7 +23,7 @@ from overlay.environment import Environment
 from overlay.kademlia import messages
 from overlay.kademlia.broadcast_queue import BroadcastQueue
 from overlay.kademlia.calls import CallTable, OnResult, PendingCall
-from overlay.kademlia.events import ProtocolEvents
+from overlay.kademlia.events import PeerView, ProtocolEvents
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import (
     REQUEST,
@@ -60,7 +60,6 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         ksize: int,
         *,
         proofs: IdentityProofs,
-        listener: ProtocolEvents,
         environment: Environment,
         ceiling_s: float,
     ) -> None:
@@ -76,7 +75,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._procedures: dict[type, Procedure] = {}
         self.own_id: bytes = source_node.id
         self._proofs = proofs
-        self._listener = listener
+        self._events: ProtocolEvents
+        self._peers: PeerView
         self._clock = environment.clock
         self._entropy = environment.entropy
         self._log = environment.log
@@ -92,6 +92,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
 
     def connection_made(self, transport: Any) -> None:
         self.transport: Transport | None = transport
+
+    def subscribe(self, events: ProtocolEvents, peers: PeerView) -> None:
+        """Report events to `events` and take round trips from `peers`; once, before the node enters a swarm."""
+        self._events, self._peers = events, peers
 
     def serve(self, call: type[C], procedure: Callable[[C, Heartbeat, Address, bytes], Result | None]) -> None:
         """Enter a procedure into the table."""
@@ -140,11 +144,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             on_result(None)
             return
         now = self._clock.monotonic()
-        peer = self._listener.peer(contact.node_id)
+        peer = self._peers.peer(contact.node_id)
         prove = prove or peer is None or peer.contact.address != contact.address
         first_s, second_s = limit_s, 0.0
         if first_s is None:
-            first_s, second_s = self.round_trips.waits(peer, self._listener.stretch())
+            first_s, second_s = self.round_trips.waits(peer, self._peers.stretch())
         pending = PendingCall(contact, body, on_result, on_slow, {}, second_s, blame, prove, timed=limit_s is None)
         self._calls.start(pending, first_s, now)
 
@@ -158,7 +162,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
 
     def _give_up(self, pending: PendingCall) -> None:
         if pending.blame:
-            self._guarded(self._listener.silent, pending.contact)
+            self._guarded(self._events.on_timeout, pending.contact)
         self._guarded(pending.on_result, None)
 
     def tell(
@@ -222,13 +226,13 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if isinstance(message, RequestDatagram):
             if message.prove:
                 self.respond(message_id, source, Pong(), prove_to=self.own_id)
-            self._listener.own_id_used(message.beat, source)
+            self._events.on_own_id(message.beat, source)
             return
         pending = self._calls.get(message_id)
         if pending is None or pending.contact.node_id != self.own_id or not self._is_proven(message_id, message):
             return
         self._calls.settle(pending)
-        self._listener.own_id_used(message.beat, source, proven=True)
+        self._events.on_own_id(message.beat, source, proven=True)
         pending.on_result(message.body)
 
     def _is_proven(self, message_id: bytes, response: ResponseDatagram) -> bool:
@@ -249,14 +253,14 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         beat = response.beat
         if beat.node_id != pending.contact.node_id:
             self.counters["impostors"] += 1
-            self._listener.impostor(beat, source, pending.contact, proven=pending.prove)
+            self._events.on_id_mismatch(beat, source, pending.contact, proven=pending.prove)
             pending.on_result(None)
             return
         rtt_s: float | None = None
         if pending.timed:
             rtt_s = self._clock.monotonic() - pending.sent[message_id]
             self.round_trips.observe(rtt_s)
-        self._listener.answered(beat, source, rtt_s, pending.contact, proven=pending.prove)
+        self._events.on_response(beat, source, rtt_s, pending.contact, proven=pending.prove)
         self._hear(response.news, beat.node_id)
         pending.on_result(response.body)
 
@@ -273,11 +277,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.counters["late_answers"] += 1
         rtt_s = self._clock.monotonic() - sent
         self.round_trips.observe(rtt_s)
-        self._listener.answered(response.beat, source, rtt_s, pending.contact, proven=pending.prove)
+        self._events.on_response(response.beat, source, rtt_s, pending.contact, proven=pending.prove)
 
     def _accept_request(self, message_id: bytes, request: RequestDatagram, source: Address) -> None:
         beat = request.beat
-        self._listener.spoke(beat, source)
+        self._events.on_request(beat, source)
         self._hear(request.news, beat.node_id)
         procedure = self._procedures.get(type(request.body))
         if procedure is None:
@@ -289,7 +293,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
 
     def _hear(self, news: list[Gossip], sender: bytes) -> None:
         for piece in news:
-            self._listener.news(piece, sender)
+            self._events.on_gossip(piece, sender)
 
     def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
         """Our own mistakes must not shut the door on everybody: the one place that catches all of them."""

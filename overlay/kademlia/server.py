@@ -10,7 +10,6 @@ from kademlia.network import Server
 
 from overlay.environment import Environment
 from overlay.identity import Identity
-from overlay.kademlia.events import ProtocolEvents
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.settings import OverlaySettings
@@ -26,7 +25,6 @@ class SwarmServer(Server):  # type: ignore[misc]
         self,
         identity: Identity,
         settings: OverlaySettings,
-        listener: ProtocolEvents,
         environment: Environment,
     ) -> None:
         super().__init__(settings.k, settings.alpha, identity.node_id)
@@ -38,7 +36,6 @@ class SwarmServer(Server):  # type: ignore[misc]
             self.node,
             settings.k,
             proofs=IdentityProofs(identity),
-            listener=listener,
             environment=environment,
             ceiling_s=settings.liveness.probe_timeout_s,
         )

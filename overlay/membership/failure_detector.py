@@ -23,6 +23,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from overlay.kademlia.messages import Gossip, MemberState
+from overlay.membership.actions import (
+    Broadcast,
+    DetectorAction,
+    SendNow,
+    SendPing,
+    SendPingRequest,
+    StateChanged,
+)
 from overlay.settings import LivenessSettings
 
 #: Heard from within this share of the probe interval: no probe is due.
@@ -44,49 +52,6 @@ EVIDENCE_STEP_S = 0.25
 LAG_S = 0.1
 #: Lifeguard's awareness: 0 is healthy; time-outs stretch by (1 + score).
 HEALTH_LIMIT = 7
-
-
-@dataclass(frozen=True, slots=True)
-class SendPing:
-    """Ask the member itself."""
-
-    node_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SendPingRequest:
-    """Ask others to ask it."""
-
-    node_id: bytes
-    via: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendNow:
-    """Send this piece of news to one node now."""
-
-    to: bytes
-    news: Gossip
-
-
-@dataclass(frozen=True, slots=True)
-class Broadcast:
-    """Let this ride on datagrams; `at_once` also sends it to known contacts now."""
-
-    news: Gossip
-    at_once: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StateChanged:
-    """The standing of a member changed."""
-
-    node_id: bytes
-    kind: Literal["suspect", "refuted", "dead", "left"]
-    reason: str
-
-
-Action = SendPing | SendPingRequest | SendNow | Broadcast | StateChanged
 
 
 @dataclass(slots=True)
@@ -172,13 +137,13 @@ class FailureDetector:
         """Partners, probed in every round; replaces the former ones."""
         self._watched = dict.fromkeys(sorted(node_ids))
 
-    def answered(self, node_id: bytes, incarnation: int, now: float) -> list[Action]:
+    def answered(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
         """It answered us: a member from now on, whatever was thought of it."""
         if node_id in self._members:
             return self.heard(node_id, incarnation, now)
         gone = self._gone.pop(node_id, None)
         member = _Member(MemberState.ALIVE, incarnation, 0, now, now)
-        actions: list[Action] = []
+        actions: list[DetectorAction] = []
         if gone is not None and gone.incarnation == incarnation:
             member.refutation = gone.refutation
             if gone.standing is MemberState.DEAD:
@@ -190,7 +155,7 @@ class FailureDetector:
         self._order.insert(self._rng.randint(self._turn, len(self._order)), node_id)
         return actions
 
-    def heard(self, node_id: bytes, incarnation: int, now: float) -> list[Action]:
+    def heard(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
         """A known member spoke to us itself."""
         member = self._members.get(node_id)
         if member is None:
@@ -202,10 +167,10 @@ class FailureDetector:
             # It was said to have refuted, and here it is: what it refuted is old news.
             member.refutation = member.rumour[1]
         if member.standing is MemberState.SUSPECT:
-            return self._clear(node_id, member, now, "it spoke to us")
+            return self._clear(node_id, member, now, "it spoke to us", by_itself=True)
         return []
 
-    def silent(self, node_id: bytes, now: float, *, others: Iterable[bytes]) -> list[Action]:
+    def silent(self, node_id: bytes, now: float, *, others: Iterable[bytes]) -> list[DetectorAction]:
         """A direct probe with its retry found nothing. `others` may be asked to try."""
         member = self._members.get(node_id)
         if member is None:
@@ -219,7 +184,7 @@ class FailureDetector:
             return self.unreachable(node_id, now, "it does not answer")
         return [SendPingRequest(node_id, tuple(self._rng.sample(helpers, count)))]
 
-    def unreachable(self, node_id: bytes, now: float, reason: str) -> list[Action]:
+    def unreachable(self, node_id: bytes, now: float, reason: str) -> list[DetectorAction]:
         """Nobody reached it: suspect it, and say so to it and to others."""
         member = self._members.get(node_id)
         if member is None or member.standing is MemberState.SUSPECT:
@@ -227,7 +192,7 @@ class FailureDetector:
         news = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
         return [*self._suspect(node_id, member, now, reason), SendNow(node_id, news), Broadcast(news)]
 
-    def hint(self, node_id: bytes, now: float) -> list[Action]:
+    def hint(self, node_id: bytes, now: float) -> list[DetectorAction]:
         """Somebody has reason to doubt it: probe now."""
         member = self._members.get(node_id)
         if member is None or now - member.probed < HINT_PAUSE_S:
@@ -235,7 +200,7 @@ class FailureDetector:
         member.probed = now
         return [SendPing(node_id)]
 
-    def declare_dead(self, node_id: bytes, now: float, reason: str) -> list[Action]:
+    def declare_dead(self, node_id: bytes, now: float, reason: str) -> list[DetectorAction]:
         """Certain knowledge: another node lives at its address."""
         member = self._members.get(node_id)
         if member is None:
@@ -251,7 +216,7 @@ class FailureDetector:
     def forget_dead(self, node_id: bytes) -> None:
         self._gone.pop(node_id, None)
 
-    def left(self, node_id: bytes, now: float) -> list[Action]:
+    def left(self, node_id: bytes, now: float) -> list[DetectorAction]:
         """It says itself that it leaves."""
         member = self._members.get(node_id)
         if member is None:
@@ -266,10 +231,10 @@ class FailureDetector:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[DetectorAction]:
         """Expire suspicions and begin a probe round when one is due."""
         self._feel(max(0.0, now - self._planned))
-        actions: list[Action] = []
+        actions: list[DetectorAction] = []
         for node_id in list(self._suspects):
             member = self._members[node_id]
             if now >= member.deadline and not self._is_proven_silent(member, now):
@@ -298,7 +263,7 @@ class FailureDetector:
         elif self.health:
             self.health -= 1
 
-    def _round(self, now: float) -> list[Action]:
+    def _round(self, now: float) -> list[DetectorAction]:
         stale = now - FRESH_SHARE * self.settings.probe_interval_s
         suspects = self._suspects_in_turn(stale)
         due = dict.fromkeys(node_id for node_id in self._watched if self._is_due(node_id, stale))
@@ -347,7 +312,7 @@ class FailureDetector:
 
     # -- what others say -----------------------------------------------------------------------------------------
 
-    def learn(self, news: Gossip, sender: bytes, now: float) -> list[Action]:
+    def learn(self, news: Gossip, sender: bytes, now: float) -> list[DetectorAction]:
         """One piece of news from `sender`."""
         if news.node_id == self.own_id:
             return self._defend(news, sender)
@@ -368,7 +333,7 @@ class FailureDetector:
             case MemberState.SUSPECT | MemberState.DEAD:
                 return self._believe_ill(news, kind, member, now)
 
-    def _defend(self, news: Gossip, sender: bytes) -> list[Action]:
+    def _defend(self, news: Gossip, sender: bytes) -> list[DetectorAction]:
         """SWIM: refute with a higher count. News about an older start of ours refute themselves by the beat."""
         ill = news.kind in (MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
         if not ill or self.leaving or news.incarnation != self.incarnation or news.refutation < self.refutation:
@@ -379,7 +344,7 @@ class FailureDetector:
         # At once: the one who accuses us may not know where we live now, and its deadline runs.
         return [SendNow(sender, alive), Broadcast(alive, at_once=True)]
 
-    def _learn_of_the_gone(self, news: Gossip, kind: MemberState) -> list[Action]:
+    def _learn_of_the_gone(self, news: Gossip, kind: MemberState) -> list[DetectorAction]:
         """The dead do not rise on hearsay: they are asked, and answer or not."""
         gone = self._gone.get(news.node_id)
         if gone is None or kind is not MemberState.ALIVE:
@@ -389,7 +354,7 @@ class FailureDetector:
         gone.incarnation, gone.refutation = news.incarnation, news.refutation
         return [SendPing(news.node_id), Broadcast(news)]
 
-    def _pass_on(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[Action]:
+    def _pass_on(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[DetectorAction]:
         """Leaves and refutations are believed from their node alone; from others they are a reason to ask it."""
         if (news.incarnation, news.refutation, kind) <= member.rumour:
             return []
@@ -397,14 +362,14 @@ class FailureDetector:
         ask = kind is MemberState.LEFT or member.standing is MemberState.SUSPECT
         return [*(self.hint(news.node_id, now) if ask else []), Broadcast(news)]
 
-    def _believe_alive(self, news: Gossip, member: _Member, now: float) -> list[Action]:
+    def _believe_alive(self, news: Gossip, member: _Member, now: float) -> list[DetectorAction]:
         member.incarnation, member.refutation = news.incarnation, news.refutation
-        actions: list[Action] = [Broadcast(news)]
+        actions: list[DetectorAction] = [Broadcast(news)]
         if member.standing is MemberState.SUSPECT:
-            actions += self._clear(news.node_id, member, now, "it refuted")
+            actions += self._clear(news.node_id, member, now, "it refuted", by_itself=False)
         return actions
 
-    def _believe_ill(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[Action]:
+    def _believe_ill(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[DetectorAction]:
         if now - member.heard < self.settings.probe_interval_s:
             return [SendNow(news.node_id, news)]  # we know better; it should know too, and refute
         if member.rumour[2] == MemberState.ALIVE and member.rumour[:2] > (news.incarnation, news.refutation):
@@ -413,10 +378,10 @@ class FailureDetector:
         if kind is MemberState.DEAD:
             return self._condemn(news, member, now)
         suspected = self._suspect(news.node_id, member, now, "others suspect it")
-        probe: list[Action] = [SendPing(news.node_id)] if news.node_id in self._watched else []
+        probe: list[DetectorAction] = [SendPing(news.node_id)] if news.node_id in self._watched else []
         return [*suspected, *probe, Broadcast(news)]
 
-    def _condemn(self, news: Gossip, member: _Member, now: float) -> list[Action]:
+    def _condemn(self, news: Gossip, member: _Member, now: float) -> list[DetectorAction]:
         """A death on hearsay is not believed before we asked ourselves, and not passed on: a lost refutation must not
         kill a living node in the eyes of all (at 10 % loss two wrong findings of 60 nodes made ten)."""
         if member.condemned:
@@ -425,7 +390,7 @@ class FailureDetector:
         member.condemned = True
         return [*actions, *self._ask_condemned(news.node_id, member, now)]
 
-    def _ask_condemned(self, node_id: bytes, member: _Member, now: float) -> list[Action]:
+    def _ask_condemned(self, node_id: bytes, member: _Member, now: float) -> list[DetectorAction]:
         if member.missed < UNANSWERED_PROBES_TO_CONFIRM:
             member.probed = now
             return [SendPing(node_id)]
@@ -435,7 +400,7 @@ class FailureDetector:
 
     # -- transitions ---------------------------------------------------------------------------------------------
 
-    def _suspect(self, node_id: bytes, member: _Member, now: float, reason: str) -> list[Action]:
+    def _suspect(self, node_id: bytes, member: _Member, now: float, reason: str) -> list[DetectorAction]:
         if member.standing is MemberState.SUSPECT:
             return []
         member.standing = MemberState.SUSPECT
@@ -445,18 +410,23 @@ class FailureDetector:
         self._suspects[node_id] = None
         return [StateChanged(node_id, "suspect", reason)]
 
-    def _clear(self, node_id: bytes, member: _Member, now: float, reason: str) -> list[Action]:
+    def _clear(
+        self, node_id: bytes, member: _Member, now: float, reason: str, *, by_itself: bool
+    ) -> list[DetectorAction]:
+        """`by_itself`: it sent us a message of its own; others may still suspect it, and it has to refute."""
         accusation = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
         member.standing = MemberState.ALIVE
         member.condemned = False
         member.since = now
         self._suspects.pop(node_id, None)
-        actions: list[Action] = [StateChanged(node_id, "refuted", reason)]
-        if reason == "it spoke to us":
-            actions.append(SendNow(node_id, accusation))  # others still suspect it: let it refute
+        actions: list[DetectorAction] = [StateChanged(node_id, "refuted", reason)]
+        if by_itself:
+            actions.append(SendNow(node_id, accusation))
         return actions
 
-    def _bury(self, node_id: bytes, member: _Member, now: float, standing: MemberState, reason: str) -> list[Action]:
+    def _bury(
+        self, node_id: bytes, member: _Member, now: float, standing: MemberState, reason: str
+    ) -> list[DetectorAction]:
         del self._members[node_id]
         self._suspects.pop(node_id, None)
         member.standing, member.since = standing, now

@@ -7,13 +7,11 @@ so, and is no candidate for shards for as long. A peer at a port that a NAT chos
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from overlay.addresses import Address
 from overlay.environment import Clock
 from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.members import MemberList
+from overlay.membership.service import Membership
 from overlay.peers import Contact, Heartbeat, PeerChange
 
 #: This many failed streams within the time make a peer unreachable for as long.
@@ -26,13 +24,9 @@ MAX_COUNTED = 1024
 class StreamHealth:
     """Counts the failed streams to each peer. Implements `overlay.requests.StreamEvents`."""
 
-    def __init__(
-        self, protocol: SwarmProtocol, membership: MemberList, suspect: Callable[[bytes, str], None], clock: Clock
-    ) -> None:
-        """`suspect(node_id, reason)` has the failure detector probe a peer now."""
+    def __init__(self, protocol: SwarmProtocol, membership: Membership, clock: Clock) -> None:
         self._protocol = protocol
         self._membership = membership
-        self._suspect = suspect
         self._clock = clock
         self._failures: dict[bytes, tuple[int, float]] = {}
         membership.on_change(self._on_change)
@@ -46,16 +40,16 @@ class StreamHealth:
 
     def takes_streams(self, node_id: bytes) -> bool:
         """See `StreamEvents.takes_streams`."""
-        return self._membership.takes_streams(node_id)
+        return self._membership.members.takes_streams(node_id)
 
     def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         """See `StreamEvents.on_request`."""
-        self._membership.requested(heartbeat, source)
+        self._membership.on_stream_request(heartbeat, source)
 
     def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
         """See `StreamEvents.on_response`."""
         self._failures.pop(heartbeat.node_id, None)
-        self._membership.met(heartbeat, address)
+        self._membership.on_stream_response(heartbeat, address)
 
     def on_failure(self, to: Contact, reason: str) -> None:
         """See `StreamEvents.on_failure`."""
@@ -65,9 +59,9 @@ class StreamHealth:
         self._failures[to.node_id] = (count, now)
         if len(self._failures) > MAX_COUNTED:
             del self._failures[next(iter(self._failures))]
-        if count == STREAM_FAILURES and to.node_id in self._membership.peers:
+        if count == STREAM_FAILURES and to.node_id in self._membership.members.peers:
             self._protocol.tell(to, [], StreamsFailing())
-        self._suspect(to.node_id, reason)
+        self._membership.request_probe(to.node_id, reason)
 
     def _on_change(self, change: PeerChange) -> None:
         """A peer that came back or moved: failures from before do not count against its streams now."""

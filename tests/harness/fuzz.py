@@ -24,8 +24,9 @@ from overlay.addresses import Address
 from overlay.bootstrap import hello
 from overlay.kademlia import messages
 from overlay.kademlia.calls import MAX_OUTSTANDING
-from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK
-from overlay.membership.prober import MOST_FOR_OTHERS
+from overlay.membership.identity_conflict import MAX_REPORTED
+from overlay.membership.responder import MAX_PINGS_FOR_OTHERS
+from overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
 from overlay.overlay import Overlay
 from overlay.peers import Heartbeat
 from overlay.requests import Envelope
@@ -271,19 +272,19 @@ class Fuzz:
             assert real.get(peer.node_id) == peer.address, f"{peer.node_id.hex()} at {peer.address} {where}"
         for contact in target._protocol.router:
             assert real.get(contact.node_id) == contact.address, f"{contact} {where}"
-        assert set(target._membership.lost) <= set(real), where
+        assert set(target._members.dead_contacts) <= set(real), where
         left = services()
         assert len(left) == tasks, f"{left} {where}"
         assert target.report().counters.get("faults", 0) == 0, where
         assert not any(change.kind == "twin" for _, change in world.changes[1]), where
-        membership = target._membership
+        members, verifications = target._members, target._membership.verifications
         sizes = {
             "calls": (len(target._protocol._calls), MAX_OUTSTANDING),
-            "asked back": (len(membership._asked_back), ASK_BACK_ENTRIES),
-            "asking back": (membership._asking_back, MOST_ASKED_BACK),
-            "for others": (target._prober._for_others, MOST_FOR_OTHERS),
-            "silent": (len(membership.negative), 4096),
-            "told of twin": (len(membership._told_of_twin), ASK_BACK_ENTRIES),
+            "verified": (len(verifications), MAX_PAUSED),
+            "verifying": (verifications.under_way, MAX_CONCURRENT_VERIFICATIONS),
+            "for others": (target._responder.pings_for_others, MAX_PINGS_FOR_OTHERS),
+            "silent": (len(members.negative), 4096),
+            "conflicts": (len(members.conflicts), MAX_REPORTED),
             "news": (len(target._protocol.queue), 512),
             "complaints": (len(target._reachability._complaints), 2),
         }

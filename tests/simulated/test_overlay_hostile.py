@@ -16,8 +16,9 @@ from overlay.ids import random_id
 from overlay.kademlia import messages
 from overlay.kademlia.calls import MAX_OUTSTANDING
 from overlay.kademlia.identity_proofs import PROOFS_AT_ONCE, PROOFS_PER_S
-from overlay.membership.members import ASK_BACK_ENTRIES, MOST_ASKED_BACK, MOST_PEERS
-from overlay.membership.prober import MOST_FOR_OTHERS
+from overlay.membership.members import MAX_PEERS
+from overlay.membership.responder import MAX_PINGS_FOR_OTHERS
+from overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
 from overlay.peers import Activity, Contact, Heartbeat
 from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 from tests.harness.virtual_loop import VirtualLoop
@@ -64,17 +65,17 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
                 news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
                 node._protocol.datagram_received(asked(beat, made(), rng.randbytes(20), prove=True, news=news), source)
             report = node.report()
-            assert report.calls_waiting <= min(MAX_OUTSTANDING, MOST_ASKED_BACK + MOST_FOR_OTHERS + 4)
+            assert report.calls_waiting <= min(MAX_OUTSTANDING, MAX_CONCURRENT_VERIFICATIONS + MAX_PINGS_FOR_OTHERS + 4)
             await asyncio.sleep(0.05)
             if burst % 5 == 0:
                 contact = other.contact(node.node_id)
                 assert contact is not None
                 assert await other.ping(contact) is not None
-        membership = node._membership
+        members, verifications = node._members, node._membership.verifications
         assert len(node.peers) == len(node._protocol.router) == 1
-        assert len(membership._asked_back) <= ASK_BACK_ENTRIES
-        assert len(membership._told_of_twin) == len(membership.lost) == 0
-        assert len(membership.negative) <= 4096
+        assert len(verifications) <= MAX_PAUSED
+        assert len(members.conflicts) == len(members.dead_contacts) == 0
+        assert len(members.negative) <= 4096
         assert len(node._protocol.queue) <= 512
         assert len(node._reachability._complaints) == 0, "a stranger's complaint is nobody's"
         await asyncio.sleep(3)
@@ -125,8 +126,8 @@ def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> None:
             assert await node.ping(contact) is None
         await asyncio.sleep(3)
         assert node.report().calls_waiting <= 1
-        assert node._prober._inquiries == {}
-        assert node._prober._for_others == node._membership._asking_back == 0
+        assert node._membership._inquiries == {}
+        assert node._responder.pings_for_others == node._membership.verifications.under_way == 0
         assert node._candidates._under_way == {}
         assert len(asyncio.all_tasks()) == tasks
         # Services and the network have a few of their own; a hundred calls have none.
@@ -189,15 +190,15 @@ def test_a_table_is_never_a_list_of_everybody() -> None:
         world = OverlayWorld(seed=65)
         node = await world.found(0)
         rng = random.Random(65)
-        for number in range(MOST_PEERS + 50):
+        for number in range(MAX_PEERS + 50):
             address = Address(f"10.{16 + number // 250}.0.{number % 250 + 1}", PORT)
             beat = Heartbeat(random_id(rng), 1, 1, PORT)
-            node._membership.answered(beat, address, 0.01, Contact(beat.node_id, address), proven=True)
-        assert len(node.peers) == MOST_PEERS
+            node._membership.on_response(beat, address, 0.01, Contact(beat.node_id, address), proven=True)
+        assert len(node.peers) == MAX_PEERS
         assert node.report().counters["peers_refused_full"] == 50
         known = next(iter(node.peers))
         later = Heartbeat(known.node_id, 1, 1, PORT, step=7)
-        node._membership.answered(later, known.address, 0.01, known.contact)
+        node._membership.on_response(later, known.address, 0.01, known.contact)
         assert known.step == 7
         await world.stop()
 

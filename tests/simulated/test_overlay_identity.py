@@ -357,7 +357,7 @@ def test_one_address_gets_few_places_in_a_table() -> None:
     async def story(limit: int) -> tuple[int, int, list[Any]]:
         world = OverlayWorld(seed=46)
         node = world.make(0)
-        node._membership.ids_per_address = node._lookups.ids_per_address = limit
+        node._members.ids_per_address = node._lookups.ids_per_address = limit
         await node.start()
         node.found(GENESIS)
         transports = []

@@ -85,7 +85,7 @@ def test_a_stranger_changes_nothing() -> None:
         await stranger.start()
         stranger.found(overlay_swarm.GENESIS)
         for node in nodes:
-            stranger._membership.ask_back(node.local.contact)
+            stranger._membership.verify(node.local.contact)
         await asyncio.sleep(5)
 
         assert stranger.members() == []

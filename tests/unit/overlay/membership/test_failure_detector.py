@@ -8,15 +8,8 @@ import random
 import pytest
 
 from overlay.kademlia.messages import Gossip, MemberState
-from overlay.membership.failure_detector import (
-    Action,
-    Broadcast,
-    FailureDetector,
-    SendNow,
-    SendPing,
-    SendPingRequest,
-    StateChanged,
-)
+from overlay.membership.actions import Action, Broadcast, SendNow, SendPing, SendPingRequest, StateChanged
+from overlay.membership.failure_detector import FailureDetector
 from overlay.settings import LivenessSettings
 
 OWN, A, B, C, D = (bytes([number]) * 20 for number in (0, 1, 2, 3, 4))

@@ -1,0 +1,89 @@
+"""Answers the datagram requests that need nothing but the member list: `ping`, `find_node`, `probe`, `news`, `twin`."""
+
+from __future__ import annotations
+
+from overlay.addresses import Address
+from overlay.kademlia.messages import (
+    DuplicateIdentity,
+    FindNode,
+    GossipOnly,
+    Nodes,
+    Ping,
+    PingRequest,
+    PingResult,
+    Pong,
+    Result,
+    pack_nodes,
+    unpack_contact,
+)
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.membership.service import Membership
+from overlay.peers import Heartbeat
+
+#: Contacts in one answer: more than k, because some of them may be dead. With a fifth of 200 nodes just dead, 20 gave a
+#: recall of 0.994 and 26 of 1.0.
+ANSWER_CONTACTS = 26
+#: Pings on behalf of others under way; further requests for one, for whatever addresses, are not answered.
+MAX_PINGS_FOR_OTHERS = 256
+
+_PONG = Pong()
+
+
+class Responder:
+    """The procedures of one node."""
+
+    def __init__(self, membership: Membership, protocol: SwarmProtocol) -> None:
+        self.pings_for_others = 0
+        self._membership = membership
+        self._members = membership.members
+        self._protocol = protocol
+        protocol.serve(Ping, self._ping)
+        protocol.serve(FindNode, self._find_node)
+        protocol.serve(PingRequest, self._ping_for_another)
+        protocol.serve(GossipOnly, self._gossip_only)
+        protocol.serve(DuplicateIdentity, self._duplicate_identity)
+
+    def _ping(self, _body: Ping, _beat: Heartbeat, _source: Address, _message_id: bytes) -> Result:
+        return _PONG
+
+    def _find_node(self, body: FindNode, beat: Heartbeat, _source: Address, _message_id: bytes) -> Nodes:
+        closest = self._protocol.router.closest(body.target, ANSWER_CONTACTS, skip=beat.node_id)
+        return pack_nodes([entry.packed for entry in closest])
+
+    def _ping_for_another(
+        self, body: PingRequest, _beat: Heartbeat, source: Address, message_id: bytes
+    ) -> Result | None:
+        contact = unpack_contact(body.contact)
+        if contact is None:
+            self._protocol.counters["malformed_contacts"] += 1
+            return None
+        if self.pings_for_others >= MAX_PINGS_FOR_OTHERS:
+            self._protocol.counters["probes_not_made"] += 1
+            return None
+        self.pings_for_others += 1
+        # Behind a NAT it has another address for each of us, or has another one since a moment ago.
+        known = self._members.contact(contact.node_id) or contact
+        asked = [contact] if known == contact else [contact, known]
+        waiting, answered = len(asked), False
+
+        def on_result(result: Result | None) -> None:
+            nonlocal waiting, answered
+            waiting -= 1
+            if waiting == 0:
+                self.pings_for_others -= 1
+            if not answered and (result is not None or waiting == 0):
+                answered = True
+                self._protocol.respond(message_id, source, PingResult(result is not None))
+
+        # A silence must not count as a failure: it would start our own inquiry, and so on through the swarm.
+        for each in asked:
+            self._protocol.call(each, Ping(), on_result, blame=False)
+        return None
+
+    def _gossip_only(self, _body: GossipOnly, _beat: Heartbeat, _source: Address, _message_id: bytes) -> None:
+        """The gossip of the datagram was processed before its dispatch."""
+
+    def _duplicate_identity(
+        self, body: DuplicateIdentity, _beat: Heartbeat, _source: Address, _message_id: bytes
+    ) -> None:
+        self._membership.perform(self._members.on_duplicate_report(body))

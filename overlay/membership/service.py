@@ -1,0 +1,230 @@
+"""Connects the member list to the network: events of datagrams and streams in, its actions performed in their order.
+
+Adds what the pure rules lack: the time of each event, sending through the protocol, the log, and the subscribers to
+changes of peers. Never awaits, and owns no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from overlay.addresses import Address
+from overlay.environment import Environment
+from overlay.ids import short
+from overlay.kademlia.messages import Gossip, Ping, PingRequest, PingResult, Result, pack_contact
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.membership.actions import (
+    Action,
+    AddressClaim,
+    Broadcast,
+    CheckAddress,
+    LogEvent,
+    Notify,
+    SendDuplicateIdentity,
+    SendNow,
+    SendPing,
+    SendPingRequest,
+    StateChanged,
+    Verify,
+)
+from overlay.membership.members import MemberList
+from overlay.membership.verification_limit import VerificationLimit
+from overlay.peers import Contact, Heartbeat, PeerChange
+from overlay.settings import LivenessSettings
+
+#: A death, or a change of our own activity, is sent to this many at once; the others receive it as gossip.
+BROADCAST_MAX_PEERS = 20
+#: A helper's answer may take this much longer than its own probe.
+HELPER_SHARE = 1.2
+
+
+class Membership:
+    """The member list of one node at work. Implements `overlay.kademlia.events.ProtocolEvents`."""
+
+    def __init__(
+        self,
+        members: MemberList,
+        protocol: SwarmProtocol,
+        settings: LivenessSettings,
+        environment: Environment,
+    ) -> None:
+        self.members = members
+        self.verifications = VerificationLimit(members.counters)
+        self._protocol = protocol
+        self._settings = settings
+        self._clock = environment.clock
+        self._rng = environment.entropy.random
+        self._log = environment.log
+        self._inquiries: dict[bytes, int] = {}
+        self._closed = False
+        self._callbacks: list[Callable[[PeerChange], None]] = []
+        protocol.subscribe(self, members)
+
+    def close(self) -> None:
+        """Probes that are still under way prove nothing from now on."""
+        self._closed = True
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        """Call `callback` synchronously with every change of a peer."""
+        self._callbacks.append(callback)
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def on_response(
+        self, beat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
+    ) -> None:
+        """See `ProtocolEvents`."""
+        actions = self.members.on_response(beat, source, rtt_s, asked, self._clock.monotonic(), proven=proven)
+        if actions:
+            self.perform(actions)
+
+    def on_request(self, beat: Heartbeat, source: Address) -> None:
+        """See `ProtocolEvents`."""
+        actions = self.members.on_request(beat, source, self._clock.monotonic())
+        if actions:
+            self.perform(actions)
+
+    def on_gossip(self, news: Gossip, sender: bytes) -> None:
+        """See `ProtocolEvents`."""
+        actions = self.members.on_gossip(news, sender, self._clock.monotonic())
+        if actions:
+            self.perform(actions)
+
+    def on_timeout(self, contact: Contact) -> None:
+        """See `ProtocolEvents`."""
+        self.perform(self.members.on_timeout(contact, self._clock.monotonic()))
+
+    def on_id_mismatch(self, beat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+        """See `ProtocolEvents`."""
+        self.perform(self.members.on_id_mismatch(beat, source, asked, self._clock.monotonic(), proven=proven))
+
+    def on_own_id(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> None:
+        """See `ProtocolEvents`."""
+        self.perform(self.members.on_own_id(beat, source, proven=proven))
+
+    def on_own_id_proven(self, incarnation: int, boot: int, address: Address) -> None:
+        """A process at this address has proved that it holds our key."""
+        self.perform(self.members.conflicts.on_proof(incarnation, boot, address))
+
+    def on_stream_request(self, beat: Heartbeat, source: Address) -> None:
+        """A peer sent a request over a stream."""
+        self.perform(self.members.on_stream_request(beat, source, self._clock.monotonic()))
+
+    def on_stream_response(self, beat: Heartbeat, address: Address) -> None:
+        """The node at this address answered a request over a stream."""
+        self.perform(self.members.on_stream_response(beat, address, self._clock.monotonic()))
+
+    def tick(self, now: float) -> None:
+        """Let the failure detector expire suspicions and begin a probe round."""
+        self.perform(self.members.detector.tick(now))
+
+    def verify(self, contact: Contact) -> None:
+        """Ping a node that has not answered us at this address yet; it has to prove its id."""
+        self.perform(self.members.verify(contact))
+
+    def request_probe(self, node_id: bytes, reason: str) -> None:
+        """Probe a member now, for there is reason to doubt it."""
+        actions = self.members.detector.hint(node_id, self._clock.monotonic())
+        if actions:
+            self._log.debug("peer_doubted", peer=short(node_id), reason=reason)
+            self.perform(actions)
+
+    # -- actions -------------------------------------------------------------------------------------------------
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        """Perform actions in their order."""
+        for action in actions:
+            match action:
+                case SendPing(node_id):
+                    contact = self._contact(node_id)
+                    if contact is not None:
+                        self._protocol.call(contact, Ping(), ignore_result)
+                case SendPingRequest(node_id, via):
+                    self._probe_through(node_id, via)
+                case SendNow(to, news):
+                    contact = self._contact(to)
+                    if contact is not None:
+                        self._protocol.tell(contact, [news])
+                case Broadcast(news, at_once):
+                    self._protocol.queue.put(news, len(self.members.peers))
+                    if at_once:
+                        self.send_to_some([news])
+                case StateChanged():
+                    self._notify(self.members.apply(action).change)
+                case Notify(change):
+                    self._notify(change)
+                case Verify(contact, counts_as_failure):
+                    self._verify(contact, counts_as_failure)
+                case CheckAddress(contact, otherwise):
+                    self._check_address(contact, otherwise)
+                case SendDuplicateIdentity(to, report):
+                    self._protocol.tell(to, [], report)
+                case LogEvent(level, event, fields):
+                    (self._log.error if level == "error" else self._log.warning)(event, **fields)
+
+    def _contact(self, node_id: bytes) -> Contact | None:
+        return self.members.contact(node_id) or self.members.dead_contacts.get(node_id)
+
+    def _notify(self, change: PeerChange) -> None:
+        level = self._log.info if change.kind in ("dead", "left", "restarted", "moved") else self._log.debug
+        event = "up" if change.kind == "returned" else change.kind
+        level(f"peer_{event}", peer=short(change.node_id), reason=change.reason)
+        for callback in list(self._callbacks):
+            callback(change)
+
+    def send_to_some(self, news: Sequence[Gossip]) -> None:
+        """Send gossip, and with it our heartbeat, to `BROADCAST_MAX_PEERS` peers now: in a small swarm, to all."""
+        contacts = [peer.contact for peer in self.members.peers]
+        if len(contacts) > BROADCAST_MAX_PEERS:
+            contacts = self._rng.sample(contacts, BROADCAST_MAX_PEERS)
+        for contact in contacts:
+            self._protocol.tell(contact, news)
+
+    def _verify(self, contact: Contact, counts_as_failure: bool) -> None:
+        if self.verifications.begin(contact, self._clock.monotonic()):
+            self._protocol.call(contact, Ping(), self._on_verified, blame=counts_as_failure, prove=True)
+
+    def _on_verified(self, _: Result | None) -> None:
+        """The response has arrived as an event already."""
+        self.verifications.end()
+
+    def _check_address(self, contact: Contact, otherwise: AddressClaim) -> None:
+        def on_result(result: Result | None) -> None:
+            if result is None:
+                self.perform(self.members.on_unanswered_check(otherwise, self._clock.monotonic()))
+
+        self._protocol.call(contact, Ping(), on_result, blame=False)
+
+    def _probe_through(self, node_id: bytes, via: tuple[bytes, ...]) -> None:
+        target = self.members.contact(node_id)
+        helpers = [contact for contact in map(self.members.contact, via) if contact is not None]
+        if target is None or node_id in self._inquiries:
+            return
+        if not helpers:
+            self._conclude(node_id)
+            return
+        self._inquiries[node_id] = len(helpers)
+
+        def on_result(result: Result | None) -> None:
+            if node_id not in self._inquiries:
+                return
+            if isinstance(result, PingResult) and result.answered:
+                del self._inquiries[node_id]  # alive: only our own path to it fails
+                return
+            self._inquiries[node_id] -= 1
+            if self._inquiries[node_id] == 0:
+                del self._inquiries[node_id]
+                self._conclude(node_id)
+
+        body = PingRequest(pack_contact(target))
+        limit_s = self._settings.probe_timeout_s * HELPER_SHARE * self.members.stretch()
+        for helper in helpers:
+            self._protocol.call(helper, body, on_result, limit_s=limit_s, blame=False)
+
+    def _conclude(self, node_id: bytes) -> None:
+        if not self._closed:
+            self.perform(self.members.on_unreachable(node_id, self._clock.monotonic()))
+
+
+def ignore_result(_: Result | None) -> None:
+    """The events report the response, or the time-out."""

@@ -1,0 +1,45 @@
+"""Bounds the verification pings that datagrams with made-up senders can cause. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from overlay.peers import Contact
+
+#: One contact is verified at most once in this time.
+VERIFY_PAUSE_S = 1.0
+#: Contacts whose pause is remembered.
+MAX_PAUSED = 1024
+#: Verification pings under way: what a flood of made-up senders costs us, and the nodes it names.
+MAX_CONCURRENT_VERIFICATIONS = 512
+
+
+class VerificationLimit:
+    """Admits a verification ping when its contact was not verified just now and few are under way."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.under_way = 0
+        self._counters = counters
+        self._next: dict[Contact, float] = {}
+
+    def __len__(self) -> int:
+        """Contacts whose pause is remembered."""
+        return len(self._next)
+
+    def begin(self, contact: Contact, now: float) -> bool:
+        """Whether to ping this contact now; after True, `end` must follow."""
+        if now < self._next.get(contact, 0.0):
+            return False
+        if self.under_way >= MAX_CONCURRENT_VERIFICATIONS:
+            self._counters["strangers_not_asked"] += 1
+            return False
+        self._next.pop(contact, None)
+        self._next[contact] = now + VERIFY_PAUSE_S
+        if len(self._next) > MAX_PAUSED:
+            del self._next[next(iter(self._next))]
+        self.under_way += 1
+        return True
+
+    def end(self) -> None:
+        """A verification was answered, or timed out."""
+        self.under_way -= 1
