@@ -62,8 +62,8 @@ class StepLoop:
         self._base_step = 0
         self._restore_file = ""
         #: Clear between the end of a step's training and its announcement.
-        self._whole = asyncio.Event()
-        self._whole.set()
+        self._step_published = asyncio.Event()
+        self._step_published.set()
 
     # -- control ------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class StepLoop:
         trained again under the same number."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._whole.wait()
+                await self._step_published.wait()
         except TimeoutError:
             self._log.warning("step_cut_short", step=self.progress.step + 1)
 
@@ -166,11 +166,11 @@ class StepLoop:
         workers = self._exchange.view.worker_count()
         order = StepOrder(step, self._training.local_steps, workers, is_first=self._is_first())
         report = await self._train(order)
-        self._whole.clear()
+        self._step_published.clear()
         try:
             row = await self._publish(step, report, began)
         finally:
-            self._whole.set()
+            self._step_published.set()
         row["wait_seconds"] = await self._gate.wait(step, median(self._recent)) if self._settings.enabled else 0.0
         waited = self._clock.monotonic()
         base_step = self._exchange.view.median_step()
@@ -179,7 +179,7 @@ class StepLoop:
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
         else:
             self._trainer.vector += self._trainer.delta
-        if self._has_slept(base_step):
+        if self._fell_behind(base_step):
             # Whoever waits for this node would wait for as many steps as it has missed.
             self._log.info("caught_up", was=step, step=base_step)
             step = base_step
@@ -197,7 +197,7 @@ class StepLoop:
         if self._training.eval_steps and step % self._training.eval_steps == 0:
             await self._evaluate(step)
 
-    def _has_slept(self, base_step: int) -> bool:
+    def _fell_behind(self, base_step: int) -> bool:
         """While it made one step the others have made so many that its delta counts as late: it was stopped, or cut
         off, for it went on from the step before like everybody. The vector is there now: it goes on where they are."""
         limit = self._exchange.context.stale_limit

@@ -93,7 +93,7 @@ class CheckpointWriter:
         """Write what this node owns and backs up, a few shards at a time, so that few copies wait for the disk."""
         clean = self._exchange.is_clean()
         folder, disk = checkpoint.folder_of(step), self._disk
-        held = {shard: (shard, term, state) for shard, term, state in self._exchange.held()}
+        held = {shard: (shard, term, state) for shard, term, state in self._exchange.states_to_save()}
         if not self._config.exchange.enabled:
             held = {}
         files = state_files.batches([(shard, state.size_bytes) for shard, (_, _, state) in held.items()])

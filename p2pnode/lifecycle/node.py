@@ -254,7 +254,7 @@ class Node:
         )
         if self.progress.paused:
             loop.pause()
-        exchange.hold_back(TAKEOVER_DELAY_S)
+        exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         manifest_check.register(self.overlay, manifest)
         await self._startup.get_vector(exchange, manifest, source)

@@ -129,7 +129,7 @@ class Startup:
         if self._checkpoint is None:
             return
         exchange.begin_at(self._checkpoint.step)
-        exchange.offer(self._checkpoint.terms())
+        exchange.offer_versions(self._checkpoint.terms())
         if self._config.exchange.enabled:
             states = await self._environment.executor.run(
                 checkpoint.read_states,
@@ -192,7 +192,7 @@ class Startup:
 
     async def avoid_identity_reuse(self, exchange: Exchange) -> None:
         """Use no delta id twice and count no step twice, even if the state directory was restored from an old copy."""
-        incarnation, step = await exchange.past()
+        incarnation, step = await exchange.highest_pushed()
         if incarnation >= self._directory.incarnation:
             self._log.warning("incarnation_raised", counted=self._directory.incarnation, seen=incarnation)
             self._directory.raise_incarnation(incarnation)

@@ -217,7 +217,7 @@ class StatusReport:
             refused_here=dict(counters.refused_here),
             unusual_norms=counters.unusual_norms,
             clipped=counters.clipped,
-            outstanding_steps=exchange.pushing.outstanding_steps,
+            outstanding_steps=exchange.push_client.outstanding_steps,
             lost=counters.lost,
             state_bytes=store.size_bytes,
             repair_reach_seconds=store.log.reach_s,
@@ -282,8 +282,8 @@ class StatusReport:
             what = "the trainer does not move"
             findings.append(Finding(level="error", what=what, do="see trainer.log in the state directory"))
         exchange = node.exchange
-        if exchange is not None and exchange.pushing.outstanding_steps:
-            steps = exchange.pushing.outstanding_steps
+        if exchange is not None and exchange.push_client.outstanding_steps:
+            steps = exchange.push_client.outstanding_steps
             findings.append(_warning(f"deltas of {len(steps)} steps wait for their owners", "see /steps"))
         waiting = node.gate.waiting
         if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:

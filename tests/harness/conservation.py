@@ -141,7 +141,7 @@ class History:
         self.names[member.contact.node_id] = name
         exchange = member.exchange
         assert exchange is not None
-        accept = exchange.serving.accept
+        accept = exchange.deltas.accept
 
         async def listening(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             results = await accept(push, items)
@@ -151,7 +151,7 @@ class History:
                     self.acknowledged[result.shard].setdefault(identity)
             return results
 
-        exchange.serving.accept = listening  # type: ignore[method-assign]
+        exchange.deltas.accept = listening  # type: ignore[method-assign]
         if not founder:
             member.worker = asyncio.create_task(self._live(member, works), name=f"life-{name}")
         elif works:
@@ -168,13 +168,13 @@ class History:
             try:
                 if sources:
                     peer = overlay.peers[exchange.context.environment.entropy.random.choice(sources)]
-                    await exchange.finding.learn_all(peer.contact)
+                    await exchange.directory.learn_all(peer.contact)
                     break
             except TransportError:
                 pass
             await asyncio.sleep(0.3)
         overlay.eligible = True
-        await exchange.pulling.pull(0, deadline_s=None)
+        await exchange.pull_client.pull(0, deadline_s=None)
         if works:
             await self._work(member)
 
@@ -349,7 +349,7 @@ class History:
             await exchange.leave(4.0)
             if member.exchange is not exchange:
                 return
-            if not exchange.store.owned and not exchange.pushing.outstanding_steps and self.may_die(member):
+            if not exchange.store.owned and not exchange.push_client.outstanding_steps and self.may_die(member):
                 self.world.kill(name, left=True)
                 self._fault("left")
                 return
@@ -406,8 +406,8 @@ class History:
         for member in members:
             exchange = member.exchange
             assert exchange is not None
-            if exchange.pushing.outstanding_steps:
-                return f"{member.name} has steps {exchange.pushing.outstanding_steps} in its outbox"
+            if exchange.push_client.outstanding_steps:
+                return f"{member.name} has steps {exchange.push_client.outstanding_steps} in its outbox"
             if exchange.store.remnants:
                 return f"{member.name} has shards {list(exchange.store.remnants)} to mend"
         for shard in range(SHARDS):

@@ -328,7 +328,7 @@ class World:
         overlay.running = False
         for task in [*overlay.tasks, *exchange._tasks, *([member.worker] if member.worker else [])]:
             task.cancel()
-        for delivery in exchange.pushing._outbox._deliveries.values():
+        for delivery in exchange.push_client._outbox._deliveries.values():
             if delivery.task is not None:
                 delivery.task.cancel()
         member.overlay = member.exchange = member.worker = None

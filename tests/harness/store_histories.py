@@ -1,10 +1,10 @@
 """Four stores that exchange calls about one shard in any order: late, lost, timed out, handed over, taken over.
 
-The stores are the real ones. What the services around them do (`exchange.serving`, `exchange.keeping`) is played here
+The stores are the real ones. What the services around them do (`exchange.deltas`, `exchange.rebalancer`) is played here
 in the fewest lines that keep their order: forward, look again, add; learn, snapshot, switch; drain, hand over. Each
 delta sets a place of its own in the value, so that the value itself shows what was added, and how often.
 
-The services are played as `exchange.serving` and `exchange.keeping` have them.
+The services are played as `exchange.deltas` and `exchange.rebalancer` have them.
 Of a split that lasts nothing is promised: a take-over here reaches every living node but the one it suspects.
 """
 

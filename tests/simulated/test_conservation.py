@@ -45,7 +45,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
     """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults; and
     decoding, adding, copying and teaching all give the loop its turns."""
     for module in ("cooperative", "client.pull", "client.push"):
-        monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 1)
+        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     places: dict[str, None] = {}
     after = LoopYielder.after
 

@@ -133,10 +133,10 @@ def test_a_fence_that_only_one_node_remembers_starves_nobody() -> None:
         world.kill(name)
         remember(world.members[name], Term(50, b"z" * 20))
         again = await world.start(name)
-        await exchange_of(again).finding.learn_all(owner(world).contact)
+        await exchange_of(again).directory.learn_all(owner(world).contact)
 
         began = world.clock.monotonic()
-        report = await exchange_of(again).pulling.pull(1, deadline_s=BOUND_S)
+        report = await exchange_of(again).pull_client.pull(1, deadline_s=BOUND_S)
 
         assert report.missing == []
         assert world.clock.monotonic() - began < 5.0
@@ -178,7 +178,7 @@ def test_an_owner_that_restarts_before_it_is_missed_leaves_its_shards_to_its_bac
         await asyncio.sleep(0.2)
         await world.start(owning.name)
         other = next(one for one in world.running() if one is not owning)
-        await exchange_of(owning).finding.learn_all(other.contact)
+        await exchange_of(owning).directory.learn_all(other.contact)
 
         await asyncio.wait_for(push(other, 2), BOUND_S)
 
@@ -227,10 +227,10 @@ def test_a_hand_over_that_waits_in_vain_does_not_end_the_delta_in_flight() -> No
         item = IncomingDelta(0, ONES[:4], ONES[:4].tobytes(), "float32")
         identity = DeltaId(owning.contact.node_id, 1, 1)
         delta = Push(GENESIS, *identity, 0, 1.0, [0])
-        first = asyncio.create_task(exchange.serving.accept(delta, [item]))
+        first = asyncio.create_task(exchange.deltas.accept(delta, [item]))
         await asyncio.sleep(0.1)
 
-        assert not await exchange.serving.drained([0], 0.2)
+        assert not await exchange.deltas.drained([0], 0.2)
         (result,) = await first
         assert result.status == "retry"
         assert result.reason in ("backup_silent", "no_backup_yet")
@@ -293,7 +293,7 @@ def test_a_delta_out_of_a_split_weighs_what_it_would_have_in_the_whole_swarm() -
     """Acknowledged among 3 workers with 1/3, added among 6: w · N_side / N_merged; the plain sum is left as it is."""
 
     async def scenario(world: World) -> None:
-        mending = exchange_of(owner(world)).mending
+        mending = exchange_of(owner(world)).reconciler
         context = exchange_of(owner(world)).context
         now = context.environment.clock.monotonic
         mended = Mended(0, b"x" * 20, 1, 1, 1 / 3, 3.0)
@@ -394,7 +394,9 @@ def test_links_that_lose_and_double_requests_lose_and_double_no_delta() -> None:
         pusher = bystander(world)
         for step in range(1, 21):
             await exchange_of(pusher).push(step, step - 1, 1.0, step * ONES)
-        await until(world, lambda: not exchange_of(pusher).pushing.outstanding_steps, within_s=60, what="all are in")
+        await until(
+            world, lambda: not exchange_of(pusher).push_client.outstanding_steps, within_s=60, what="all are in"
+        )
         world.links = Links()
         await asyncio.sleep(5.0)
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 #: Values decoded, added or copied before the loop gets a turn.
-VALUES_A_TURN = 1 << 18
+VALUES_PER_TURN = 1 << 18
 
 
 @dataclass(slots=True)
@@ -18,6 +18,6 @@ class LoopYielder:
     async def after(self, values: int) -> None:
         """So many values have just been worked on. What was looked at before may have changed when this returns."""
         self.done += values
-        if self.done >= VALUES_A_TURN:
+        if self.done >= VALUES_PER_TURN:
             self.done = 0
             await asyncio.sleep(0)

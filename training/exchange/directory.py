@@ -24,7 +24,7 @@ DENIAL_S = 5.0
 #: A request to an owner that failed this recently makes the owner doubtful.
 RECENT_FAILURE_S = 2.0
 #: Candidates asked per shard; more are asked in later rounds because liveness has dropped the silent ones by then.
-ASKED = 3
+CANDIDATES_ASKED = 3
 
 
 def shard_key(genesis: bytes, shard: int) -> bytes:
@@ -123,11 +123,11 @@ class OwnerDirectory:
             found = await self.candidates(shard)
             living = [contact for contact in found if not self._swarm.is_suspect(contact.node_id)]
             first[shard] = living[0] if living else None
-            for contact in living[:ASKED]:
+            for contact in living[:CANDIDATES_ASKED]:
                 if contact.node_id != self._swarm.node_id:
                     asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
         await asyncio.gather(*(self._ask(contact, theirs) for contact, theirs in asked.values()))
-        await self._show_fences()
+        await self._send_fences()
         await self._appeal({shard: to for shard, to in first.items() if self._ownerless(shard)})
 
     def _doubtful(self, shard: int) -> bool:
@@ -160,7 +160,7 @@ class OwnerDirectory:
             if where.shard < len(self._store) and where.term < self._store.ownership.fence(where.shard):
                 self._below[where.shard] = where
 
-    async def _show_fences(self) -> None:
+    async def _send_fences(self) -> None:
         """Owners are said to live under terms below what this node has seen: they cannot know, unless they are told."""
         below, self._below = self._below, {}
         asked: dict[bytes, tuple[Contact, list[int]]] = {}

@@ -43,7 +43,7 @@ FENCES_FILE = "fences.msgpack"
 RELAXED_PULL_S = 5.0
 DETECTION_BOUND_S = 10.0
 #: The question for the own past: of more than comfort only where a state directory was put back from a copy.
-PAST_TIMEOUT_S, PAST_TRIES = 2.0, 3
+HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
 
 
 class Exchange:
@@ -89,14 +89,14 @@ class Exchange:
         self._log = environment.log
         self._disk = environment.disk
         self._load_fences()
-        self.serving = DeltaHandler(context)
-        self.answering = ReadHandler(context)
-        self.receiving = BackupHandler(context)
-        self.finding = OwnerDirectory(context)
-        self.pushing = PushClient(context, self.finding, self.serving)
-        self.pulling = PullClient(context, self.finding)
-        self.mending = SplitReconciler(context, self.finding, self.serving)
-        self.keeping = Rebalancer(context, self.finding, self.serving, self.mending)
+        self.deltas = DeltaHandler(context)
+        self.reads = ReadHandler(context)
+        self.backup = BackupHandler(context)
+        self.directory = OwnerDirectory(context)
+        self.push_client = PushClient(context, self.directory, self.deltas)
+        self.pull_client = PullClient(context, self.directory)
+        self.reconciler = SplitReconciler(context, self.directory, self.deltas)
+        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -122,16 +122,16 @@ class Exchange:
 
     async def start(self) -> None:
         """Serve, and keep the shards."""
-        for handlers in (self.serving, self.answering, self.receiving):
+        for handlers in (self.deltas, self.reads, self.backup):
             handlers.register()
         self.context.swarm.on_change(self._on_change)
         self._tasks = [
-            asyncio.create_task(self.keeping.run(), name="keeping"),
+            asyncio.create_task(self.rebalancer.run(), name="keeping"),
             asyncio.create_task(self._save_fences(), name="fences"),
         ]
 
     def _on_change(self, change: PeerChange) -> None:
-        self.mending.on_change(change)
+        self.reconciler.on_change(change)
         if change.kind == "restarted":
             self.store.restarted(change.node_id, self.context.me())
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
@@ -154,7 +154,7 @@ class Exchange:
             self.store.own(shard, state, term, me, now, tenured=False)
             self._replica.set_version(shard, term, version)
 
-    def offer(self, versions: list[tuple[Term, int]]) -> None:
+    def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
         """The replica holds a checkpoint of these terms and versions: offer it when owners are looked for."""
         self._replica.restore_versions(versions)
 
@@ -162,17 +162,17 @@ class Exchange:
         """What this node owned and backed up when it last wrote it: shown like its replica until owners are known."""
         self.store.offer_stored(states)
 
-    def hold_back(self, seconds: float) -> None:
+    def delay_takeover(self, seconds: float) -> None:
         """Take nothing over for so long, or until the vector is there: first learn who else is there."""
-        self.keeping.hold_back(seconds)
+        self.rebalancer.delay_takeover(seconds)
 
     async def resume(self, expected: int, wait_s: float) -> None:
         """Found again what was switched off: every shard from the highest state that anybody offers (promise 7)."""
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
-        nodes = 1 + await self.keeping.resume(expected, wait_s)
+        nodes = 1 + await self.rebalancer.resume(expected, wait_s)
         rest = [shard for shard in range(len(self.store)) if self._is_nobodys(shard)]
         self._found(rest)
-        await self.pulling.pull(self._run.step, deadline_s=RELAXED_PULL_S)
+        await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
         known = [everything(owned.state) for owned in self.store.owned.values()]
         lost = incomplete_deltas(known)
         count = sum(high - low + 1 for _, _, low, high in lost)
@@ -195,19 +195,19 @@ class Exchange:
 
     def _settle(self) -> None:
         self.store.settle_stored()
-        self.keeping.allow_takeover()
+        self.rebalancer.allow_takeover()
 
-    async def past(self) -> tuple[int, int]:
+    async def highest_pushed(self) -> tuple[int, int]:
         """The highest incarnation and step under which this node has pushed, as its shards' owners know it."""
         me = self.context.swarm.node_id
-        groups, _ = self.finding.by_owner(range(len(self.store)))
+        groups, _ = self.directory.by_owner(range(len(self.store)))
         found = [highest_step_of(me, self.store.known())]
 
         async def ask(owner: Contact) -> None:
-            for _ in range(PAST_TRIES):
+            for _ in range(HISTORY_ATTEMPTS):
                 try:
                     answer = await self.context.rpc.ask(
-                        owner, "past", DeltaHistory(self.context.genesis, me), DeltaHistoryAnswer, PAST_TIMEOUT_S
+                        owner, "past", DeltaHistory(self.context.genesis, me), DeltaHistoryAnswer, HISTORY_TIMEOUT_S
                     )
                 except TransportError as error:
                     self._log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
@@ -220,39 +220,39 @@ class Exchange:
 
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and fetch the whole vector. Raises `TransportError`."""
-        await self.finding.learn_all(source)
-        report = await self.pulling.pull(self._run.step, deadline_s=None)
+        await self.directory.learn_all(source)
+        report = await self.pull_client.pull(self._run.step, deadline_s=None)
         self._settle()
         return report
 
     # -- a step -------------------------------------------------------------------------------------------------
 
     async def push(self, step: int, base_step: int, weight: float, delta: Vector) -> PushReport:
-        return await self.pushing.push(step, base_step, weight, delta)
+        return await self.push_client.push(step, base_step, weight, delta)
 
     async def pull(self, step: int) -> PullReport:
         """Bring the replica up to date after the barrier of `step`."""
         deadline_s = DETECTION_BOUND_S if self.context.synchronous else RELAXED_PULL_S
-        return await self.pulling.pull(step, deadline_s=deadline_s)
+        return await self.pull_client.pull(step, deadline_s=deadline_s)
 
     def take_merged(self) -> dict[bytes, int]:
         """Whose deltas were added here since the last call: node → its latest step."""
-        return self.serving.take_merged()
+        return self.deltas.take_merged()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def leave(self, timeout_s: float) -> tuple[int, int]:
         """Deliver the outbox and hand over every shard; returns (steps left, shards left)."""
-        left = await self.pushing.finish(timeout_s / 2)
-        return left, await self.keeping.leave(timeout_s / 2)
+        left = await self.push_client.finish(timeout_s / 2)
+        return left, await self.rebalancer.leave(timeout_s / 2)
 
     async def close(self, timeout_s: float) -> None:
         """Acknowledge nothing from now on, and let what is in flight land: then the states are what they stay."""
         self._run.enter(Phase.CLOSED)
-        await self.serving.drained(list(self.store.owned), timeout_s)
+        await self.deltas.drained(list(self.store.owned), timeout_s)
         self._run.enter(Phase.DRAINED)
 
-    def held(self) -> list[tuple[int, Term, ShardState]]:
+    def states_to_save(self) -> list[tuple[int, Term, ShardState]]:
         """Every state that this node could be asked for after a restart, with the term it is worth: not copies."""
         found = {shard: (shard, owned.copy_term, owned.state) for shard, owned in self.store.owned.items()}
         for shard in range(len(self.store)):
@@ -269,7 +269,7 @@ class Exchange:
 
     async def stop(self) -> None:
         """End all tasks; idempotent."""
-        await self.pushing.stop()
+        await self.push_client.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -48,14 +48,14 @@ class ExchangeRpc:
         The caller retries under the same identity. Raises `TransportError`.
         """
         began = self._clock.monotonic()
-        timeout_s = self._timeouts.of(kind, to.node_id)
+        timeout_s = self._timeouts.timeout_s(kind, to.node_id)
         try:
             async with self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:
-                self._timeouts.answered(kind, to.node_id, self._clock.monotonic() - began)
+                self._timeouts.on_response(kind, to.node_id, self._clock.monotonic() - began)
                 yield answer
         except TransportError as error:
             if error.kind == "timeout":
-                self._timeouts.silent(kind, to.node_id)
+                self._timeouts.on_timeout(kind, to.node_id)
             raise
 
     def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend"]
 
 #: Answers remembered per kind and peer, and how many of them say something.
-REMEMBERED, ENOUGH = 16, 4
+MAX_MEASUREMENTS, MIN_MEASUREMENTS = 16, 4
 #: Peers and kinds remembered; the one longest without an answer goes.
-MOST_KEYS = 1024
+MAX_KEYS = 1024
 DEVIATIONS = 4.0
 BACKOFF = 1.5
 
@@ -44,33 +44,33 @@ class AdaptiveTimeouts:
         self._of_kind: dict[Kind, deque[float]] = {}
         self._backed_off: dict[tuple[Kind, bytes], float] = {}
 
-    def of(self, kind: Kind, peer: bytes) -> float:
+    def timeout_s(self, kind: Kind, peer: bytes) -> float:
         """Seconds of silence after which a request of this kind to this peer is given up."""
         limits = FORWARD if kind == "forward" else REQUEST
         own = self._measured.get((kind, peer), ())
-        seen = own if len(own) >= ENOUGH else self._of_kind.get(kind, ())
+        seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())
         wanted_s = limits.first_s
-        if len(seen) >= ENOUGH:
+        if len(seen) >= MIN_MEASUREMENTS:
             middle_s = median(seen)
             wanted_s = middle_s + DEVIATIONS * median(abs(seconds - middle_s) for seconds in seen)
         wanted_s = max(limits.floor_s, wanted_s) * self._backed_off.get((kind, peer), 1.0)
         return min(wanted_s, limits.ceiling_s)
 
-    def answered(self, kind: Kind, peer: bytes, seconds: float) -> None:
+    def on_response(self, kind: Kind, peer: bytes, seconds: float) -> None:
         """It took so long from the request to the beginning of the answer."""
         key = (kind, peer)
-        own = self._measured.pop(key, None) or deque(maxlen=REMEMBERED)
+        own = self._measured.pop(key, None) or deque(maxlen=MAX_MEASUREMENTS)
         own.append(seconds)
         self._measured[key] = own
-        self._of_kind.setdefault(kind, deque(maxlen=4 * REMEMBERED)).append(seconds)
+        self._of_kind.setdefault(kind, deque(maxlen=4 * MAX_MEASUREMENTS)).append(seconds)
         self._backed_off.pop(key, None)
-        while len(self._measured) > MOST_KEYS:
+        while len(self._measured) > MAX_KEYS:
             del self._measured[next(iter(self._measured))]
 
-    def silent(self, kind: Kind, peer: bytes) -> None:
+    def on_timeout(self, kind: Kind, peer: bytes) -> None:
         """The deadline passed without an answer."""
         key = (kind, peer)
         more = min(self._backed_off.pop(key, 1.0) * BACKOFF, REQUEST.ceiling_s / REQUEST.floor_s)
         self._backed_off[key] = more
-        while len(self._backed_off) > MOST_KEYS:
+        while len(self._backed_off) > MAX_KEYS:
             del self._backed_off[next(iter(self._backed_off))]

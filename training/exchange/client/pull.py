@@ -21,13 +21,13 @@ from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_A_TURN, LoopYielder
+from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, Wanted
 from training.exchange.terms import Term
 
 #: Once half of a joiner's owners are done, the rest has as long again, and at least so long.
-SLOW_S = 2.0
+MIN_RELIEF_DELAY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Job:
 class PullClient:
     """Keeps this node's replica of the vector."""
 
-    def __init__(self, context: ExchangeContext, finding: OwnerDirectory) -> None:
+    def __init__(self, context: ExchangeContext, directory: OwnerDirectory) -> None:
         self._context = context
         self._swarm = context.swarm
         self._store = context.store
@@ -64,7 +64,7 @@ class PullClient:
         self._clock = context.environment.clock
         self._log = context.environment.log
         self._random = context.environment.entropy.random
-        self._finding = finding
+        self._directory = directory
         #: When each shard was last settled, in turns.
         self._settled: dict[int, int] = {}
         self._turn = 0
@@ -84,7 +84,7 @@ class PullClient:
                 while waiting:
                     before = len(waiting)
                     longest_ago_first = sorted(waiting, key=lambda shard: self._settled.get(shard, 0))
-                    groups, _ = self._finding.by_owner(longest_ago_first)
+                    groups, _ = self._directory.by_owner(longest_ago_first)
                     if job.is_joiners:
                         await self._fetch_with_relief(groups, job)
                     else:
@@ -95,7 +95,7 @@ class PullClient:
                         pause_s = FIRST_RETRY_S
                     await asyncio.sleep(pause_s * self._context.jitter())
                     pause_s = min(2 * pause_s, MAX_RETRY_S)
-                    await self._finding.refresh(list(waiting))
+                    await self._directory.refresh(list(waiting))
         except TimeoutError:
             self._log.warning("pull_unfinished", step=step, shards=len(waiting))
         missing = list(waiting)
@@ -140,7 +140,7 @@ class PullClient:
         took_s = self._clock.monotonic() - began_s
         left = [fetch for fetch in fetches if not fetch.done()]
         if left:
-            await asyncio.wait(left, timeout=max(SLOW_S, took_s))
+            await asyncio.wait(left, timeout=max(MIN_RELIEF_DELAY_S, took_s))
         slow = [group for group, fetch in zip(groups, fetches, strict=True) if not fetch.done()]
         tried = dict.fromkeys(owner.node_id for owner, _ in slow)
         while slow:
@@ -180,7 +180,7 @@ class PullClient:
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
-                    self._finding.answered(owner, [result])
+                    self._directory.answered(owner, [result])
                     if result.status == "same":
                         self._settle(result.shard, job, changed=False)
                     if result.status not in ("value", "copy"):
@@ -203,7 +203,7 @@ class PullClient:
                         self._store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
         except TransportError as error:
-            self._finding.failed(owner, error)
+            self._directory.failed(owner, error)
         except BadFrame as error:
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
@@ -222,8 +222,8 @@ class PullClient:
             value, mark = owned.state.value, (owned.copy_term, owned.state.version)
             is_new = self._replica.version_of(shard) != mark
             start, stop = self._store.bounds[shard]
-            for first in range(start, stop if is_new else start, VALUES_A_TURN):
-                last = min(first + VALUES_A_TURN, stop)
+            for first in range(start, stop if is_new else start, VALUES_PER_TURN):
+                last = min(first + VALUES_PER_TURN, stop)
                 self._replica.vector[first:last] = value[first - start : last - start]
                 await turn.after(last - first)
             if is_new:

@@ -15,7 +15,7 @@ from training.encoding.codecs import Vector
 from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_A_TURN
+from training.exchange.cooperative import VALUES_PER_TURN
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
@@ -138,12 +138,12 @@ class PushClient:
 
 
 def _runs(bounds: Sequence[tuple[int, int]]) -> list[range]:
-    """Consecutive shards in runs of about `VALUES_A_TURN` values each."""
+    """Consecutive shards in runs of about `VALUES_PER_TURN` values each."""
     runs = []
     first = values = 0
     for shard, (start, stop) in enumerate(bounds):
         values += stop - start
-        if values >= VALUES_A_TURN or shard == len(bounds) - 1:
+        if values >= VALUES_PER_TURN or shard == len(bounds) - 1:
             runs.append(range(first, shard + 1))
             first, values = shard + 1, 0
     return runs

@@ -33,15 +33,15 @@ from training.exchange.terms import Fence, OwnerInfo, Term
 from training.shards.state import ShardState
 
 #: Candidates surveyed before a take-over: all of them, the backup may be any.
-SURVEYED = 20
+CANDIDATES_SURVEYED = 20
 #: A replica is taken when for this long nobody better was found: others may notice the death this much later. With
 #: 5.5 s of detection and a survey it stays within the detection bound of 10 s.
 REPLICA_GRACE_S = 2.5
 #: Swarms up to this size are told of a new owner node by node; larger ones learn it from answers.
-TOLD = 20
-LOOK_AGAIN_S = 0.4
+BROADCAST_MAX_PEERS = 20
+RECHECK_DELAY_S = 0.4
 #: While a swarm that was switched off comes together, how often the others are asked whether they are ready.
-RESUME_LOOK_S = 0.25
+RESUME_POLL_INTERVAL_S = 0.25
 #: A holder that dies while its state is fetched leaves the shard to the next best; one that does not answer is asked
 #: again.
 RESUME_ROUNDS = 3
@@ -52,7 +52,7 @@ FoundCopies = list[tuple[Contact, CopyStatus]]
 class Failover:
     """Take-overs, and the answers to fences."""
 
-    def __init__(self, context: ExchangeContext, finding: OwnerDirectory) -> None:
+    def __init__(self, context: ExchangeContext, directory: OwnerDirectory) -> None:
         self._context = context
         self._swarm = context.swarm
         self._store = context.store
@@ -63,9 +63,9 @@ class Failover:
         self._rebalance = context.rebalance
         self._clock = context.environment.clock
         self._log = context.environment.log
-        self._finding = finding
+        self._directory = directory
         #: Shards of which only replicas were found: since when, and when last.
-        self._bare: dict[int, tuple[float, float]] = {}
+        self._replica_only: dict[int, tuple[float, float]] = {}
         #: Whether `resume` has looked around for as long as it should: replicas may be taken at once.
         self._resuming = False
         self._rpc.register("appeal", TakeoverRequest, self._on_appeal)
@@ -113,7 +113,7 @@ class Failover:
             told.append(OwnerInfo.of(shard, term, self._context.me()))
         if told:
             self._log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
-            await self.tell_all(told)
+            await self.announce_owners(told)
 
     async def resume(self, expected: int, wait_s: float) -> int:
         """A swarm that was switched off: wait for so many others, at most so long; then take every shard that has no
@@ -121,10 +121,10 @@ class Failover:
         deadline = self._clock.monotonic() + wait_s
         while True:
             contacts = [peer.contact for peer in self._swarm.members()]
-            answered = sum(await asyncio.gather(*(self._stands(contact) for contact in contacts)))
+            answered = sum(await asyncio.gather(*(self._is_ready(contact) for contact in contacts)))
             if answered >= expected or self._clock.monotonic() >= deadline:
                 break
-            await asyncio.sleep(RESUME_LOOK_S)
+            await asyncio.sleep(RESUME_POLL_INTERVAL_S)
         self._resuming = True
         try:
             for _ in range(RESUME_ROUNDS):
@@ -138,7 +138,7 @@ class Failover:
     def _unowned(self, shard: int) -> bool:
         return shard not in self._store.owned and shard not in self._store.ownership.known_owners
 
-    async def _stands(self, contact: Contact) -> bool:
+    async def _is_ready(self, contact: Contact) -> bool:
         """Whether a node's exchange answers."""
         try:
             await self._rpc.ask(contact, "survey", Survey(self._context.genesis, []), SurveyAnswer, QUESTION_TIMEOUT_S)
@@ -158,19 +158,19 @@ class Failover:
         said = next((standing for contact, standing in found if contact.node_id == owner), None)
         return self._view.is_gone(owner) if said is None else said.role != "owner"
 
-    async def tell_all(self, wheres: list[OwnerInfo]) -> None:
+    async def announce_owners(self, wheres: list[OwnerInfo]) -> None:
         """Tell the members of a small swarm, or the shards' candidates, who owns them now."""
         members = self._swarm.members()
-        listeners = {peer.node_id: peer.contact for peer in members} if len(members) <= TOLD else {}
+        listeners = {peer.node_id: peer.contact for peer in members} if len(members) <= BROADCAST_MAX_PEERS else {}
         for where in wheres if not listeners else ():
-            listeners.update({contact.node_id: contact for contact in await self._finding.candidates(where.shard)})
+            listeners.update({contact.node_id: contact for contact in await self._directory.candidates(where.shard)})
         listeners.pop(self._swarm.node_id, None)
         await asyncio.gather(*(self._tell(contact, wheres) for contact in listeners.values()))
 
     async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in shards:
-            contacts = (await self._finding.candidates(shard))[:SURVEYED]
+            contacts = (await self._directory.candidates(shard))[:CANDIDATES_SURVEYED]
             if self._resuming:
                 # Nobody may own yet, and whoever has been started again may have something.
                 contacts += [peer.contact for peer in self._swarm.members()]
@@ -214,7 +214,7 @@ class Failover:
                 self._store.note_owner(shard, standing.term, contact)
                 return None
             if standing.term >= mine.term:
-                await self._show_fence(contact, shard)
+                await self._send_fence(contact, shard)
                 return None
         spoken = {found.term: None for _, found in others if found.role != "learner"}
         if (pulled := self._replica.pulled_version(shard)) is not None:
@@ -228,21 +228,21 @@ class Failover:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
             found = self._store.copy_of(shard)
-            if found is None and self._has_waited(shard):
+            if found is None and self._grace_has_passed(shard):
                 found = replica_copy(self._store, self._replica, self._run.step, shard)
             return found
         best, holder = ranked[-1]
         if best.has_history:
-            await self._appeal_to(holder, shard)
+            await self._request_takeover(holder, shard)
             return None
-        if not self._has_waited(shard):
+        if not self._grace_has_passed(shard):
             return None
         try:
             return await self._fetch(shard, holder)
         except TransportError:
             return None  # the next look asks anew
 
-    def _has_waited(self, shard: int) -> bool:
+    def _grace_has_passed(self, shard: int) -> bool:
         """A replica is the last resort: nobody knows which deltas it has. First wait for a backup to come forward; and
         who leaves takes none, for it would go with it, under a higher term than the whole state on another's disk."""
         if self._run.is_leaving:
@@ -250,21 +250,23 @@ class Failover:
         if self._resuming:
             return True
         now = self._clock.monotonic()
-        since, last = self._bare.get(shard, (now, now))
+        since, last = self._replica_only.get(shard, (now, now))
         if now - last > REPLICA_GRACE_S:
             since = now  # another time
-        self._bare[shard] = (since, now)
+        self._replica_only[shard] = (since, now)
         if now - since < REPLICA_GRACE_S:
             return False
-        del self._bare[shard]
+        del self._replica_only[shard]
         return True
 
     def waiting(self) -> list[int]:
         """Shards that wait for a backup to come forward, and are due to be looked at again."""
         now = self._clock.monotonic()
-        return [shard for shard, (_, last) in self._bare.items() if LOOK_AGAIN_S <= now - last <= REPLICA_GRACE_S]
+        return [
+            shard for shard, (_, last) in self._replica_only.items() if RECHECK_DELAY_S <= now - last <= REPLICA_GRACE_S
+        ]
 
-    async def _appeal_to(self, holder: Contact, shard: int) -> None:
+    async def _request_takeover(self, holder: Contact, shard: int) -> None:
         """A living node has the best copy: its own liveness will tell it, sooner when we do."""
         try:
             await self._rpc.ask(
@@ -273,7 +275,7 @@ class Failover:
         except TransportError:
             return
 
-    async def _show_fence(self, owner: Contact, shard: int) -> None:
+    async def _send_fence(self, owner: Contact, shard: int) -> None:
         fence = Fence(shard, *self._store.ownership.fence(shard))
         question = LocateOwners(self._context.genesis, [shard], [], [fence])
         try:
@@ -319,7 +321,7 @@ class Failover:
             better = [(rank, contact) for rank, contact in ranked if rank > mine and rank.has_history]
             if better:
                 self._store.depose(shard)
-                await self._appeal_to(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
+                await self._request_takeover(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
                 continue
             seen = [one for _, standing in found for one in (standing.term, standing.fence)]
             self._store.drop_backup(shard, self._context.me(), fence, *seen)
@@ -327,4 +329,4 @@ class Failover:
         if risen:
             self._log.warning("owner_rose_above_fence", count=len(risen))
             self._rebalance.wake()
-            await self.tell_all(risen)
+            await self.announce_owners(risen)

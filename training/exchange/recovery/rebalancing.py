@@ -25,14 +25,14 @@ from training.exchange.store.records import Owned
 
 TICK_S = 0.5
 #: While leaving, how often to look whether everything has been taken.
-RECHECK_S = 0.02
+LEAVE_POLL_INTERVAL_S = 0.02
 
 
 class Rebalancer:
     """Moves shards so that each has a living owner and, with `replicas = 1`, a living backup."""
 
     def __init__(
-        self, context: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler, mending: SplitReconciler
+        self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler, reconciler: SplitReconciler
     ) -> None:
         self._context = context
         self._swarm = context.swarm
@@ -43,27 +43,27 @@ class Rebalancer:
         self._rebalance = context.rebalance
         self._clock = context.environment.clock
         self._log = context.environment.log
-        self._finding = finding
-        self._serving = serving
-        self._mending = mending
-        self._taking = Failover(context, finding)
-        self._confirming = BackupConfirmation(context)
+        self._directory = directory
+        self._deltas = deltas
+        self._reconciler = reconciler
+        self._failover = Failover(context, directory)
+        self._confirmation = BackupConfirmation(context)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context)
         self._learners = Learners(context, self._jobs)
-        self._handover = ShardHandover(context, serving)
+        self._handover = ShardHandover(context, deltas)
 
     async def run(self) -> None:
         """Look at all shards until cancelled."""
         try:
             while True:
                 await self._rebalance.wait(TICK_S)
-                await self.tend()
+                await self.tick()
         finally:
             await self._jobs.stop()
 
-    def hold_back(self, seconds: float) -> None:
+    def delay_takeover(self, seconds: float) -> None:
         """Take no shard over for so long: a node that has just started learns first which others there are."""
         self._takeover_allowed_at = self._clock.monotonic() + seconds
 
@@ -71,36 +71,36 @@ class Rebalancer:
         self._takeover_allowed_at = 0.0
         self._rebalance.wake()
 
-    async def tend(self) -> None:
+    async def tick(self) -> None:
         """One look: start whatever should be under way."""
         self._jobs.forget_done()
-        self._drop_dead_partners()
-        self._serving.close_windows()
-        asked = [*self._rebalance.collect_orphans(), *self._taking.waiting()]
+        self._drop_gone_partners()
+        self._deltas.close_windows()
+        asked = [*self._rebalance.collect_orphans(), *self._failover.waiting()]
         orphans = [shard for shard in asked if shard not in self._store.owned]
         if self._clock.monotonic() < self._takeover_allowed_at:
             orphans = []
-        if silent := self._confirming.due():
-            self._jobs.start("confirm", b"", partial(self._confirming.ask, silent))
-        bereft = [
+        if silent := self._confirmation.due():
+            self._jobs.start("confirm", b"", partial(self._confirmation.ask, silent))
+        lost_owner = [
             shard
             for shard, backed in self._store.backed.items()
             if backed.state is not None and (backed.bereft or self._view.is_gone(backed.owner.node_id))
         ]
-        # Who leaves takes a shard only to hand it on: its copy is on its disk under the term that it is worth.
-        if (orphans or bereft) and not (self._run.is_leaving and not self._view.has_eligible_others()):
-            self._jobs.start("take_over", b"", partial(self._taking.take_over, sorted({*orphans, *bereft})))
+        # Who leaves takes a shard only to handovers it on: its copy is on its disk under the term that it is worth.
+        if (orphans or lost_owner) and not (self._run.is_leaving and not self._view.has_eligible_others()):
+            self._jobs.start("take_over", b"", partial(self._failover.take_over, sorted({*orphans, *lost_owner})))
         if self._rebalance.has_challenges:
-            self._jobs.start("challenge", b"", self._taking.answer_challenges)
-        if self._mending.due():
-            self._jobs.start("mend", b"", self._mending.mend)
-        await self._arrange()
+            self._jobs.start("challenge", b"", self._failover.answer_challenges)
+        if self._reconciler.due():
+            self._jobs.start("mend", b"", self._reconciler.reconcile)
+        await self._plan_moves()
 
     async def resume(self, expected: int, wait_s: float) -> int:
         """`Failover.resume`."""
-        return await self._taking.resume(expected, wait_s)
+        return await self._failover.resume(expected, wait_s)
 
-    def _drop_dead_partners(self) -> None:
+    def _drop_gone_partners(self) -> None:
         gone = self._view.is_gone
         for shard, owned in list(self._store.owned.items()):
             if owned.backup is not None and gone(owned.backup.node_id):
@@ -117,13 +117,13 @@ class Rebalancer:
 
     # -- who should have what -----------------------------------------------------------------------------------
 
-    async def _arrange(self) -> None:
+    async def _plan_moves(self) -> None:
         now = self._clock.monotonic()
         me = self._swarm.node_id
-        teach: dict[bytes, tuple[Contact, list[int]]] = {}
-        hand: dict[bytes, tuple[Contact, list[int]]] = {}
+        learners: dict[bytes, tuple[Contact, list[int]]] = {}
+        handovers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in list(self._store.owned):
-            ranked = await self._finding.candidates(shard)
+            ranked = await self._directory.candidates(shard)
             owned = self._store.owned.get(shard)
             if owned is None or owned.learner is not None:
                 continue
@@ -136,12 +136,12 @@ class Rebalancer:
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and settled and self._has(owned, others[0])):
                 if owned.backup is not None:
-                    hand.setdefault(owned.backup.node_id, (owned.backup, []))[1].append(shard)
-            elif self._wants_teaching(owned, others[0], settled=settled, elsewhere=elsewhere):
-                teach.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
-        for contact, shards in hand.values():
+                    handovers.setdefault(owned.backup.node_id, (owned.backup, []))[1].append(shard)
+            elif self._needs_learner(owned, others[0], settled=settled, elsewhere=elsewhere):
+                learners.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
+        for contact, shards in handovers.values():
             self._jobs.start("hand_over", contact.node_id, partial(self._handover.hand_over, contact, shards))
-        for contact, shards in teach.values():
+        for contact, shards in learners.values():
             self._jobs.start("teach", contact.node_id, partial(self._learners.add_learner, contact, shards))
         self._swarm.watch(self._partners())
 
@@ -151,7 +151,7 @@ class Rebalancer:
             return False
         return self._run.is_leaving or owned.backup.node_id == first.node_id
 
-    def _wants_teaching(self, owned: Owned, first: Contact, *, settled: bool, elsewhere: bool) -> bool:
+    def _needs_learner(self, owned: Owned, first: Contact, *, settled: bool, elsewhere: bool) -> bool:
         if owned.backup is None:
             return bool(self._context.settings.replicas) or (elsewhere and settled)
         return settled and owned.backup.node_id != first.node_id and not self._run.is_leaving
@@ -173,7 +173,7 @@ class Rebalancer:
             async with asyncio.timeout(timeout_s):
                 while self._store.owned and self._view.has_eligible_others():
                     self._rebalance.wake()
-                    await asyncio.sleep(RECHECK_S)
+                    await asyncio.sleep(LEAVE_POLL_INTERVAL_S)
         except TimeoutError:
             pass
         return len(self._store.owned)

@@ -40,25 +40,25 @@ from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
 
 #: Owners tell one more candidate of their claims this often; at once those who come back from the dead.
-DIGEST_S = 2.0
+CLAIMS_INTERVAL_S = 2.0
 #: Returned peers told in one look.
-TOLD_AT_ONCE = 8
+MAX_CLAIMS_PER_TICK = 8
 #: An offer that could not be settled is made again after this long.
-OFFER_S = 0.5
+OFFER_INTERVAL_S = 0.5
 #: Times that others are asked for what the own log does not reach.
-SOUGHT_MOST = 4
+MAX_SEARCHES = 4
 #: Nodes asked each time: in a larger swarm than this some may have it and not be asked.
-SOUGHT_NODES = 64
+MAX_NODES_SEARCHED = 64
 #: Deltas of one request.
-MOST_BYTES = 16 * 1024 * 1024
+MAX_BATCH_BYTES = 16 * 1024 * 1024
 #: Spans of lost deltas named in one event; the others are counted.
-NAMED = 32
+MAX_LISTED = 32
 
 
 class SplitReconciler:
     """Both sides of a repair."""
 
-    def __init__(self, context: ExchangeContext, finding: OwnerDirectory, serving: DeltaHandler) -> None:
+    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         self._context = context
         self._swarm = context.swarm
         self._store = context.store
@@ -70,10 +70,10 @@ class SplitReconciler:
         self._clock = context.environment.clock
         self._log = context.environment.log
         self._random = context.environment.entropy.random
-        self._finding = finding
-        self._serving = serving
-        self._told_s = self._clock.monotonic()
-        self._offered_s = 0.0
+        self._directory = directory
+        self._deltas = deltas
+        self._claimed_at = self._clock.monotonic()
+        self._offered_at = 0.0
         self._returned: dict[bytes, None] = {}
         self._rpc.register("offer", Offer, self._on_offer)
         self._rpc.register("seek", FindDeltas, self._on_seek)
@@ -88,16 +88,16 @@ class SplitReconciler:
         """Whether there is anything to tell or to offer now; also moves the clock of the log."""
         now = self._clock.monotonic()
         self._store.log.tick(now, self._view.worker_count(), self._store.remnants)
-        if self._store.remnants and now - self._offered_s >= OFFER_S:
+        if self._store.remnants and now - self._offered_at >= OFFER_INTERVAL_S:
             return True
-        return bool(self._store.owned) and (bool(self._returned) or now - self._told_s >= DIGEST_S)
+        return bool(self._store.owned) and (bool(self._returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
-    async def mend(self) -> None:
+    async def reconcile(self) -> None:
         """Tell of the shards owned here, and offer those that were lost."""
-        await self._tell_digest()
+        await self._send_claims()
         if not self._store.remnants:
             return
-        self._offered_s = self._clock.monotonic()
+        self._offered_at = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in list(self._store.remnants):
             belief = self._store.ownership.known_owners.get(shard)
@@ -115,16 +115,16 @@ class SplitReconciler:
 
     # -- telling ------------------------------------------------------------------------------------------------
 
-    async def _tell_digest(self) -> None:
+    async def _send_claims(self) -> None:
         """Candidates exchange what they own: this is how two owners of one shard meet."""
-        self._told_s = self._clock.monotonic()
+        self._claimed_at = self._clock.monotonic()
         me = self._context.me()
         claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
         if not claims:
             return
         known = {peer.node_id: peer.contact for peer in self._swarm.members() if peer.eligible}
-        listeners = [known[node] for node in list(self._returned)[:TOLD_AT_ONCE] if node in known]
-        for node in list(self._returned)[:TOLD_AT_ONCE]:
+        listeners = [known[node] for node in list(self._returned)[:MAX_CLAIMS_PER_TICK] if node in known]
+        for node in list(self._returned)[:MAX_CLAIMS_PER_TICK]:
             del self._returned[node]
         if not listeners and known:
             listeners = [known[self._random.choice(sorted(known))]]
@@ -150,16 +150,16 @@ class SplitReconciler:
                 continue
             if holding.status == "not_owner":
                 self._store.note([] if holding.where is None else [holding.where])
-                self._finding.denied(holding.shard, owner)
+                self._directory.denied(holding.shard, owner)
                 unknown.append(holding.shard)
             elif self._takes_back(remnant, holding):
                 self._take_back(holding, remnant)
             else:
                 wanted += await self._settle(holding.shard, remnant, holding)
-        await self._finding.refresh(unknown)
+        await self._directory.refresh(unknown)
         while wanted:
             batch: list[tuple[int, LogEntry]] = []
-            room = MOST_BYTES
+            room = MAX_BATCH_BYTES
             while wanted and (not batch or len(wanted[-1][1].payload) <= room):
                 room -= len(wanted[-1][1].payload)
                 batch.append(wanted.pop())
@@ -178,7 +178,7 @@ class SplitReconciler:
         if shard in self._store.owned or self._store.ownership.fence(shard) > holding.term:
             return
         self._own_again(shard, remnant, holding.term)
-        self._told_s = 0.0  # the other learns it at once
+        self._claimed_at = 0.0  # the other learns it at once
         self._returned[holding.term.node] = None
 
     def _own_again(self, shard: int, remnant: SupersededCopy, above: Term) -> None:
@@ -196,7 +196,7 @@ class SplitReconciler:
         difference = compare(remnant, known, () if unclear else self._store.log.of(shard))
         if difference.wanted:
             return [(shard, entry) for entry in difference.wanted]
-        if difference.lost and not unclear and remnant.sought < SOUGHT_MOST and await self._seek(shard, difference):
+        if difference.lost and not unclear and remnant.sought < MAX_SEARCHES and await self._seek(shard, difference):
             remnant.sought += 1
             return []  # offered in the next look
         if self._store.remnants.get(shard) is remnant:
@@ -209,10 +209,10 @@ class SplitReconciler:
         message = FindDeltas(self._context.genesis, shard, rows)
         before = len(self._store.log.of(shard))
         # Candidates on the other side of the split need not be candidates of the whole swarm.
-        asked = {contact.node_id: contact for contact in await self._finding.candidates(shard)}
+        asked = {contact.node_id: contact for contact in await self._directory.candidates(shard)}
         asked |= {peer.node_id: peer.contact for peer in self._swarm.members()}
         asked.pop(self._swarm.node_id, None)
-        for contact in list(asked.values())[:SOUGHT_NODES]:
+        for contact in list(asked.values())[:MAX_NODES_SEARCHED]:
             try:
                 async with self._rpc.request("seek", contact, message) as answer:
                     found = self._rpc.decoded(contact, answer.head, FoundDeltas).deltas
@@ -233,11 +233,11 @@ class SplitReconciler:
         sought = Applied()
         for node, incarnation, ranges in message.identities:
             sought.merge(Applied.of_rows([(node, incarnation, ranges)]))
-        most = max(1, MOST_BYTES // max(1, 4 * self._store.size(message.shard)))
+        most = max(1, MAX_BATCH_BYTES // max(1, 4 * self._store.size(message.shard)))
         entries = [entry for entry in self._store.log.of(message.shard) if entry.identity in sought]
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
-        described = [_described(shard, entry) for shard, entry in batch]
+        described = [_as_message(shard, entry) for shard, entry in batch]
         return Response(encode(FoundDeltas(described)), whole_if_small(_frames(batch), size))
 
     async def _settle_own(self, shard: int) -> None:
@@ -257,7 +257,7 @@ class SplitReconciler:
             delta = np.empty(self._store.size(shard), dtype=np.float32)
             codecs.decode(entry.payload, entry.codec, delta)
             await self._add(
-                _described(shard, entry), IncomingDelta(shard, delta, entry.payload, entry.codec, repair=True)
+                _as_message(shard, entry), IncomingDelta(shard, delta, entry.payload, entry.codec, repair=True)
             )
 
     def _close(self, shard: int, lost: list[Span]) -> None:
@@ -266,13 +266,13 @@ class SplitReconciler:
         count = sum(high - low + 1 for _, _, low, high in lost)
         counters.lost_in_splits += count
         if count:
-            named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:NAMED]]
+            named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:MAX_LISTED]]
             reach = round(self._store.log.reach_s, 1)
             self._log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
         self._log.info("split_mended", shard=shard, lost=count)
 
     async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
-        message = Mend(self._context.genesis, [_described(shard, entry) for shard, entry in batch])
+        message = Mend(self._context.genesis, [_as_message(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         self._counters.bytes_sent += size
         body = whole_if_small(_frames(batch), size)
@@ -319,7 +319,7 @@ class SplitReconciler:
             weight=self._weight(mended),
             shards=[mended.shard],
         )
-        (result,) = await self._serving.accept(push, [item])
+        (result,) = await self._deltas.accept(push, [item])
         return result.status == "ok"
 
     def _weight(self, mended: Mended) -> float:
@@ -329,7 +329,7 @@ class SplitReconciler:
         return mended.weight * mended.workers / max(mended.workers, self._view.worker_count())
 
 
-def _described(shard: int, entry: LogEntry) -> Mended:
+def _as_message(shard: int, entry: LogEntry) -> Mended:
     return Mended(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
 
 

@@ -20,7 +20,7 @@ from tests.harness.environment import VirtualClock
 from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
-from training.exchange.client.pull import SLOW_S, PullClient
+from training.exchange.client.pull import MIN_RELIEF_DELAY_S, PullClient
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.rebalance_requests import RebalanceRequests
@@ -158,14 +158,14 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has a turn after every two values; a shard that changes while it is copied has its older version."""
     for module in ("cooperative", "client.pull"):
-        monkeypatch.setattr(f"training.exchange.{module}.VALUES_A_TURN", 2)
+        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 2)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     states = [SimpleNamespace(value=np.full(SIZE, shard, np.float32), version=1, pending={}) for shard in range(SHARDS)]
     cast(Any, context.store).owned = {
         shard: SimpleNamespace(state=state, copy_term=TERM) for shard, state in enumerate(states)
     }
-    pulling._finding.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+    pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     turns = 0
 
     async def meanwhile() -> None:
@@ -253,7 +253,7 @@ class Swarm:
     def pulling(self) -> tuple[PullClient, ExchangeContext, Lines]:
         pulling, context, log = pulling_over(self)  # type: ignore[arg-type]
         half = SHARDS // 2
-        pulling._finding.by_owner = lambda shards: (  # type: ignore[method-assign]
+        pulling._directory.by_owner = lambda shards: (  # type: ignore[method-assign]
             [
                 (self.QUICK, [one for one in shards if one < half]),
                 (self.SLOW, [one for one in shards if one >= half]),
@@ -287,7 +287,7 @@ def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
     assert swarm.asked == [(b"q", False, [0, 1, 2]), (b"s", False, [3, 4, 5]), (b"b", True, [5, 4])]
     assert context.replica.vector[::SIZE].tolist() == [10, 11, 12, 13, 14, 15]
     assert context.replica.versions() == [(TERM, 1)] * 4 + [(TERM, 0)] * 2
-    assert SLOW_S <= took_s < SLOW_S + 0.1
+    assert MIN_RELIEF_DELAY_S <= took_s < MIN_RELIEF_DELAY_S + 0.1
     assert [fields["shards"] for event, fields in log.lines if event == "donor_changed"] == [2]
 
 
