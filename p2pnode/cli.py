@@ -16,7 +16,7 @@ import typer
 
 from p2pnode import __version__
 from p2pnode.commands import advise, ask, demo, files, key, simulate, start
-from p2pnode.commands.output import complain, say
+from p2pnode.commands.output import print_error, print_line
 from p2pnode.errors import ExitCode, UserError
 
 app = typer.Typer(
@@ -50,10 +50,10 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> int:
     if version:
-        say(f"p2pnode {__version__}")
+        print_line(f"p2pnode {__version__}")
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
-        say(context.get_help())
+        print_line(context.get_help())
         raise typer.Exit(ExitCode.USAGE)
     return 0
 
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         if debug:
             traceback.print_exc()
-        complain(error.message, error.hint)
+        print_error(error.message, error.hint)
         return error.exit_code
     except typer.TyperException as error:
-        complain(error.format_message(), "p2pnode --help lists the commands, p2pnode COMMAND --help its options")
+        print_error(error.format_message(), "p2pnode --help lists the commands, p2pnode COMMAND --help its options")
         return error.exit_code
     except typer.Abort:
         return 130  # what a shell reports of a program ended by Ctrl-C
@@ -84,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        complain(f"unexpected {type(error).__name__}: {error}", "run it again with --debug and report what it prints")
+        print_error(
+            f"unexpected {type(error).__name__}: {error}", "run it again with --debug and report what it prints"
+        )
         return ExitCode.UNEXPECTED
 
 

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from overlay.addresses import is_loopback, split_address
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys import api_token
+from p2pnode.status.limits import CHANGE_HEADER, SCHEMA_HEADER
 
 #: Name of the file in the state directory; the daemon writes it when its API listens and removes it on exit.
 STATUS_FILE = "status.json"
@@ -26,8 +27,6 @@ STATUS_FILE = "status.json"
 TIMEOUT_S = 5.0
 #: Most bytes of an answer that are read.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-#: As in `p2pnode.status.guard`, which the commands need not import.
-CHANGE_HEADER = "X-P2PNode"
 UNAUTHORIZED = 401
 
 
@@ -131,7 +130,7 @@ class NodeClient:
             raise self._unreachable(error) from None
         finally:
             connection.close()
-        if response.getheader("X-P2PNode-Schema") is None:
+        if response.getheader(SCHEMA_HEADER) is None:
             raise self._foreign()
         try:
             answer = json.loads(body)

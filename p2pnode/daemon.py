@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 LOCK_FILE = "lock"
 #: Where ours is taken, another one of these is asked for: neither well known nor handed out to clients by most systems.
-OUTSIDE_PORTS = (10000, 32768)
+EXTERNAL_PORTS = (10000, 32768)
 
 
 def run(config: Config, *, command: list[str] | None = None) -> int:
@@ -89,7 +89,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
             clock=clock,
             on_state=on_state,
             # The user's own program prints for its user; a task class prints to trainer.log.
-            on_output=None if command is None else _pass_on,
+            on_output=None if command is None else _forward_output,
         )
 
     entropy, disk = SystemEntropy(), FolderDisk(folder)
@@ -167,7 +167,7 @@ def _gateway(config: Config, entropy: Entropy) -> Gateway | None:
         return None
     host = ipaddress.ip_address(config.node.host)
     source = "" if host.is_unspecified or host.version == 6 else config.node.host
-    return upnp.UpnpGateway(lambda: entropy.random.randrange(*OUTSIDE_PORTS), source=source)
+    return upnp.UpnpGateway(lambda: entropy.random.randrange(*EXTERNAL_PORTS), source=source)
 
 
 def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node, token_path: Path) -> None:
@@ -179,7 +179,7 @@ def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node, t
         raise state_directory_unusable(folder, error) from error
 
 
-def _pass_on(output: bytes) -> None:
+def _forward_output(output: bytes) -> None:
     sys.stdout.buffer.write(output)
     sys.stdout.buffer.flush()
 

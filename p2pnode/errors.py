@@ -44,8 +44,12 @@ MEANINGS: dict[ExitCode, str] = {
 }
 
 
-class UserError(Exception):
-    """Something the user can mend. `message` is one sentence, `hint` the next step (may be empty)."""
+class P2PNodeError(Exception):
+    """The root of all exceptions of this package."""
+
+
+class UserError(P2PNodeError):
+    """Something the user can fix. `message` is one sentence, `hint` the next step (may be empty)."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = ExitCode.UNEXPECTED) -> None:
         super().__init__(message)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2pnode.commands.options import JsonOption
-from p2pnode.commands.output import say
+from p2pnode.commands.output import print_line
 from p2pnode.commands.simulate import progress_bar
 from p2pnode.errors import ExitCode, UserError
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 #: Below so many workers there is nobody to wait for.
-LEAST_WORKERS = 1.5
+MIN_WORKERS = 1.5
 #: Fewer measured steps than this say little about the slow ones among them.
-ENOUGH_STEPS = 30
+MIN_STEPS = 30
 
 
 def advise(
@@ -57,9 +57,9 @@ def advise(
     except (BadModel, ValueError) as error:
         raise UserError(str(error), "ask again when the swarm has trained for some steps", ExitCode.USAGE) from None
     if as_json:
-        say(json.dumps({"schema": 1, **asdict_advice(found)}, indent=2))
+        print_line(json.dumps({"schema": 1, **asdict_advice(found)}, indent=2))
     else:
-        say(advice_text(found, keep, len(measured.trace_s)))
+        print_line(advice_text(found, keep, len(measured.trace_s)))
     return 0
 
 
@@ -70,7 +70,7 @@ def _require_measured(status: dict[str, Any], steps: list[Any], address: str) ->
         message = f"the node at {address} has made no step yet" + (f": it is {state}" if state else "")
         hint = "ask again when it has trained for some dozens of steps, or ask a node that trains"
         raise UserError(message, hint, ExitCode.USAGE)
-    if _workers(status) < LEAST_WORKERS:
+    if _workers(status) < MIN_WORKERS:
         message = f"the node at {address} trains alone: a barrier waits for others, and there are none"
         hint = "ask again when a second node has joined; before that, p2pnode simulate --nodes N --steps trace:FILE"
         raise UserError(message, hint, ExitCode.USAGE)
@@ -153,7 +153,7 @@ def advice_text(found: Advice, keep: float, steps: int) -> str:
     about = f"{found.nodes} nodes, " + (
         f"{100 * slow.share:.0f} % of them {slow.factor:.1f} times slower" if slow.share else "none of them slow"
     )
-    few = "" if steps >= ENOUGH_STEPS else f"; these are few: ask again after {ENOUGH_STEPS}"
+    few = "" if steps >= MIN_STEPS else f"; these are few: ask again after {MIN_STEPS}"
     barrier = found.choice.barrier
     return "\n".join(
         [

@@ -17,10 +17,10 @@ from p2pnode.commands.options import (
     TokenFileOption,
     node_client,
 )
-from p2pnode.commands.output import say
+from p2pnode.commands.output import print_line
 
 #: Seconds between two looks of `watch`.
-WATCH_S = 1.0
+WATCH_INTERVAL_S = 1.0
 #: Most peers `watch` shows: a screenful.
 WATCH_PEERS = 20
 
@@ -37,7 +37,7 @@ def status(
     Example: p2pnode status --address 127.0.0.1:8080
     """
     answer = node_client(address, state_dir, config, token_file).status()
-    say(json.dumps(answer, indent=2) if as_json else tables.status_text(answer))
+    print_line(json.dumps(answer, indent=2) if as_json else tables.status_text(answer))
     return 0
 
 
@@ -51,11 +51,11 @@ def peers(
     """List the peers this node knows, one line each."""
     answer = node_client(address, state_dir, config, token_file).peers()
     if as_json:
-        say(json.dumps({"schema": 1, "peers": answer}, indent=2))
+        print_line(json.dumps({"schema": 1, "peers": answer}, indent=2))
     elif answer:
-        say(tables.columns(tables.PEER_COLUMNS, [tables.peer_row(peer) for peer in answer]))
+        print_line(tables.columns(tables.PEER_COLUMNS, [tables.peer_row(peer) for peer in answer]))
     else:
-        say("this node knows no peers")
+        print_line("this node knows no peers")
     return 0
 
 
@@ -113,15 +113,15 @@ def resume(
 
 def _request(client: NodeClient, path: str, outcome: str) -> int:
     client.post(path)
-    say(f"the node at {client.address} {outcome}")
+    print_line(f"the node at {client.address} {outcome}")
     return 0
 
 
 def _watch_lines(client: NodeClient, as_json: bool) -> NoReturn:
     while True:
         answer = client.status()
-        say(json.dumps(answer) if as_json else f"{time.strftime('%H:%M:%S')} {tables.status_line(answer)}")
-        time.sleep(WATCH_S)
+        print_line(json.dumps(answer) if as_json else f"{time.strftime('%H:%M:%S')} {tables.status_line(answer)}")
+        time.sleep(WATCH_INTERVAL_S)
 
 
 def _watch_table(client: NodeClient) -> NoReturn:
@@ -130,7 +130,7 @@ def _watch_table(client: NodeClient) -> NoReturn:
     first = client.status()  # an unreachable node is an error before the screen is taken
     with Live(tables.watch_table(first, client.peers(), WATCH_PEERS), refresh_per_second=4) as live:
         while True:
-            time.sleep(WATCH_S)
+            time.sleep(WATCH_INTERVAL_S)
             try:
                 live.update(tables.watch_table(client.status(), client.peers(), WATCH_PEERS))
             except NotReachable as error:

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from p2pnode.commands.options import JsonOption
-from p2pnode.config.load import Complaint
+from p2pnode.config.load import SettingError
 from p2pnode.config.rules import check
 from p2pnode.config.settings import KEYS
 from p2pnode.config.values import choices
@@ -67,5 +67,5 @@ def demo(
         keep=keep,
     )
     for problem in check(node_config(plan, 0, Path("demo"), [])):
-        raise UserError(str(Complaint("", *problem)), problem.do, ExitCode.CONFIGURATION)
+        raise UserError(str(SettingError("", *problem)), problem.do, ExitCode.CONFIGURATION)
     return run(plan, as_json=as_json)

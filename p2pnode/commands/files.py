@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
-from p2pnode.commands.output import say
+from p2pnode.commands.output import print_line
 from p2pnode.config import documentation
 from p2pnode.config.rules import warnings_for
 from p2pnode.errors import ExitCode, UserError
@@ -39,7 +39,7 @@ def init(
         path = path / "node.toml"
     with new_file(path, force) as draft:
         draft.write_text(documentation.node_toml(), encoding="utf-8")
-    say(f"wrote {path}; look at it, then: p2pnode start --config {path}")
+    print_line(f"wrote {path}; look at it, then: p2pnode start --config {path}")
     return 0
 
 
@@ -54,9 +54,9 @@ def config_show(
     found = loaded(config, settings, {})
     if as_json:
         answer = {"schema": 1, "config": documentation.as_json(found.config)}
-        say(json.dumps(answer | ({"origin": found.origins} if origin else {}), indent=2))
+        print_line(json.dumps(answer | ({"origin": found.origins} if origin else {}), indent=2))
     else:
-        say(documentation.node_toml(found.config, found.origins if origin else None, explain=False).rstrip())
+        print_line(documentation.node_toml(found.config, found.origins if origin else None, explain=False).rstrip())
     return 0
 
 
@@ -66,9 +66,9 @@ def config_default(as_json: JsonOption = False) -> int:
     from p2pnode.config.settings import Config
 
     if as_json:
-        say(json.dumps({"schema": 1, "config": documentation.as_json(Config())}, indent=2))
+        print_line(json.dumps({"schema": 1, "config": documentation.as_json(Config())}, indent=2))
     else:
-        say(documentation.node_toml().rstrip())
+        print_line(documentation.node_toml().rstrip())
     return 0
 
 
@@ -78,7 +78,7 @@ def config_check(config: ConfigOption = None, settings: SetOption = None) -> int
     found = loaded(config, settings, {})
     for problem in warnings_for(found.config):
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
-    say("the configuration is sound")
+    print_line("the configuration is sound")
     return 0
 
 
@@ -102,7 +102,7 @@ def export(
             draft.write_bytes(vector.read_bytes())
         else:
             _convert(vector, draft)
-    say(f"wrote {path}: the model of step {step}, from {vector.parent}")
+    print_line(f"wrote {path}: the model of step {step}, from {vector.parent}")
     return 0
 
 

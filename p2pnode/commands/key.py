@@ -19,7 +19,7 @@ import typer
 from overlay.addresses import is_loopback, split_address
 from p2pnode.client import NodeClient, find
 from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
-from p2pnode.commands.output import say
+from p2pnode.commands.output import print_line
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
@@ -59,7 +59,9 @@ def new(
 
     keys = KeyRing((_fresh(),))
     write_key_file(path, keys)
-    say(f"wrote {path}, key {keys.primary.fingerprint}; start the first node, then `p2pnode key invite` for the others")
+    print_line(
+        f"wrote {path}, key {keys.primary.fingerprint}; start the first node, then `p2pnode key invite` for the others"
+    )
     return 0
 
 
@@ -75,12 +77,14 @@ def show(
     found = _settings(config, state_dir, settings)
     keys = _keys(found)
     if reveal:
-        say(keys.text.rstrip())
+        print_line(keys.text.rstrip())
     elif as_json:
-        say(json.dumps({"schema": 1, "file": found.swarm.key_file, "run": found.swarm.run, "keys": keys.fingerprints}))
+        print_line(
+            json.dumps({"schema": 1, "file": found.swarm.key_file, "run": found.swarm.run, "keys": keys.fingerprints})
+        )
     else:
         accepted = "".join(f", {fingerprint} accepted too" for fingerprint in keys.fingerprints[1:])
-        say(f"{found.swarm.key_file}: key {keys.primary.fingerprint} used{accepted}, run {found.swarm.run}")
+        print_line(f"{found.swarm.key_file}: key {keys.primary.fingerprint} used{accepted}, run {found.swarm.run}")
     return 0
 
 
@@ -118,10 +122,10 @@ def invite(
         )
     line = Invitation.of(run, addresses, keys).line
     if out is None:
-        say(line)
+        print_line(line)
     else:
         write_invitation(out, line)
-        say(f"wrote {out}: whoever reads it is a member")
+        print_line(f"wrote {out}: whoever reads it is a member")
     return 0
 
 
@@ -140,7 +144,9 @@ def join(
     folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}, joining=True).config.state_folder
     taken, changed = take(invitation, folder)
     what = "joins" if changed else "joined already"
-    say(f"the node on {folder} {what} run {taken.run}, key {taken.keys.primary.fingerprint}; start it: p2pnode start")
+    print_line(
+        f"the node on {folder} {what} run {taken.run}, key {taken.keys.primary.fingerprint}; start it: p2pnode start"
+    )
     return 0
 
 
@@ -186,7 +192,7 @@ def rotate(
     except BadKey as error:
         raise UserError(f"{path}: {error}", "`p2pnode key show` says which keys are valid", ExitCode.USAGE) from None
     write_key_file(path, after)
-    say(f"{path}: key {after.primary.fingerprint} is used, {len(after.keys)} valid; {then}")
+    print_line(f"{path}: key {after.primary.fingerprint} is used, {len(after.keys)} valid; {then}")
     return 0
 
 

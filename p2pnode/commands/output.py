@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """One answer, flushed, so that a reader of a pipe sees it now."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def complain(message: str, hint: str) -> None:
+def print_error(message: str, hint: str) -> None:
     """What went wrong and what to do next."""
     sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
     sys.stderr.flush()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from p2pnode.commands.options import JsonOption
-from p2pnode.commands.output import say
+from p2pnode.commands.output import print_line
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -101,11 +101,13 @@ def simulate(
         with _writing(plot):
             draw([step_panel(outcomes), progress_panel(outcomes)], plot, _title(plans[0][1]))
     if as_json:
-        say(json.dumps({"schema": 1, "seed": seed, "nodes": nodes, "duration_s": duration, "runs": runs}, indent=2))
+        print_line(
+            json.dumps({"schema": 1, "seed": seed, "nodes": nodes, "duration_s": duration, "runs": runs}, indent=2)
+        )
         return 0
-    say(run_table(runs))
+    print_line(run_table(runs))
     if plot is not None:
-        say(f"wrote {plot}")
+        print_line(f"wrote {plot}")
     return 0
 
 
@@ -252,7 +254,7 @@ def reproduce(
     from training.simulation.run import has_numba
 
     if what == ["list"]:
-        say("\n".join(FIGURES))
+        print_line("\n".join(FIGURES))
         return 0
     names = list(FIGURES) if "all" in what else what
     if unknown := [name for name in names if name not in FIGURES]:
@@ -273,11 +275,15 @@ def reproduce(
         raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
     missed = [row for row in rows if row.within is False]
     if as_json:
-        say(json.dumps({"schema": 1, "seconds": time.monotonic() - began, "rows": [asdict(row) for row in rows]}))
+        print_line(
+            json.dumps({"schema": 1, "seconds": time.monotonic() - began, "rows": [asdict(row) for row in rows]})
+        )
     else:
-        say(reproduction_table(rows))
+        print_line(reproduction_table(rows))
         judged = sum(row.within is not None for row in rows)
-        say(f"{judged - len(missed)} of {judged} within tolerance; {time.monotonic() - began:.0f} s; files in {out}")
+        print_line(
+            f"{judged - len(missed)} of {judged} within tolerance; {time.monotonic() - began:.0f} s; files in {out}"
+        )
     return ExitCode.DEMO_FAILED if missed else ExitCode.OK
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from p2pnode.config.rules import check
 from p2pnode.config.settings import KEYS, SECTIONS, Config, keys_of
-from p2pnode.config.values import Rejected, converted, kind_of, nearest, parsed
+from p2pnode.config.values import InvalidValue, converted, kind_of, nearest, parsed
 from p2pnode.errors import ExitCode, UserError
 
 #: Prefix of the environment variables; only names with a double underscore are settings.
@@ -44,7 +44,7 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
 
-class Complaint(NamedTuple):
+class SettingError(NamedTuple):
     """One setting that cannot be used: where it was written, what is wrong, what to do."""
 
     where: str
@@ -73,12 +73,12 @@ def load(
     for override in [*_from_environment(environment or {}), *overrides]:
         draft.merge(override)
     config = draft.config()
-    if not draft.complaints:
+    if not draft.errors:
         for override in remembered(config):
             if override.key not in draft.origins:
                 draft.merge(override)
         config = draft.config()
-    complaints = draft.complaints or [Complaint("", *problem) for problem in check(config)]
+    complaints = draft.errors or [SettingError("", *problem) for problem in check(config)]
     if complaints:
         raise _refusal(complaints)
     return Loaded(config, draft.origins)
@@ -88,7 +88,7 @@ def load(
 _SEE_DEFAULTS = "`p2pnode config default` shows every setting"
 
 
-def _refusal(complaints: list[Complaint]) -> UserError:
+def _refusal(complaints: list[SettingError]) -> UserError:
     if len(complaints) == 1:
         return UserError(str(complaints[0]), complaints[0].do or _SEE_DEFAULTS, ExitCode.CONFIGURATION)
     listed = "".join(f"\n  {entry}{f' ({entry.do})' if entry.do else ''}" for entry in complaints)
@@ -101,7 +101,7 @@ class _Draft:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
-        self.complaints: list[Complaint] = []
+        self.errors: list[SettingError] = []
 
     def merge_file(self, path: Path, text: str) -> None:
         try:
@@ -114,10 +114,10 @@ class _Draft:
             ) from None
         for section, table in document.items():
             if section not in SECTIONS:
-                self.complaints.append(_unknown_section(_place(path, text, section), section))
+                self.errors.append(_unknown_section(_place(path, text, section), section))
             elif not isinstance(table, dict):
                 what = f"{section} is a section: write [{section}] and its settings below"
-                self.complaints.append(Complaint(_place(path, text, section), what))
+                self.errors.append(SettingError(_place(path, text, section), what))
             else:
                 for name, value in table.items():
                     self._set(section, name, value, _place(path, text, section, name))
@@ -128,16 +128,16 @@ class _Draft:
         name, _, below = rest.partition(".")
         key = f"{section}.{name}"
         if section not in SECTIONS:
-            self.complaints.append(_unknown_section(override.source, section))
+            self.errors.append(_unknown_section(override.source, section))
         elif key not in KEYS:
-            self.complaints.append(_unknown_key(override.source, section, name))
+            self.errors.append(_unknown_key(override.source, section, name))
         elif not below:
             self._set(section, name, parsed(override.text, KEYS[key].type), override.source)
         elif isinstance(kind_of(KEYS[key].type), msgspec.inspect.DictType):
             entry = parsed(override.text, Any)
             self._set(section, name, _with_entry(self.values.get(key), below.split("."), entry), override.source)
         else:
-            self.complaints.append(Complaint(override.source, f"{key} has no settings below it"))
+            self.errors.append(SettingError(override.source, f"{key} has no settings below it"))
 
     def config(self) -> Config:
         """The configuration so far; values that cannot be converted become complaints and count as not given."""
@@ -146,8 +146,8 @@ class _Draft:
             section, name = key.split(".")
             try:
                 sections[section][name] = converted(key, value, KEYS[key].type)
-            except Rejected as rejected:
-                self.complaints.append(Complaint(self.origins[key], str(rejected)))
+            except InvalidValue as rejected:
+                self.errors.append(SettingError(self.origins[key], str(rejected)))
         return Config(**{name: SECTIONS[name](**given) for name, given in sections.items()})  # type: ignore[arg-type]
 
     def _set(self, section: str, name: str, value: Any, origin: str) -> None:
@@ -156,7 +156,7 @@ class _Draft:
             self.values[key] = value
             self.origins[key] = origin
         else:
-            self.complaints.append(_unknown_key(origin, section, name))
+            self.errors.append(_unknown_key(origin, section, name))
 
 
 def _with_entry(table: Any, path: list[str], value: Any) -> dict[str, Any]:
@@ -210,22 +210,22 @@ def _from_environment(environment: Mapping[str, str]) -> list[Override]:
     return found
 
 
-def _unknown_section(where: str, section: str) -> Complaint:
+def _unknown_section(where: str, section: str) -> SettingError:
     owners = [name for name in SECTIONS if section in keys_of(name)]
     if owners:
-        return Complaint(where, f"{section} stands outside its section", f"write it under [{owners[0]}]")
+        return SettingError(where, f"{section} stands outside its section", f"write it under [{owners[0]}]")
     close = nearest(section, list(SECTIONS))
     do = f"did you mean [{close}]?" if close else f"the sections are {', '.join(SECTIONS)}"
-    return Complaint(where, f"there is no section [{section}]", do)
+    return SettingError(where, f"there is no section [{section}]", do)
 
 
-def _unknown_key(where: str, section: str, name: str) -> Complaint:
+def _unknown_key(where: str, section: str, name: str) -> SettingError:
     what = f"there is no setting {section}.{name}"
     if not name:
-        return Complaint(where, f"{section} is a section, not a setting", f"it has {', '.join(keys_of(section))}")
+        return SettingError(where, f"{section} is a section, not a setting", f"it has {', '.join(keys_of(section))}")
     if close := nearest(name, keys_of(section)):
-        return Complaint(where, what, f"did you mean {section}.{close}?")
+        return SettingError(where, what, f"did you mean {section}.{close}?")
     elsewhere = [key for key in KEYS if key.endswith(f".{name}")]
     if elsewhere or (close := nearest(f"{section}.{name}", list(KEYS), cutoff=0.7)):
-        return Complaint(where, what, f"did you mean {elsewhere[0] if elsewhere else close}?")
-    return Complaint(where, what, f"[{section}] has {', '.join(keys_of(section))}")
+        return SettingError(where, what, f"did you mean {elsewhere[0] if elsewhere else close}?")
+    return SettingError(where, what, f"[{section}] has {', '.join(keys_of(section))}")

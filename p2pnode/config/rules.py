@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from overlay.addresses import is_literal, is_loopback, split_address
+from p2pnode.config.settings import Config
 from p2pnode.config.values import nearest
-
-if TYPE_CHECKING:
-    from p2pnode.config.settings import Config
+from training.goal import Goal
 
 #: Tasks that come with p2pnode; any other is named "package.module:Class".
 BUILT_IN_TASKS = ("digits", "mnist", "text")
 #: Above this momentum, adding deltas as they come diverges (docs: exchange, sections 11 and 12).
-HIGHEST_ASYNCHRONOUS_MOMENTUM = 0.5
+MAX_ASYNCHRONOUS_MOMENTUM = 0.5
 
-# As the step loop reads it (`training.step_loop.Goal`), which is not imported here: it brings NumPy along.
-_UNTIL = re.compile(r"\s*[A-Za-z_][\w.]*\s*(>=|<=)\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -46,11 +43,11 @@ def warnings_for(config: Config) -> list[ConfigProblem]:
     """Settings that work but are probably not wanted; shown as warnings and under `health`."""
     found = []
     momentum = config.exchange.outer_momentum
-    if config.barrier.method != "bsp" and momentum > HIGHEST_ASYNCHRONOUS_MOMENTUM:
+    if config.barrier.method != "bsp" and momentum > MAX_ASYNCHRONOUS_MOMENTUM:
         found.append(
             ConfigProblem(
                 f"exchange.outer_momentum = {momentum} with barrier.method = {config.barrier.method} may diverge",
-                f"use at most {HIGHEST_ASYNCHRONOUS_MOMENTUM}, or bsp, or plain SGD in the task",
+                f"use at most {MAX_ASYNCHRONOUS_MOMENTUM}, or bsp, or plain SGD in the task",
             )
         )
     if config.exchange.weight == "sum" and momentum > 0:
@@ -174,14 +171,17 @@ def _training(config: Config) -> list[ConfigProblem]:
                 + f'name one of {", ".join(BUILT_IN_TASKS)}, or your own as "package.module:Class"',
             )
         )
-    if training.until.strip() and not _UNTIL.fullmatch(training.until):
+    try:
+        goal = Goal.parse(training.until)
+    except ValueError:
+        goal = None
         found.append(
             ConfigProblem(
                 f'training.until = "{training.until}" is not of the form "metric>=number"',
                 'write for example "accuracy>=0.95" or "loss<=0.1"',
             )
         )
-    elif training.until.strip() and not training.eval_steps:
+    if goal is not None and not training.eval_steps:
         found.append(
             ConfigProblem(
                 "training.until needs evaluations, and training.eval_steps = 0 makes none",

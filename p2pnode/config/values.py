@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from p2pnode.errors import P2PNodeError
 
-class Rejected(Exception):
+
+class InvalidValue(P2PNodeError):
     """A value that its key cannot have; the text names the key, the value and what is allowed."""
 
 
@@ -50,14 +52,14 @@ def parsed(text: str, annotation: Any) -> Any:
 
 
 def converted(key: str, value: Any, annotation: Any) -> Any:
-    """The value in its key's type and range. Raises `Rejected`."""
+    """The value in its key's type and range. Raises `InvalidValue`."""
     try:
         result = msgspec.convert(value, annotation)
     except msgspec.ValidationError:
         sentence = f"{key} = {shown(value)} is not allowed; it must be {allowed(annotation)}"
-        raise Rejected(sentence + _closest_choice(value, annotation)) from None
+        raise InvalidValue(sentence + _closest_choice(value, annotation)) from None
     if isinstance(result, float) and not math.isfinite(result):
-        raise Rejected(f"{key} = {shown(value)} is not allowed; it must be a finite number")
+        raise InvalidValue(f"{key} = {shown(value)} is not allowed; it must be a finite number")
     return result
 
 

@@ -23,7 +23,7 @@ from p2pnode.errors import UserError
 #: Longest wait for one answer while the table is drawn, in seconds.
 ASK_S = 2.0
 #: Between two looks at processes that are about to end, in seconds.
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 #: Longest wait for a killed process to be gone, in seconds.
 KILL_S = 5.0
 #: Environment variable that carries the mark of one demo; no setting, for it has no double underscore.
@@ -118,7 +118,7 @@ def wait_for_exit(processes: Sequence[DemoProcess], seconds: float, hurry: Calla
     while any(process.exit_code is None for process in processes):
         if time.monotonic() > deadline or hurry():
             return False
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     return True
 
 
@@ -162,4 +162,4 @@ def _kill_leftovers(processes: Sequence[DemoProcess]) -> None:
         for number in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)

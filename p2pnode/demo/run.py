@@ -34,9 +34,9 @@ EVALUATIONS = 3
 #: Classes each node's part of the data lacks: enough that a node alone cannot pass 0.7 of ten classes.
 LACKING = 3
 #: Between two looks at the nodes, in seconds; and between two printed lines where there is no terminal.
-LOOK_S, LINE_S = 0.25, 2.0
+POLL_INTERVAL_S, LINE_S = 0.25, 2.0
 #: Lone trainings at a time: one per core of the smallest machine the demo is meant for.
-ALONE_AT_A_TIME = 2
+MAX_CONCURRENT_BASELINES = 2
 #: A node forgotten by a demo that was itself killed ends by itself this many seconds after the time limit.
 ORPHAN_S = 60.0
 
@@ -278,7 +278,7 @@ def _start(plan: DemoPlan, part: int, folder: Path, bootstrap: Sequence[str]) ->
 
 def _until(over: Callable[[], str | None]) -> str:
     while (reason := over()) is None:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     return reason
 
 
@@ -291,12 +291,12 @@ def _alone(plan: DemoPlan, reached: Reached, folder: Path, interrupts: Interrupt
     try:
         while (waiting or any(process.exit_code is None for process in processes)) and not interrupts.any():
             running = sum(process.exit_code is None for process in processes)
-            if waiting and running < ALONE_AT_A_TIME:
+            if waiting and running < MAX_CONCURRENT_BASELINES:
                 part = waiting.pop(0)
                 command = [*plan.alone_command, *_alone_arguments(plan, part, steps)]
                 processes.append(DemoProcess(f"alone-{part}", command, folder / f"alone-{part}.txt"))
             else:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
     finally:
         end_all(processes, interrupts.again)
     accuracies = []

@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import ExitCode, P2PNodeError, UserError
 
 #: Its name in the state directory, unless `status.token_file` names another file.
 TOKEN_FILE = "status.token"  # noqa: S105 -- a name, no token
@@ -21,7 +21,7 @@ MIN_CHARACTERS = 16
 MAX_CHARACTERS = 4096
 
 
-class TokenNotReadable(Exception):
+class TokenNotReadable(P2PNodeError):
     """There is no token to be read there; the text says why."""
 
 

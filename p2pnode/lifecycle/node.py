@@ -115,14 +115,16 @@ class Node:
         self._leave_requested.set()
 
     def pause(self) -> None:
-        if self.loop is not None:
+        if self.loop is None:
+            self.progress.paused = True
+        else:
             self.loop.pause()
-        self.progress.paused = True
 
     def resume(self) -> None:
-        if self.loop is not None:
+        if self.loop is None:
+            self.progress.paused = False
+        else:
             self.loop.resume()
-        self.progress.paused = False
 
     def trainer_state_changed(self, state: str) -> None:
         """Callback of the trainer's supervisor."""

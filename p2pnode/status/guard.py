@@ -18,9 +18,8 @@ from dataclasses import dataclass
 
 from overlay.addresses import is_literal, is_loopback
 from overlay.rate_limits import RateLimit, RateLimiter
+from p2pnode.status.limits import CHANGE_HEADER
 
-#: The header a request that changes state must carry: a form or an image on a foreign page cannot send it.
-CHANGE_HEADER = "X-P2PNode"
 #: Bodies are not used; a client may send this many bytes of one all the same.
 MAX_BODY_BYTES = 4096
 #: Checks for supervisors that have no token: `/healthz` says nothing, `/readyz` without its reason.
@@ -80,27 +79,32 @@ class Guard:
         self._changes: RateLimiter[str] = RateLimiter(CHANGES)
         self._wrong: RateLimiter[str] = RateLimiter(WRONG_TOKENS)
 
-    def is_trusted(self, asking: RequestFacts) -> bool:
+    def is_authenticated(self, request: RequestFacts) -> bool:
         """Whether the asker may read everything: it is on this machine's loopback, or has the token."""
-        return self._on_loopback or self._has_token(asking)
+        return self._on_loopback or self._has_token(request)
 
-    def judge(self, asking: RequestFacts, now: float) -> Refusal | None:
+    def check(self, request: RequestFacts, now: float) -> Refusal | None:
         """None lets the request through."""
-        return self._sender(asking) or self._rate(asking, now) or self._body(asking) or self._rights(asking, now)
+        return (
+            self._check_sender(request)
+            or self._check_rate(request, now)
+            or self._check_body(request)
+            or self._check_rights(request, now)
+        )
 
-    def _sender(self, asking: RequestFacts) -> Refusal | None:
-        name = host_name(asking.host)
+    def _check_sender(self, request: RequestFacts) -> Refusal | None:
+        name = host_name(request.host)
         if not self._is_ours(name):
-            shown = asking.host[:80]
+            shown = request.host[:80]
             if self._on_loopback:
                 return Refusal(
                     403, f"the Host header {shown!r} does not name this machine", "ask for 127.0.0.1 or localhost"
                 )
             hint = "ask for the address itself, or list the name in status.names"
             return Refusal(403, f"the Host header {shown!r} is no name of this node", hint)
-        if asking.origin is not None and not self._same_origin(asking.origin, asking.host, name):
+        if request.origin is not None and not self._same_origin(request.origin, request.host, name):
             hint = "only pages of this node itself may ask it"
-            return Refusal(403, f"a page of {asking.origin[:80]} may not speak to this node", hint)
+            return Refusal(403, f"a page of {request.origin[:80]} may not speak to this node", hint)
         return None
 
     def _is_ours(self, name: str) -> bool:
@@ -113,43 +117,43 @@ class Guard:
         # Behind a proxy that speaks TLS the page is https; that proxy's name is one of ours.
         return origin == f"http://{host}" or (name in self._names and origin == f"https://{host}")
 
-    def _rate(self, asking: RequestFacts, now: float) -> Refusal | None:
-        quotas = self._changes if asking.changes else self._reads
-        wait_s = quotas.take(asking.peer, now)
+    def _check_rate(self, request: RequestFacts, now: float) -> Refusal | None:
+        quotas = self._changes if request.changes else self._reads
+        wait_s = quotas.take(request.peer, now)
         if not wait_s:
             return None
         rate = quotas.allowance.rate_per_s
-        error = f"more than {rate:g} requests a second from {asking.peer}"
+        error = f"more than {rate:g} requests a second from {request.peer}"
         return Refusal(429, error, f"ask again in {math.ceil(wait_s)} s", retry_s=wait_s)
 
-    def _body(self, asking: RequestFacts) -> Refusal | None:
-        if asking.body_bytes is None and asking.has_body:
+    def _check_body(self, request: RequestFacts) -> Refusal | None:
+        if request.body_bytes is None and request.has_body:
             return Refusal(411, "a body without a Content-Length is not read", "send no body: none is needed")
-        if (asking.body_bytes or 0) > MAX_BODY_BYTES:
-            return Refusal(413, f"a body of {asking.body_bytes} bytes is more than {MAX_BODY_BYTES}")
+        if (request.body_bytes or 0) > MAX_BODY_BYTES:
+            return Refusal(413, f"a body of {request.body_bytes} bytes is more than {MAX_BODY_BYTES}")
         return None
 
-    def _rights(self, asking: RequestFacts, now: float) -> Refusal | None:
-        if asking.changes and not asking.has_change_header:
-            error = f"{asking.method} needs the header {CHANGE_HEADER}: 1"
+    def _check_rights(self, request: RequestFacts, now: float) -> Refusal | None:
+        if request.changes and not request.has_change_header:
+            error = f"{request.method} needs the header {CHANGE_HEADER}: 1"
             return Refusal(403, error, "it keeps foreign pages out")
-        if not asking.changes and (self._on_loopback or asking.path in OPEN_PATHS):
+        if not request.changes and (self._on_loopback or request.path in OPEN_PATHS):
             return None
-        if self._has_token(asking):
+        if self._has_token(request):
             return None
-        if asking.authorization is not None and (wait_s := self._wrong.take(asking.peer, now)):
+        if request.authorization is not None and (wait_s := self._wrong.take(request.peer, now)):
             hint = f"try again in {math.ceil(wait_s)} s, with the right one"
-            return Refusal(429, f"too many wrong tokens from {asking.peer}", hint, retry_s=wait_s)
-        wanted = "changes to the node need" if asking.changes else "beyond the loopback every request needs"
-        problem = "the token is not this node's" if asking.authorization is not None else f"{wanted} a token"
+            return Refusal(429, f"too many wrong tokens from {request.peer}", hint, retry_s=wait_s)
+        wanted = "changes to the node need" if request.changes else "beyond the loopback every request needs"
+        problem = "the token is not this node's" if request.authorization is not None else f"{wanted} a token"
         hint = (
             "send the header Authorization: Bearer TOKEN with the content of status.token in the node's state "
             "directory; `p2pnode` does so by itself where it may read that file, or with --token-file"
         )
         return Refusal(401, problem, hint, challenge=True)
 
-    def _has_token(self, asking: RequestFacts) -> bool:
-        scheme, _, given = (asking.authorization or "").partition(" ")
+    def _has_token(self, request: RequestFacts) -> bool:
+        scheme, _, given = (request.authorization or "").partition(" ")
         # Digests have one length, and are compared in constant time: neither length nor prefix can be measured.
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip()), self._digest)
 

@@ -1,4 +1,4 @@
-"""Limits and schema of the status API, which server, report and OpenAPI description share."""
+"""Constants of the status API that server, description and client share."""
 
 from __future__ import annotations
 
@@ -10,3 +10,7 @@ SCHEMA: Final = 1
 MAX_LIMIT = 2000
 #: Longest long-poll, in seconds; proxies and clients tend to give up at 60.
 MAX_WAIT_S = 60.0
+#: The header that a request for a change must carry: a form or an image on another site's page cannot send it.
+CHANGE_HEADER = "X-P2PNode"
+#: The header of every answer: its schema number.
+SCHEMA_HEADER = "X-P2PNode-Schema"

@@ -13,17 +13,16 @@ import msgspec
 
 from overlay.report import OverlayReport
 from p2pnode import __version__
-from p2pnode.status.guard import CHANGE_HEADER
-from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S
+from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, MAX_WAIT_S
 from p2pnode.status.prometheus import CONTENT_TYPE
-from p2pnode.status.schema import Accepted, Alive, Events, PeerStatus, Problem, Readiness, Status
+from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, PeerStatus, Readiness, Status
 from training.progress import StepRow
 
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
 
-ANSWERS = (Status, PeerStatus, StepRow, Events, Alive, Readiness, Accepted, Problem, OverlayReport)
+ANSWERS = (Status, PeerStatus, StepRow, Events, Alive, Readiness, Accepted, ErrorAnswer, OverlayReport)
 
 
 def _schemas() -> dict[str, Schema]:
@@ -121,7 +120,7 @@ def _answer(what: str, content: dict[str, Schema]) -> dict[str, Any]:
 
 
 def _errors(*statuses: int) -> dict[str, Any]:
-    return {str(status): _answer(_MEANINGS[status], _json("Problem")) for status in statuses}
+    return {str(status): _answer(_MEANINGS[status], _json("ErrorAnswer")) for status in statuses}
 
 
 def _read(

@@ -204,7 +204,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     accepted: str
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class ErrorAnswer(Struct, frozen=True, kw_only=True):
     """Why a request was refused, and what to do."""
 
     schema: SchemaNumber

@@ -22,12 +22,12 @@ from aiohttp import web
 from overlay.addresses import Address, is_loopback
 from overlay.environment import Clock
 from p2pnode.config.settings import StatusSettings
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import ExitCode, P2PNodeError, UserError
 from p2pnode.status.events import EventRing
-from p2pnode.status.guard import CHANGE_HEADER, MAX_BODY_BYTES, Guard, Refusal, RequestFacts
-from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S, SCHEMA
+from p2pnode.status.guard import MAX_BODY_BYTES, Guard, Refusal, RequestFacts
+from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, MAX_WAIT_S, SCHEMA, SCHEMA_HEADER
 from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
-from p2pnode.status.schema import Accepted, Alive, Events, PeerStatus, Problem, Readiness, Status
+from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, PeerStatus, Readiness, Status
 from training.progress import StepRow
 
 #: Long-polls held at once, of everybody together: a page left open in fifty tabs is a mistake, not a need.
@@ -131,7 +131,7 @@ class StatusServer:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = self._guard.judge(_asking(request), self._clock.monotonic())
+        refusal = self._guard.check(_request_facts(request), self._clock.monotonic())
         if refusal is None:
             return await handler(request)
         self._refused[refusal.status] = self._refused.get(refusal.status, 0) + 1
@@ -160,12 +160,12 @@ class StatusServer:
         return _json(self._source.peers())
 
     async def _steps(self, request: web.Request) -> web.Response:
-        return _json(self._source.steps(_number(request, "limit", 100, 1, MAX_LIMIT)))
+        return _json(self._source.steps(_number_parameter(request, "limit", 100, 1, MAX_LIMIT)))
 
     async def _events(self, request: web.Request) -> web.Response:
-        since = _number(request, "since", 0, 0, 1 << 62)
-        limit = _number(request, "limit", MAX_LIMIT, 1, MAX_LIMIT)
-        timeout_s = _seconds(request, "timeout", 0.0, MAX_WAIT_S)
+        since = _number_parameter(request, "since", 0, 0, 1 << 62)
+        limit = _number_parameter(request, "limit", MAX_LIMIT, 1, MAX_LIMIT)
+        timeout_s = _seconds_parameter(request, "timeout", 0.0, MAX_WAIT_S)
         if timeout_s and not self._closing:
             if self._waiting >= MAX_WAITING:
                 error = f"{MAX_WAITING} requests wait for events already"
@@ -196,7 +196,7 @@ class StatusServer:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         ready, reason = self._source.ready()
-        if not self._guard.is_trusted(_asking(request)):
+        if not self._guard.is_authenticated(_request_facts(request)):
             reason = ""
         return _json(Readiness(schema=SCHEMA, ready=ready, reason=reason), status=200 if ready else 503)
 
@@ -241,7 +241,7 @@ token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>, w
 """
 
 _HEADERS = {
-    "X-P2PNode-Schema": str(SCHEMA),
+    SCHEMA_HEADER: str(SCHEMA),
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
 }
@@ -253,7 +253,7 @@ def _json(value: Any, *, status: int = 200) -> web.Response:
 
 
 def _refuse(status: int, error: str, hint: str = "") -> web.Response:
-    return _json(Problem(schema=SCHEMA, error=error, hint=hint), status=status)
+    return _json(ErrorAnswer(schema=SCHEMA, error=error, hint=hint), status=status)
 
 
 def _refused(refusal: Refusal) -> web.Response:
@@ -265,7 +265,7 @@ def _refused(refusal: Refusal) -> web.Response:
     return response
 
 
-def _asking(request: web.Request) -> RequestFacts:
+def _request_facts(request: web.Request) -> RequestFacts:
     """The facts of a request that the guard judges by."""
     headers = request.headers
     return RequestFacts(
@@ -309,11 +309,11 @@ async def _answer_in_json(request: web.Request, handler: Handler) -> web.StreamR
         return _refuse(500, f"{type(error).__name__} while answering {request.path}", "the node's log has more")
 
 
-class _BadQuery(Exception):
+class _BadQuery(P2PNodeError):
     """A query parameter that cannot be used; the text says which and what is allowed."""
 
 
-def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+def _number_parameter(request: web.Request, name: str, default: int, low: int, high: int) -> int:
     text = request.query.get(name)
     if text is None:
         return default
@@ -322,7 +322,7 @@ def _number(request: web.Request, name: str, default: int, low: int, high: int) 
     return min(int(text), high)
 
 
-def _seconds(request: web.Request, name: str, default: float, high: float) -> float:
+def _seconds_parameter(request: web.Request, name: str, default: float, high: float) -> float:
     text = request.query.get(name)
     if text is None:
         return default
