@@ -100,7 +100,7 @@ class Overlay:
         self._reachability = Reachability(
             local, caller, transport, self._streams, members.peers, environment, client_only=node.client_only
         )
-        protocol.serve(StreamsFailing, self._reachability.on_unreachable_report)
+        protocol.register(StreamsFailing, self._reachability.on_unreachable_report)
         self._mapping = None if gateway is None else PortMapper(local, gateway, environment)
         dialer = Dialer(local, transport, caller, environment, on_duplicate_identity=membership.on_own_id_proven)
         network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
@@ -152,10 +152,10 @@ class Overlay:
         """Say good-bye to everybody known, twice; the transport stays open."""
         self.announce(activity=Activity.LEAVING)
         self._joining.remember()
-        news = self._detector.farewell()
+        news = self._detector.leave_notice()
         for _ in range(2):
             for contact in self._live_contacts():
-                self._protocol.tell(contact, [news])
+                self._protocol.send_gossip(contact, [news])
             await asyncio.sleep(FAREWELL_PAUSE_S)
 
     async def stop(self) -> None:
@@ -184,7 +184,7 @@ class Overlay:
         except Exception as error:
             self._protocol.counters["faults"] += 1
             self._log.error("overlay_service_failed", service=name, error=repr(error))
-            if self._protocol.fragile:
+            if self._protocol.raise_handler_errors:
                 raise
 
     # -- ourselves -----------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Overlay:
         self.local.set_willing(willing)
 
     def _on_local_change(self, change: LocalChange) -> None:
-        self._protocol.speak_as(self.local.heartbeat, self.local.tag)
+        self._protocol.set_heartbeat(self.local.heartbeat, self.local.tag)
         if change in ("role", "address"):
             # Samples, placement and dialling depend on them: they do not wait for the next message.
             self._membership.send_to_some([])

@@ -163,14 +163,14 @@ class _LookupRun:
                 contacts, malformed = unpack_nodes(result, self._protocol.own_id, ipv6=self._ipv6)
                 if malformed:
                     self._protocol.counters["malformed_contacts"] += malformed
-                self._lookup.answered(contact.node_id, self._usable(self._lookup.unknown(contacts)))
+                self._lookup.on_response(contact.node_id, self._usable(self._lookup.unknown(contacts)))
             else:
-                self._lookup.failed(contact.node_id)
+                self._lookup.on_failure(contact.node_id)
             self._pump()
 
         def on_slow() -> None:
             if not self.ended:
-                self._lookup.slow(contact.node_id)
+                self._lookup.on_slow(contact.node_id)
                 self._pump()
 
         self._protocol.call(contact, self._body, on_result, on_slow=on_slow)

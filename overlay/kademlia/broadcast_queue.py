@@ -14,7 +14,7 @@ RETRANSMIT = 4
 #: News per datagram; four cost about 120 bytes.
 GOSSIP_PER_DATAGRAM = 4
 #: Beyond this the oldest is dropped: in a mass failure probes find out by themselves.
-QUEUE_LIMIT = 512
+MAX_QUEUED = 512
 
 
 class BroadcastQueue:
@@ -31,7 +31,7 @@ class BroadcastQueue:
         times = RETRANSMIT * max(1, math.ceil(math.log10(members + 1)))
         self._left.pop(news.node_id, None)
         self._left[news.node_id] = (times, news)
-        if len(self._left) > QUEUE_LIMIT:
+        if len(self._left) > MAX_QUEUED:
             del self._left[next(iter(self._left))]
 
     def take(self) -> list[Gossip]:

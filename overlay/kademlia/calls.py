@@ -38,8 +38,8 @@ class PendingCall:
     #: When each try went out, by its message id.
     sent: dict[bytes, float]
     second_s: float
-    blame: bool
-    prove: bool
+    counts_as_failure: bool
+    require_proof: bool
     #: Whether the wait for it measures the round trip: not where the callee asks others before it answers.
     timed: bool
     due: float = 0.0

@@ -19,7 +19,7 @@ PUBLIC_KEY_BYTES = 32
 CONTEXT = b"p2pnode proof\0"
 #: At about 30 us each, signing takes at most 3 % of a core; the burst lets a thousand nodes join at once.
 PROOFS_PER_S = 1000.0
-PROOFS_AT_ONCE = 2000.0
+MAX_PROOFS_BURST = 2000.0
 
 
 class IdentityProofs:
@@ -27,12 +27,12 @@ class IdentityProofs:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._left = PROOFS_AT_ONCE
+        self._left = MAX_PROOFS_BURST
         self._at = float("-inf")
 
     def make(self, asker: bytes, message_id: bytes, head: bytes, now: float) -> bytes:
         """The proof for one question; empty when too many were asked for."""
-        self._left = min(PROOFS_AT_ONCE, self._left + PROOFS_PER_S * (now - self._at))
+        self._left = min(MAX_PROOFS_BURST, self._left + PROOFS_PER_S * (now - self._at))
         self._at = now
         if self._left < 1.0:
             return b""

@@ -88,13 +88,13 @@ class Lookup:
                 chosen.append(self._contacts[node_id])
         return chosen
 
-    def slow(self, node_id: bytes) -> None:
+    def on_slow(self, node_id: bytes) -> None:
         """It takes its time: its place in the window is free."""
         if self._states.get(node_id) is _State.ASKED:
             self._states[node_id] = _State.SLOW
             self._active -= 1
 
-    def answered(self, node_id: bytes, contacts: Iterable[Contact]) -> None:
+    def on_response(self, node_id: bytes, contacts: Iterable[Contact]) -> None:
         """It answered with these contacts."""
         self._settle(node_id, _State.ANSWERED)
         closest = self._closest_other()
@@ -107,7 +107,7 @@ class Lookup:
                 return node_id
         return None
 
-    def failed(self, node_id: bytes) -> None:
+    def on_failure(self, node_id: bytes) -> None:
         """It did not answer."""
         if self._states.get(node_id) in (_State.ASKED, _State.SLOW):
             self._settle(node_id, _State.FAILED)

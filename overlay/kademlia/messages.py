@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from overlay.addresses import Address, literal
+from overlay.errors import OverlayError
 from overlay.ids import ID_BYTES
 from overlay.peers import Contact, Counter, Heartbeat, Id
 from overlay.transport import MAX_DATAGRAM_BYTES
@@ -144,7 +145,7 @@ class ResponseDatagram(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
 _DECODERS = (msgspec.msgpack.Decoder(RequestDatagram), msgspec.msgpack.Decoder(ResponseDatagram))
 
 
-class Malformed(Exception):
+class Malformed(OverlayError):
     """Bytes that are no datagram of ours; its text is a short constant, fit for a counter's name."""
 
 

@@ -68,7 +68,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.round_trips = RttEstimator(ceiling_s)
         self.queue = BroadcastQueue()
         self.counters: Counter[str] = Counter()
-        self.fragile = False  # tests: an exception in a handler is raised, not counted
+        self.raise_handler_errors = False  # tests: an exception in a handler is raised, not counted
         self._calls = CallTable(
             environment.clock, environment.entropy, self.counters, send=self._send_try, give_up=self._give_up
         )
@@ -97,11 +97,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         """Report events to `events` and take round trips from `peers`; once, before the node enters a swarm."""
         self._events, self._peers = events, peers
 
-    def serve(self, call: type[C], procedure: Callable[[C, Heartbeat, Address, bytes], Result | None]) -> None:
+    def register(self, call: type[C], procedure: Callable[[C, Heartbeat, Address, bytes], Result | None]) -> None:
         """Enter a procedure into the table."""
         self._procedures[call] = procedure
 
-    def speak_as(self, beat: Heartbeat, tag: bytes | None) -> None:
+    def set_heartbeat(self, beat: Heartbeat, tag: bytes | None) -> None:
         """The own beat and swarm from now on; encoded here once for all datagrams until the next change."""
         self._beat, self._tag = beat, tag
         self._head = messages.encode_head(tag, beat) if tag is not None else b""
@@ -127,14 +127,14 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         *,
         on_slow: Callable[[], None] | None = None,
         limit_s: float | None = None,
-        blame: bool = True,
-        prove: bool = False,
+        counts_as_failure: bool = True,
+        require_proof: bool = False,
     ) -> None:
         """Ask; `on_result` gets the answer, or None after the waits. `on_slow` is called when the retry goes out.
 
-        `limit_s` replaces the measured waits by one wait without retry. Without `blame` a silence says nothing
-        about the contact's health (the silence of a helper, or on behalf of others). Whom we do not know at this
-        address has to `prove` its id, others when told to.
+        `limit_s` replaces the measured waits by one wait without retry. Without `counts_as_failure` a time-out is no
+        event (the callee asks others first, or we ask on behalf of others). A contact that is unknown at this address
+        must prove its id; `require_proof` demands it of a known one too.
         """
         if self.transport is None or self._tag is None:
             on_result(None)
@@ -145,34 +145,39 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         now = self._clock.monotonic()
         peer = self._peers.peer(contact.node_id)
-        prove = prove or peer is None or peer.contact.address != contact.address
+        require_proof = require_proof or peer is None or peer.contact.address != contact.address
         first_s, second_s = limit_s, 0.0
         if first_s is None:
             first_s, second_s = self.round_trips.waits(peer, self._peers.stretch())
-        pending = PendingCall(contact, body, on_result, on_slow, {}, second_s, blame, prove, timed=limit_s is None)
+        pending = PendingCall(
+            contact, body, on_result, on_slow, {}, second_s, counts_as_failure, require_proof, timed=limit_s is None
+        )
         self._calls.start(pending, first_s, now)
 
     def _send_try(self, message_id: bytes, pending: PendingCall) -> None:
         news = self.queue.take()
         self._send(
-            _home(pending.contact), messages.encode(REQUEST, message_id, self._head, pending.body, news, pending.prove)
+            _node_address(pending.contact),
+            messages.encode(REQUEST, message_id, self._head, pending.body, news, pending.require_proof),
         )
         if pending.on_slow is not None and len(pending.sent) > 1:
             self._guarded(pending.on_slow)
 
     def _give_up(self, pending: PendingCall) -> None:
-        if pending.blame:
+        if pending.counts_as_failure:
             self._guarded(self._events.on_timeout, pending.contact)
         self._guarded(pending.on_result, None)
 
-    def tell(
+    def send_gossip(
         self, contact: Contact, news: Sequence[Gossip], body: GossipOnly | StreamsFailing | DuplicateIdentity = _TELL
     ) -> None:
         """Send news now; nothing comes back."""
         if self.transport is None or self._tag is None:
             return
         message_id = self._entropy.token(messages.MESSAGE_ID_BYTES)
-        self._send(_home(contact), messages.encode(REQUEST, message_id, self._head, body, news[: messages.MAX_GOSSIP]))
+        self._send(
+            _node_address(contact), messages.encode(REQUEST, message_id, self._head, body, news[: messages.MAX_GOSSIP])
+        )
 
     def respond(self, message_id: bytes, to: Address, result: Result, *, prove_to: bytes = b"") -> None:
         """Answer a call, at once or later; with our proof, if the asker `prove_to` wants one."""
@@ -245,7 +250,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if pending is None:
             self._accept_late(message_id, response, source)
             return
-        if pending.prove and not self._is_proven(message_id, response):
+        if pending.require_proof and not self._is_proven(message_id, response):
             # Not settled: whoever guesses an id and races the true answer wins nothing.
             self.counters["dropped_unproven"] += 1
             return
@@ -253,14 +258,14 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         beat = response.beat
         if beat.node_id != pending.contact.node_id:
             self.counters["impostors"] += 1
-            self._events.on_id_mismatch(beat, source, pending.contact, proven=pending.prove)
+            self._events.on_id_mismatch(beat, source, pending.contact, proven=pending.require_proof)
             pending.on_result(None)
             return
         rtt_s: float | None = None
         if pending.timed:
             rtt_s = self._clock.monotonic() - pending.sent[message_id]
             self.round_trips.observe(rtt_s)
-        self._events.on_response(beat, source, rtt_s, pending.contact, proven=pending.prove)
+        self._events.on_response(beat, source, rtt_s, pending.contact, proven=pending.require_proof)
         self._hear(response.news, beat.node_id)
         pending.on_result(response.body)
 
@@ -271,13 +276,13 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if pending is None or response.beat.node_id != pending.contact.node_id:
             self.counters["dropped_unasked"] += 1
             return
-        if pending.prove and not self._is_proven(message_id, response):
+        if pending.require_proof and not self._is_proven(message_id, response):
             self.counters["dropped_unproven"] += 1
             return
         self.counters["late_answers"] += 1
         rtt_s = self._clock.monotonic() - sent
         self.round_trips.observe(rtt_s)
-        self._events.on_response(response.beat, source, rtt_s, pending.contact, proven=pending.prove)
+        self._events.on_response(response.beat, source, rtt_s, pending.contact, proven=pending.require_proof)
 
     def _accept_request(self, message_id: bytes, request: RequestDatagram, source: Address) -> None:
         beat = request.beat
@@ -300,13 +305,13 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         try:
             function(*arguments)
         except Exception as error:
-            if self.fragile:
+            if self.raise_handler_errors:
                 raise
             self.counters["faults"] += 1
             if self.counters["faults"] == 1:
                 self._log.error("datagram_handler_failed", error=repr(error))
 
 
-def _home(contact: Contact) -> NodeAddress:
+def _node_address(contact: Contact) -> NodeAddress:
     """Where it lives, with its id: a sealed door seals for the node, not for the address."""
     return NodeAddress.of(contact.address, contact.node_id)

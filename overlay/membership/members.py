@@ -108,7 +108,7 @@ class MemberList:
         proven: bool = False,
     ) -> Sequence[Action]:
         """The node that was asked answered; `proven`: it proved its id."""
-        self.negative.answered(asked)
+        self.negative.discard(asked)
         known = self.peers.get(beat.node_id)
         if known is not None and known.address == asked.address and is_same_start(beat, known):
             return self._refresh(beat, known.address, rtt_s, now)
@@ -116,7 +116,7 @@ class MemberList:
             # A node we know, restarted or moved: possible, but it has to prove it.
             return self.verify(asked)
         if beat.activity == Activity.LEAVING:
-            return self._applied(self.detector.left(beat.node_id, now))
+            return self._applied(self.detector.on_leave(beat.node_id, now))
         claimed = claimed_address(beat, source)
         if asked.address == claimed:
             return self._verified(beat, claimed, rtt_s, known, now)
@@ -134,7 +134,7 @@ class MemberList:
     ) -> Sequence[Action]:
         """Another node answered at the address of the one that was asked: the address is its own now."""
         known = self.peers.get(asked.node_id)
-        self.negative.silent(asked, now)
+        self.negative.add(asked, now)
         removed: Sequence[Action] = ()
         if known is not None and known.address == asked.address:
             removed = self._declare_dead(asked.node_id, now, f"{short(beat.node_id)} answers at its address")
@@ -163,14 +163,14 @@ class MemberList:
 
     def on_timeout(self, contact: Contact, now: float) -> Sequence[Action]:
         """A call and its retry had no answer."""
-        self.negative.silent(contact, now)
+        self.negative.add(contact, now)
         known = self.peers.get(contact.node_id)
         if known is not None and known.address == contact.address:
-            return self._applied(self.detector.silent(contact.node_id, now, others=self.peers.ids()))
+            return self._applied(self.detector.on_timeout(contact.node_id, now, others=self.peers.ids()))
         return ()
 
     def on_gossip(self, news: Gossip, sender: bytes, now: float) -> Sequence[Action]:
-        actions = self.detector.learn(news, sender, now)
+        actions = self.detector.on_gossip(news, sender, now)
         return self._applied(actions) if actions else actions
 
     def on_own_id(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> Sequence[Action]:
@@ -190,7 +190,7 @@ class MemberList:
 
     def on_unreachable(self, node_id: bytes, now: float) -> Sequence[Action]:
         """Neither we nor the peers we asked reach this member."""
-        return self._applied(self.detector.unreachable(node_id, now, "neither we nor others reach it"))
+        return self._applied(self.detector.on_unreachable(node_id, now, "neither we nor others reach it"))
 
     # -- streams -------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class MemberList:
     def _refresh(self, beat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
         """A known peer, at its known address, since the same start."""
         if beat.activity == Activity.LEAVING:
-            return self._applied(self.detector.left(beat.node_id, now))
+            return self._applied(self.detector.on_leave(beat.node_id, now))
         return self._fold(beat, address, rtt_s, now)
 
     def _wants(self, node_id: bytes) -> bool:
@@ -289,16 +289,16 @@ class MemberList:
         node_id = beat.node_id
         change = self.peers.observe(beat, address.host, now, rtt_s, address=address)
         if change is None:  # nearly every datagram
-            actions = self.detector.heard(node_id, beat.incarnation, now)
+            actions = self.detector.on_heartbeat(node_id, beat.incarnation, now)
             return self._applied(actions) if actions else actions
         if change.kind in ("up", "restarted", "moved"):
             self._note_nat(beat, address)
             self._table.add(Contact(node_id, address))
         if change.kind != "up":
-            return [Notify(change), *self._applied(self.detector.heard(node_id, beat.incarnation, now))]
+            return [Notify(change), *self._applied(self.detector.on_heartbeat(node_id, beat.incarnation, now))]
         if self.dead_contacts.pop(node_id, None) is not None:
             change = PeerChange(node_id, "returned", "back from the dead")
-        return [Notify(change), *self._applied(self.detector.answered(node_id, beat.incarnation, now))]
+        return [Notify(change), *self._applied(self.detector.on_response(node_id, beat.incarnation, now))]
 
     def _note_nat(self, beat: Heartbeat, address: Address) -> None:
         """The port that a node names takes its streams as well; one that a NAT chose does not."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from overlay.peers import Contact
 
 #: A silent address is left alone this long, and twice as long each time it stays silent, up to the last.
-SILENT_FIRST_S = 5.0
-SILENT_LAST_S = 60.0
-SILENT_ENTRIES = 4096
+FIRST_PAUSE_S = 5.0
+MAX_PAUSE_S = 60.0
+MAX_ENTRIES = 4096
 
 
 class NegativeCache:
@@ -19,15 +19,15 @@ class NegativeCache:
     def __len__(self) -> int:
         return len(self._until)
 
-    def silent(self, contact: Contact, now: float) -> None:
+    def add(self, contact: Contact, now: float) -> None:
         """It did not answer, with a retry."""
-        _, last = self._until.pop(contact, (0.0, SILENT_FIRST_S / 2))
-        pause = min(2 * last, SILENT_LAST_S)
+        _, last = self._until.pop(contact, (0.0, FIRST_PAUSE_S / 2))
+        pause = min(2 * last, MAX_PAUSE_S)
         self._until[contact] = (now + pause, pause)
-        if len(self._until) > SILENT_ENTRIES:
+        if len(self._until) > MAX_ENTRIES:
             del self._until[next(iter(self._until))]
 
-    def answered(self, contact: Contact) -> None:
+    def discard(self, contact: Contact) -> None:
         """It spoke to us itself."""
         if self._until:
             self._until.pop(contact, None)

@@ -60,4 +60,4 @@ class Prober:
     def _call_one_of_the_dead(self) -> None:
         if self._members.dead_contacts:
             contact = self._rng.choice(list(self._members.dead_contacts.values()))
-            self._protocol.call(contact, Ping(), ignore_result, blame=False)
+            self._protocol.call(contact, Ping(), ignore_result, counts_as_failure=False)

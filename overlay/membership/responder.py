@@ -37,11 +37,11 @@ class Responder:
         self._membership = membership
         self._members = membership.members
         self._protocol = protocol
-        protocol.serve(Ping, self._ping)
-        protocol.serve(FindNode, self._find_node)
-        protocol.serve(PingRequest, self._ping_for_another)
-        protocol.serve(GossipOnly, self._gossip_only)
-        protocol.serve(DuplicateIdentity, self._duplicate_identity)
+        protocol.register(Ping, self._ping)
+        protocol.register(FindNode, self._find_node)
+        protocol.register(PingRequest, self._ping_for_another)
+        protocol.register(GossipOnly, self._gossip_only)
+        protocol.register(DuplicateIdentity, self._duplicate_identity)
 
     def _ping(self, _body: Ping, _beat: Heartbeat, _source: Address, _message_id: bytes) -> Result:
         return _PONG
@@ -77,7 +77,7 @@ class Responder:
 
         # A silence must not count as a failure: it would start our own inquiry, and so on through the swarm.
         for each in asked:
-            self._protocol.call(each, Ping(), on_result, blame=False)
+            self._protocol.call(each, Ping(), on_result, counts_as_failure=False)
         return None
 
     def _gossip_only(self, _body: GossipOnly, _beat: Heartbeat, _source: Address, _message_id: bytes) -> None:

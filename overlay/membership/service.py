@@ -124,7 +124,7 @@ class Membership:
 
     def request_probe(self, node_id: bytes, reason: str) -> None:
         """Probe a member now, for there is reason to doubt it."""
-        actions = self.members.detector.hint(node_id, self._clock.monotonic())
+        actions = self.members.detector.request_probe(node_id, self._clock.monotonic())
         if actions:
             self._log.debug("peer_doubted", peer=short(node_id), reason=reason)
             self.perform(actions)
@@ -144,7 +144,7 @@ class Membership:
                 case SendNow(to, news):
                     contact = self._contact(to)
                     if contact is not None:
-                        self._protocol.tell(contact, [news])
+                        self._protocol.send_gossip(contact, [news])
                 case Broadcast(news, at_once):
                     self._protocol.queue.put(news, len(self.members.peers))
                     if at_once:
@@ -158,7 +158,7 @@ class Membership:
                 case CheckAddress(contact, otherwise):
                     self._check_address(contact, otherwise)
                 case SendDuplicateIdentity(to, report):
-                    self._protocol.tell(to, [], report)
+                    self._protocol.send_gossip(to, [], report)
                 case LogEvent(level, event, fields):
                     (self._log.error if level == "error" else self._log.warning)(event, **fields)
 
@@ -178,11 +178,13 @@ class Membership:
         if len(contacts) > BROADCAST_MAX_PEERS:
             contacts = self._rng.sample(contacts, BROADCAST_MAX_PEERS)
         for contact in contacts:
-            self._protocol.tell(contact, news)
+            self._protocol.send_gossip(contact, news)
 
     def _verify(self, contact: Contact, counts_as_failure: bool) -> None:
         if self.verifications.begin(contact, self._clock.monotonic()):
-            self._protocol.call(contact, Ping(), self._on_verified, blame=counts_as_failure, prove=True)
+            self._protocol.call(
+                contact, Ping(), self._on_verified, counts_as_failure=counts_as_failure, require_proof=True
+            )
 
     def _on_verified(self, _: Result | None) -> None:
         """The response has arrived as an event already."""
@@ -193,7 +195,7 @@ class Membership:
             if result is None:
                 self.perform(self.members.on_unanswered_check(otherwise, self._clock.monotonic()))
 
-        self._protocol.call(contact, Ping(), on_result, blame=False)
+        self._protocol.call(contact, Ping(), on_result, counts_as_failure=False)
 
     def _probe_through(self, node_id: bytes, via: tuple[bytes, ...]) -> None:
         target = self.members.contact(node_id)
@@ -219,7 +221,7 @@ class Membership:
         body = PingRequest(pack_contact(target))
         limit_s = self._settings.probe_timeout_s * HELPER_SHARE * self.members.stretch()
         for helper in helpers:
-            self._protocol.call(helper, body, on_result, limit_s=limit_s, blame=False)
+            self._protocol.call(helper, body, on_result, limit_s=limit_s, counts_as_failure=False)
 
     def _conclude(self, node_id: bytes) -> None:
         if not self._closed:

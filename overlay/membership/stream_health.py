@@ -60,7 +60,7 @@ class StreamHealth:
         if len(self._failures) > MAX_COUNTED:
             del self._failures[next(iter(self._failures))]
         if count == STREAM_FAILURES and to.node_id in self._membership.members.peers:
-            self._protocol.tell(to, [], StreamsFailing())
+            self._protocol.send_gossip(to, [], StreamsFailing())
         self._membership.request_probe(to.node_id, reason)
 
     def _on_change(self, change: PeerChange) -> None:

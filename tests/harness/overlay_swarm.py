@@ -94,7 +94,7 @@ class OverlayWorld:
             environment=make_environment(clock=clock, entropy=entropy, disk=disk, log=log),
             gateway=gateway,
         )
-        overlay._protocol.fragile = True
+        overlay._protocol.raise_handler_errors = True
         self.nodes[number] = overlay
         if self.recording:
             seen = self.changes[number] = []

@@ -88,7 +88,7 @@ class Real:
             transport=SocketTransport(host, 0, log=log, clock=SystemClock()),
             environment=make_environment(clock=SystemClock(), entropy=entropy, disk=disk, log=log),
         )
-        self.overlay._protocol.fragile = True
+        self.overlay._protocol.raise_handler_errors = True
 
     async def __aenter__(self) -> Overlay:
         await self.overlay.start()
@@ -254,7 +254,7 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
                 asked.set()
                 return lies
 
-            other._protocol.serve(messages.FindNode, lying)
+            other._protocol.register(messages.FindNode, lying)
             for _ in range(3):
                 await node.lookup(b"t" * 20)
             assert asked.is_set()

@@ -140,7 +140,7 @@ def test_a_member_cannot_speak_for_another() -> None:
         nodes = await world.raise_swarm(3)
         await asyncio.sleep(2)
         liar, victim, hearer = nodes
-        liar._protocol.speak_as(
+        liar._protocol.set_heartbeat(
             Heartbeat(victim.node_id, 99, 1, PORT, activity=int(Activity.LEAVING), step=777), liar.local.tag
         )
         await liar.query_steps([hearer.node_id])
@@ -164,7 +164,7 @@ def test_a_false_leave_is_asked_about_and_not_believed() -> None:
         liar, victim, *others = nodes
         lie = Gossip(MemberState.LEFT, victim.node_id, 1, 0)
         for node in others:
-            liar._protocol.tell(node.local.contact, [lie])
+            liar._protocol.send_gossip(node.local.contact, [lie])
         await asyncio.sleep(5)
 
         assert all(node.is_alive(victim.node_id) for node in others)

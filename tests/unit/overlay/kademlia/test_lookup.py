@@ -21,10 +21,10 @@ def test_a_lookup_ends_with_the_k_closest_that_answered() -> None:
         assert asked
         for peer in asked:
             if peer.node_id in dead:
-                lookup.slow(peer.node_id)
-                lookup.failed(peer.node_id)
+                lookup.on_slow(peer.node_id)
+                lookup.on_failure(peer.node_id)
             else:
-                lookup.answered(peer.node_id, [contact(other) for other in others])
+                lookup.on_response(peer.node_id, [contact(other) for other in others])
 
     assert [c.node_id for c in lookup.result()] == [n for n in ranked if n not in dead][:5]
 
@@ -37,7 +37,7 @@ def test_a_slow_peer_frees_its_place() -> None:
     assert len(first) == 3
     assert lookup.next_queries() == []
     for peer in first:
-        lookup.slow(peer.node_id)
+        lookup.on_slow(peer.node_id)
     assert len(lookup.next_queries()) == 3
     assert not lookup.done
 
@@ -50,9 +50,9 @@ def test_a_lookup_asks_all_the_closest_at_once_when_nobody_closer_turns_up() -> 
     lookup = Lookup(target, contact(own), 8, 3, [contact(node_id) for node_id in ranked[10:14]])
     first = lookup.next_queries()
     assert len(first) == 3
-    lookup.answered(first[0].node_id, [contact(node_id) for node_id in ranked[:10]])
+    lookup.on_response(first[0].node_id, [contact(node_id) for node_id in ranked[:10]])
     assert len(lookup.next_queries()) == 1, "it brought closer ones: the window stays"
-    lookup.answered(first[1].node_id, [contact(node_id) for node_id in ranked[:10]])
+    lookup.on_response(first[1].node_id, [contact(node_id) for node_id in ranked[:10]])
     assert len(lookup.next_queries()) >= 6, "nothing new: the rest is asked at once"
     assert lookup.rounds == 2
 
@@ -64,6 +64,6 @@ def test_whoever_would_replace_a_slow_peer_is_asked_before_it_has_failed() -> No
     ranked = sorted(others, key=lambda node_id: distance(node_id, target))
     lookup = Lookup(target, contact(own), 5, 5, [contact(node_id) for node_id in others])
     for peer in lookup.next_queries():
-        lookup.slow(peer.node_id)
+        lookup.on_slow(peer.node_id)
     assert {peer.node_id for peer in lookup.next_queries()} <= set(ranked[4:10])
     assert not lookup.done

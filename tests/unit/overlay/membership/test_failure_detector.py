@@ -18,7 +18,7 @@ OWN, A, B, C, D = (bytes([number]) * 20 for number in (0, 1, 2, 3, 4))
 def detector(*members: bytes, now: float = 0.0) -> FailureDetector:
     made = FailureDetector(OWN, 3, LivenessSettings(), random.Random(1), now)
     for member in members:
-        assert made.answered(member, 1, now) == []
+        assert made.on_response(member, 1, now) == []
     return made
 
 
@@ -57,7 +57,7 @@ def test_those_just_heard_from_are_not_probed() -> None:
     made = detector(A)
     made.watch([A])
     due = made.next_deadline()
-    made.heard(A, 1, due - 0.4)
+    made.on_heartbeat(A, 1, due - 0.4)
 
     assert made.tick(due) == []
 
@@ -65,13 +65,13 @@ def test_those_just_heard_from_are_not_probed() -> None:
 def test_silence_leads_through_others_to_suspicion_and_death() -> None:
     """Direct, indirect, suspect (told to the accused), dead after suspicion_s (told at once)."""
     made = detector(A, B, C)
-    through = made.silent(A, 10.0, others=[A, B, C])
+    through = made.on_timeout(A, 10.0, others=[A, B, C])
     assert len(through) == 1
     assert isinstance(through[0], SendPingRequest)
     assert (through[0].node_id, sorted(through[0].via)) == (A, [B, C])
 
     suspected = news(MemberState.SUSPECT, A)
-    assert made.unreachable(A, 10.5, "silent") == [
+    assert made.on_unreachable(A, 10.5, "silent") == [
         StateChanged(A, "suspect", "silent"),
         SendNow(A, suspected),
         Broadcast(suspected),
@@ -80,7 +80,7 @@ def test_silence_leads_through_others_to_suspicion_and_death() -> None:
     assert made.is_alive(A)
     made._planned = 10.6
     assert SendPing(A) in made.tick(10.6)
-    assert [made.silent(A, 10.9, others=[B, C]) for _ in range(3)] == [[], [], []]
+    assert [made.on_timeout(A, 10.9, others=[B, C]) for _ in range(3)] == [[], [], []]
     made._planned = 13.5
     actions = made.tick(13.5)
     assert Broadcast(news(MemberState.DEAD, A), at_once=True) in actions
@@ -93,15 +93,15 @@ def test_without_helpers_silence_is_suspicion_at_once() -> None:
     """Two nodes: nobody to ask."""
     made = detector(A)
 
-    assert isinstance(made.silent(A, 1.0, others=[])[0], StateChanged)
+    assert isinstance(made.on_timeout(A, 1.0, others=[])[0], StateChanged)
 
 
 def test_the_accused_clears_itself_by_speaking() -> None:
     """Heard from after the accusation: refuted here, and told, so that it refutes elsewhere."""
     made = detector(A, B)
-    made.unreachable(A, 1.0, "silent")
+    made.on_unreachable(A, 1.0, "silent")
 
-    assert made.heard(A, 1, 1.2) == [
+    assert made.on_heartbeat(A, 1, 1.2) == [
         StateChanged(A, "refuted", "it spoke to us"),
         SendNow(A, news(MemberState.SUSPECT, A)),
     ]
@@ -113,13 +113,15 @@ def test_an_accusation_against_us_is_refuted_with_a_higher_count() -> None:
     made = detector(A)
     alive = news(MemberState.ALIVE, OWN, 3, 1)
 
-    assert made.learn(news(MemberState.SUSPECT, OWN, 3, 0), A, 1.0) == [
+    assert made.on_gossip(news(MemberState.SUSPECT, OWN, 3, 0), A, 1.0) == [
         SendNow(A, alive),
         Broadcast(alive, at_once=True),
     ]
-    assert made.learn(news(MemberState.SUSPECT, OWN, 3, 0), A, 1.0) == []
-    assert made.learn(news(MemberState.DEAD, OWN, 2, 7), A, 1.0) == []
-    assert made.learn(news(MemberState.DEAD, OWN, 3, 4), A, 1.0)[0] == SendNow(A, news(MemberState.ALIVE, OWN, 3, 5))
+    assert made.on_gossip(news(MemberState.SUSPECT, OWN, 3, 0), A, 1.0) == []
+    assert made.on_gossip(news(MemberState.DEAD, OWN, 2, 7), A, 1.0) == []
+    assert made.on_gossip(news(MemberState.DEAD, OWN, 3, 4), A, 1.0)[0] == SendNow(
+        A, news(MemberState.ALIVE, OWN, 3, 5)
+    )
 
 
 OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
@@ -145,12 +147,12 @@ OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
 def test_news_by_state(standing: str, kind: MemberState, count: tuple[int, int], expected: str | None) -> None:
     """At equal incarnation and refutation: left, dead > suspect > alive; alive needs more."""
     made = detector(A, B)
-    made.learn(news(MemberState.ALIVE, A, *SAME), A, 0.0)
+    made.on_gossip(news(MemberState.ALIVE, A, *SAME), A, 0.0)
     if standing == "suspect":
-        made.unreachable(A, 1.0, "silent")
+        made.on_unreachable(A, 1.0, "silent")
 
     own_word = kind in (MemberState.ALIVE, MemberState.LEFT)
-    actions = made.learn(news(kind, A, *count), A if own_word else B, 5.0)
+    actions = made.on_gossip(news(kind, A, *count), A if own_word else B, 5.0)
 
     kinds = [action.kind for action in actions if isinstance(action, StateChanged)]
     if expected is None:
@@ -169,17 +171,17 @@ def test_news_by_state(standing: str, kind: MemberState, count: tuple[int, int],
 def test_a_suspect_is_asked_in_every_round_and_any_answer_clears_it() -> None:
     """Suspected on hearsay, its refutations lost: it is probed every second all the same, and one answer is enough."""
     made = detector(A, B, C, D, now=3.9)
-    made.learn(news(MemberState.SUSPECT, A), B, 5.0)
+    made.on_gossip(news(MemberState.SUSPECT, A), B, 5.0)
     probes = [due for due, action in run(made, 7.95) if action == SendPing(A) and due > 5.0]
 
     assert len(probes) == 3
-    assert StateChanged(A, "refuted", "it spoke to us") in made.heard(A, 1, 7.95)
+    assert StateChanged(A, "refuted", "it spoke to us") in made.on_heartbeat(A, 1, 7.95)
 
 
 def test_a_suspect_is_told_with_every_probe() -> None:
     """One lost accusation does not keep it from refuting."""
     made = detector(A, B, now=3.9)
-    made.unreachable(A, 5.0, "silent")
+    made.on_unreachable(A, 5.0, "silent")
     seen = [(due, action) for due, action in run(made, 7.95) if due > 5.0]
 
     told = [due for due, action in seen if action == SendNow(A, news(MemberState.SUSPECT, A))]
@@ -190,17 +192,17 @@ def test_a_suspect_is_told_with_every_probe() -> None:
 def test_nobody_is_buried_whom_we_did_not_find_silent_ourselves() -> None:
     """A suspicion that ends before three of our questions were left unanswered goes on; the third ends it."""
     made = detector(A, B, now=2.0)
-    made.silent(A, 2.5, others=[B])
-    made.learn(news(MemberState.SUSPECT, A), B, 3.0)
-    made.silent(A, 4.0, others=[B])
-    made.silent(A, 5.0, others=[B])
+    made.on_timeout(A, 2.5, others=[B])
+    made.on_gossip(news(MemberState.SUSPECT, A), B, 3.0)
+    made.on_timeout(A, 4.0, others=[B])
+    made.on_timeout(A, 5.0, others=[B])
     actions = [action for _, action in run(made, 6.5)]
     assert not [action for action in actions if isinstance(action, StateChanged)], (
         "its silence of before does not count"
     )
     assert made.is_suspect(A)
 
-    assert made.silent(A, 6.5, others=[B]) == []
+    assert made.on_timeout(A, 6.5, others=[B]) == []
     assert [action.kind for _, action in run(made, 6.8) if isinstance(action, StateChanged)] == ["dead"]
 
 
@@ -209,7 +211,7 @@ def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
     nodes = [bytes([number]) * 20 for number in range(10, 50)]
     made = detector(*nodes, now=1.9)
     for node_id in nodes:
-        made.unreachable(node_id, 2.0, "silent")
+        made.on_unreachable(node_id, 2.0, "silent")
     seen = run(made, 8.3)
 
     asked = [action.node_id for due, action in seen if isinstance(action, SendPing) and 2.0 < due < 5.0]
@@ -226,10 +228,10 @@ def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
     dead, reason = news(MemberState.DEAD, A), "others say it is dead, and it does not answer us"
     silent, answering = detector(A, B, C), detector(A, B, C)
     for made in (silent, answering):
-        assert made.learn(dead, B, 5.0) == [StateChanged(A, "suspect", "others say it is dead"), SendPing(A)]
-        assert made.learn(dead, C, 5.1) == []
-        assert made.silent(A, 5.2, others=[B, C]) == [SendPing(A)]
-        assert made.silent(A, 5.4, others=[B, C]) == [SendPing(A)]
+        assert made.on_gossip(dead, B, 5.0) == [StateChanged(A, "suspect", "others say it is dead"), SendPing(A)]
+        assert made.on_gossip(dead, C, 5.1) == []
+        assert made.on_timeout(A, 5.2, others=[B, C]) == [SendPing(A)]
+        assert made.on_timeout(A, 5.4, others=[B, C]) == [SendPing(A)]
 
     assert silent.silent(A, 5.6, others=[B, C]) == [StateChanged(A, "dead", reason), Broadcast(dead)]
     assert not silent.is_alive(A)
@@ -241,11 +243,11 @@ def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
 def test_a_death_on_hearsay_is_believed_of_whom_we_find_silent_too() -> None:
     """Suspected, asked in vain three times, and others say it is dead: no more questions."""
     made = detector(A, B)
-    made.unreachable(A, 5.0, "silent")
+    made.on_unreachable(A, 5.0, "silent")
     for at in (6.0, 7.0, 7.1):
-        made.silent(A, at, others=[B])
+        made.on_timeout(A, at, others=[B])
 
-    actions = made.learn(news(MemberState.DEAD, A), B, 7.2)
+    actions = made.on_gossip(news(MemberState.DEAD, A), B, 7.2)
     assert [action.kind for action in actions if isinstance(action, StateChanged)] == ["dead"]
 
 
@@ -253,12 +255,12 @@ def test_a_death_on_hearsay_is_believed_of_whom_we_find_silent_too() -> None:
 def test_what_is_said_to_be_refuted_is_looked_into_and_not_believed(kind: MemberState) -> None:
     """A refutation that others told of outranks the older accusation as far as this: ask, and believe neither."""
     made = detector(A, B)
-    made.learn(news(MemberState.ALIVE, A, *SAME), B, 2.0)
+    made.on_gossip(news(MemberState.ALIVE, A, *SAME), B, 2.0)
 
-    assert made.learn(news(kind, A, *OLD), B, 5.0) == [SendPing(A)]
-    assert made.learn(news(kind, A, *OLD), C, 5.1) == []
+    assert made.on_gossip(news(kind, A, *OLD), B, 5.0) == [SendPing(A)]
+    assert made.on_gossip(news(kind, A, *OLD), C, 5.1) == []
     assert not made.is_suspect(A)
-    made.learn(news(kind, A, *SAME), B, 6.0)
+    made.on_gossip(news(kind, A, *SAME), B, 6.0)
     assert made.is_suspect(A), "this one is newer"
 
 
@@ -267,26 +269,26 @@ def test_leaves_and_refutations_are_believed_from_their_node_alone() -> None:
     made = detector(A, B, C)
     left = news(MemberState.LEFT, A, *SAME)
 
-    assert made.learn(left, B, 1.0) == [SendPing(A), Broadcast(left)]
-    assert made.learn(left, C, 1.5) == []
+    assert made.on_gossip(left, B, 1.0) == [SendPing(A), Broadcast(left)]
+    assert made.on_gossip(left, C, 1.5) == []
     assert made.is_alive(A)
-    made.unreachable(A, 2.0, "silent")
+    made.on_unreachable(A, 2.0, "silent")
     alive = news(MemberState.ALIVE, A, *NEW)
-    assert made.learn(alive, B, 2.5) == [SendPing(A), Broadcast(alive)]
+    assert made.on_gossip(alive, B, 2.5) == [SendPing(A), Broadcast(alive)]
     assert made.is_suspect(A)
-    assert StateChanged(A, "refuted", "it spoke to us") in made.heard(A, 1, 2.6)
+    assert StateChanged(A, "refuted", "it spoke to us") in made.on_heartbeat(A, 1, 2.6)
     # What it refuted is old news from now on.
-    assert made.learn(news(MemberState.SUSPECT, A, *SAME), C, 9.0) == []
+    assert made.on_gossip(news(MemberState.SUSPECT, A, *SAME), C, 9.0) == []
     assert made.is_alive(A)
 
 
 def test_we_do_not_believe_ill_of_those_we_just_heard() -> None:
     """They are told instead, so that they can refute."""
     made = detector(A, B)
-    made.heard(A, 1, 5.0)
+    made.on_heartbeat(A, 1, 5.0)
     dead = news(MemberState.DEAD, A)
 
-    assert made.learn(dead, B, 5.5) == [SendNow(A, dead)]
+    assert made.on_gossip(dead, B, 5.5) == [SendNow(A, dead)]
     assert made.is_alive(A)
 
 
@@ -296,16 +298,16 @@ def test_the_dead_rise_by_answering_only() -> None:
     made.declare_dead(A, 1.0, "certain")
     alive = news(MemberState.ALIVE, A, 1, 1)
 
-    assert made.learn(alive, B, 2.0) == [SendPing(A), Broadcast(alive)]
+    assert made.on_gossip(alive, B, 2.0) == [SendPing(A), Broadcast(alive)]
     assert not made.is_alive(A)
-    assert made.answered(A, 1, 2.1) == [SendNow(A, news(MemberState.DEAD, A, 1, 1))]
+    assert made.on_response(A, 1, 2.1) == [SendNow(A, news(MemberState.DEAD, A, 1, 1))]
     assert made.is_alive(A)
 
 
 def test_a_lagging_loop_blames_itself() -> None:
     """A tick 5 s late moves every deadline by 5 s and stretches time-outs; in-time ticks shrink them again."""
     made = detector(A)
-    made.unreachable(A, 0.5, "silent")
+    made.on_unreachable(A, 0.5, "silent")
     due = made.next_deadline()
     made.tick(due + 5.0)
 
@@ -319,15 +321,15 @@ def test_hints_probe_at_once_but_not_again_and_again() -> None:
     """A second hint within 0.2 s adds nothing; a hint about a stranger neither."""
     made = detector(A)
 
-    assert made.hint(A, 1.0) == [SendPing(A)]
-    assert made.hint(A, 1.1) == []
-    assert made.hint(B, 1.1) == []
+    assert made.request_probe(A, 1.0) == [SendPing(A)]
+    assert made.request_probe(A, 1.1) == []
+    assert made.request_probe(B, 1.1) == []
 
 
 def test_who_leaves_is_gone_and_stays_gone() -> None:
     """Left by its own word, in a beat or in its news; it is not dialled as the dead are."""
     made = detector(A, B)
 
-    assert [a.kind for a in made.left(A, 1.0) if isinstance(a, StateChanged)] == ["left"]
-    assert made.learn(news(MemberState.LEFT, B), B, 9.0)[0] == StateChanged(B, "left", "it left")
+    assert [a.kind for a in made.on_leave(A, 1.0) if isinstance(a, StateChanged)] == ["left"]
+    assert made.on_gossip(news(MemberState.LEFT, B), B, 9.0)[0] == StateChanged(B, "left", "it left")
     assert made.dead() == []
