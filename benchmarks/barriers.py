@@ -135,7 +135,7 @@ def _curve(study: Study, settings: BarrierSettings, seed: int) -> list[tuple[flo
             delta = node.encoded(node.train(NODES, TrainingSettings().local_steps), ExchangeSettings().codec)
             identity = DeltaId(bytes([index]) * 20, 1, node.step)
             if barrier.synchronous:
-                state.hold(identity, 1 / NODES, delta)
+                state.add_pending(identity, 1 / NODES, delta)
             else:
                 state.apply(identity, 1 / NODES, delta, rule)
         else:

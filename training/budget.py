@@ -10,7 +10,7 @@ import msgspec
 
 from training.encoding import codecs
 from training.settings import ExchangeSettings
-from training.shards.robust import FIRST_MEMBERS, MOST_MEMBERS
+from training.shards.robust import FIRST_MEMBERS, MAX_MEMBERS
 
 _FLOAT32_BYTES = 4
 
@@ -72,4 +72,4 @@ def _windows_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) 
     """Deltas that wait for their window, at owner and backup: one of each member, as a rule."""
     if settings.robust != "trimmed-mean" or nodes < FIRST_MEMBERS - 0.5:
         return 0
-    return round(vector_bytes / nodes * min(nodes, MOST_MEMBERS)) * (1 + settings.replicas)
+    return round(vector_bytes / nodes * min(nodes, MAX_MEMBERS)) * (1 + settings.replicas)

@@ -224,7 +224,7 @@ class StatusReport:
             repair_log_bytes=store.log.size_bytes,
             repaired=counters.repaired,
             lost_in_splits=counters.lost_in_splits,
-            shards_to_mend=len(store.remnants),
+            shards_to_mend=len(store.superseded),
         )
 
     def _memory(self) -> MemoryStatus:

@@ -224,7 +224,7 @@ class History:
         """Whether the promise covers its death, as far as owners can tell."""
         exchange = member.exchange
         assert exchange is not None
-        if exchange.store.remnants:
+        if exchange.store.superseded:
             return False
         running = self.world.running()
         for shard in range(SHARDS):
@@ -237,8 +237,8 @@ class History:
                 involved = one is member or (owned.backup and owned.backup.node_id == member.contact.node_id)
                 if involved and not self._complete(one, shard):
                     return False
-            parted = len(owners) > 1 or any(one.exchange and shard in one.exchange.store.remnants for one in running)
-            if parted and exchange.store.log.of(shard):
+            parted = len(owners) > 1 or any(one.exchange and shard in one.exchange.store.superseded for one in running)
+            if parted and exchange.store.log.entries(shard):
                 return False
         return True
 
@@ -408,8 +408,8 @@ class History:
             assert exchange is not None
             if exchange.push_client.outstanding_steps:
                 return f"{member.name} has steps {exchange.push_client.outstanding_steps} in its outbox"
-            if exchange.store.remnants:
-                return f"{member.name} has shards {list(exchange.store.remnants)} to mend"
+            if exchange.store.superseded:
+                return f"{member.name} has shards {list(exchange.store.superseded)} to mend"
         for shard in range(SHARDS):
             owners = [one for one in members if one.exchange and shard in one.exchange.store.owned]
             if len(owners) != 1:
@@ -449,7 +449,7 @@ class History:
     def _check_windows(self, shard: int, owner: str, owned: Owned, copy: ShardState) -> None:
         seed, state = self.tally.seed, owned.state
         assert owned.backup is not None
-        for window in owned.untold(owned.backup.node_id):
+        for window in owned.unsent_windows(owned.backup.node_id):
             if not copy.close(window, Rule(1.0, 0.0, "trimmed-mean")):
                 raise Broken(f"seed {seed}: shard {shard}: the backup of {owner} lacks a delta of a window")
         for whose, one in ((owner, state), (f"{owner}'s backup", copy)):
@@ -463,7 +463,7 @@ class History:
             raise Broken(f"seed {seed}: shard {shard}: {owner} and its backup are {apart} apart")
         if state.pending or state.version != len(list(self._applied(state))):
             raise Broken(f"seed {seed}: shard {shard} of {owner}: held {state.pending}, version {state.version}")
-        self.tally.windows += owned.closed
+        self.tally.windows += owned.closed_count
 
     def _check_state(self, shard: int, whose: str, state: Any) -> None:
         seed = self.tally.seed

@@ -104,7 +104,7 @@ class World:
         self.counts = dict.fromkeys(("acknowledged", "switched", "handed", "taken", "fenced", "dismissed"), 0)
         first = self.nodes["a"].store
         state = first.fresh_state(0, np.zeros(DELTAS, dtype=np.float32))
-        first.own(0, state, first.next_term(0), CONTACTS["a"], 0.0, tenured=False)
+        first.own(0, state, first.next_term(0), CONTACTS["a"], 0.0, has_tenure=False)
         for node in self.nodes.values():
             node.store.note_owner(0, first.owned[0].term, CONTACTS["a"])
 
@@ -248,7 +248,7 @@ class World:
         def learnt(taken: bool | None) -> None:
             owned = node.owned
             if taken is False:
-                node.store.note(known for known in [pupil.store.ownership.owner_info(0)] if known is not None)
+                node.store.note_owners(known for known in [pupil.store.ownership.owner_info(0)] if known is not None)
             stale = owned is None or owned.promised != promised.number
             if not taken or stale or owned.learner is not None or owned.moving:
                 node.teaching = False
@@ -262,7 +262,7 @@ class World:
                 is_state=True,
             )
 
-        self.call(to, lambda: pupil.store.learn(0, term, me, promised.number), learnt)
+        self.call(to, lambda: pupil.store.begin_catch_up(0, term, me, promised.number), learnt)
 
     def _taught(self, node: Node, to: str, promised: Term, taken: bool | None) -> None:
         node.teaching = False
@@ -273,7 +273,7 @@ class World:
             owned.learner = None
             return
         me = CONTACTS[node.name]
-        former = node.store.appoint(0, CONTACTS[to], promised, me, 0.0)
+        former = node.store.promote_learner(0, CONTACTS[to], promised, me, 0.0)
         self.counts["switched"] += 1
         if former is not None:
             backup = self.nodes[BY_ID[former.node_id]].store
@@ -283,23 +283,23 @@ class World:
         """What one node believes now reaches another at any later time."""
         where = self.nodes[source].store.ownership.owner_info(0)
         if where is not None and self.nodes[source].alive and source != to:
-            self.call(to, lambda: self.nodes[to].store.note([where]), lambda _: None)
+            self.call(to, lambda: self.nodes[to].store.note_owners([where]), lambda _: None)
 
     def ask_owner(self, name: str) -> None:
         """A backup asks whether its owner counts on it (confirming); here at any time, not only after a silence."""
         node = self.nodes[name]
         backed = node.store.backed.get(0)
-        if not node.alive or backed is None or backed.bereft:
+        if not node.alive or backed is None or backed.owner_restarted:
             return
         owner = self.nodes[BY_ID[backed.owner.node_id]]
 
         def answer() -> OwnerInfo | None:
-            return None if owner.store.counts_on(0, IDS[name]) else owner.store.elsewhere(0)
+            return None if owner.store.relies_on(0, IDS[name]) else owner.store.redirect(0)
 
         def answered(where: OwnerInfo | None) -> None:
             if where is not None:
                 self.counts["dismissed"] += node.store.backed.get(0) is not None
-                node.store.not_counted_on(where, CONTACTS[owner.name])
+                node.store.drop_unconfirmed(where, CONTACTS[owner.name])
                 self.counts["dismissed"] -= node.store.backed.get(0) is not None
 
         self.call(owner.name, answer, answered)
@@ -333,7 +333,7 @@ class World:
             return False
         if term < node.store.ownership.fence(0):
             return False
-        owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=True)
+        owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, has_tenure=True)
         owned.backup = CONTACTS[former]
         if known != known_to(owned.state):
             node.store.drop_backup(0, CONTACTS[name])  # The former one holds itself for a backup under `term`
@@ -346,10 +346,10 @@ class World:
             return
         taken, known = answer
         if not taken:
-            node.store.note(where for where in [known] if where is not None)
+            node.store.note_owners(where for where in [known] if where is not None)
         owned = node.owned
         if owned is not None and taken:
-            node.store.demote(0, CONTACTS[to], term)
+            node.store.become_backup(0, CONTACTS[to], term)
         elif owned is not None and owned.moving:
             node.store.drop_backup(0, CONTACTS[node.name])
 
@@ -389,7 +389,7 @@ class World:
             owned.learner = None
         if owned.backup is not None and not self.nodes[BY_ID[owned.backup.node_id]].alive:
             if owned.moving:
-                self.nodes[name].store.demote(0, owned.backup, owned.term)
+                self.nodes[name].store.become_backup(0, owned.backup, owned.term)
             else:
                 self.nodes[name].store.drop_backup(0, CONTACTS[name])
 
@@ -412,7 +412,7 @@ class World:
         if any(rank(one) > rank(mine) for one in found if one.role != "none"):
             return
         term = node.store.next_term(0, *(one for standing in found for one in (standing.term, standing.fence)))
-        node.store.own(0, backed.state, term, CONTACTS[name], 0.0, tenured=False)
+        node.store.own(0, backed.state, term, CONTACTS[name], 0.0, has_tenure=False)
         for other in others:
             other.store.note_owner(0, term, CONTACTS[name])
         self.counts["taken"] += 1

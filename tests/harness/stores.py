@@ -46,14 +46,14 @@ def zeros(store: ShardStore, shard: int = 0) -> ShardState:
 
 def owner_of(name: str, number: int = 1) -> ShardStore:
     store = store_of(name)
-    store.own(0, zeros(store), term(number, name), contact(name), 0.0, tenured=False)
+    store.own(0, zeros(store), term(number, name), contact(name), 0.0, has_tenure=False)
     return store
 
 
 def backup_of(name: str, owner: str, number: int = 1) -> ShardStore:
     """A store that backs shard 0 of `owner` under the term (number, owner)."""
     store = store_of(name)
-    assert store.learn(0, term(number - 1, owner), contact(owner))
+    assert store.begin_catch_up(0, term(number - 1, owner), contact(owner))
     snapshot = zeros(store)
     snapshot.applied.add(SEEN.identity)
     assert store.take_state(0, term(number, owner), contact(owner), snapshot)

@@ -56,11 +56,11 @@ def test_beyond_the_limit_only_old_gaps_close(steps: list[int]) -> None:
 
     rows = applied.rows()
     ranges = rows[0][2] if rows else []
-    assert len(ranges) <= Applied.MOST_RANGES
+    assert len(ranges) <= Applied.MAX_RANGES
     assert all(DeltaId(NODES[0], 1, step) in applied for step in steps)
     wrongly = [step for step in range(502) if step not in steps and DeltaId(NODES[0], 1, step) in applied]
     assert all(step <= ranges[0][1] for step in wrongly)
-    assert not wrongly or len(ranges) == Applied.MOST_RANGES
+    assert not wrongly or len(ranges) == Applied.MAX_RANGES
 
 
 @FIXED
@@ -100,7 +100,7 @@ def test_any_folding_gives_each_held_delta_once(held: list[Any], folds: list[int
         else:
             identity, weight, amount = event
             assert not state.knows(identity)
-            state.hold(identity, weight, np.array([amount], dtype=np.float32))
+            state.add_pending(identity, weight, np.array([amount], dtype=np.float32))
             assert state.knows(identity)
         assert state.folded_step == reached
     state.fold(100, rule)
@@ -120,7 +120,7 @@ def test_folding_is_bitwise_independent_of_arrival(held: list[Any], rng: Any) ->
         rng.shuffle(held)
         state = ShardState(value=np.full(2, 0.1, dtype=np.float32), parameters=1)
         for identity, weight, amount in held:
-            state.hold(identity, weight, np.array([amount / 3, amount / 7], dtype=np.float32))
+            state.add_pending(identity, weight, np.array([amount / 3, amount / 7], dtype=np.float32))
         state.fold(100, rule)
         momentum = b"" if state.momentum is None else state.momentum.tobytes()
         results.append((state.value.tobytes(), momentum, state.sum_weight, state.version))

@@ -112,7 +112,7 @@ def mended(world: World) -> bool:
     stores = [exchange_of(member).store for member in world.running()]
     owned = [one for store in stores for one in store.owned.values()]
     paired = all(one.backup is not None and not one.moving for one in owned)
-    return paired and len(owned) == len(stores[0]) and not any(store.remnants for store in stores)
+    return paired and len(owned) == len(stores[0]) and not any(store.superseded for store in stores)
 
 
 def remember(member: Member, term: Term) -> None:
@@ -360,7 +360,7 @@ def test_a_lesson_that_its_owner_gave_up_is_forgotten() -> None:
         store, me = exchange_of(owning).store, owning.contact
         learner = next(m for m in world.running() if m not in (owning, backup(world)))
         attempt = store.promise(0).number
-        assert exchange_of(learner).store.learn(0, store.owned[0].term, me, attempt)
+        assert exchange_of(learner).store.begin_catch_up(0, store.owned[0].term, me, attempt)
         store.drop_backup(0, me)
         await until(world, lambda: store.owned[0].backup is not None, within_s=BOUND_S, what="a backup")
         assert stale(world) == [(learner.name, 0)]

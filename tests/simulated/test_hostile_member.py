@@ -278,9 +278,9 @@ def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
 
 def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member calls another to learn, sends deltas and never the state: beyond a bound it is told `unknown`."""
-    monkeypatch.setattr(store_module, "MOST_WAITING_BYTES", 1600)
+    monkeypatch.setattr(store_module, "MAX_BUFFERED_BYTES", 1600)
     store = store_of("b")
-    assert store.learn(0, term(1, "a"), contact("a"), 1)
+    assert store.begin_catch_up(0, term(1, "a"), contact("a"), 1)
     statuses = []
     for step in range(300):
         item = BufferedDelta(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), False)
@@ -288,7 +288,7 @@ def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: py
 
     assert statuses[:100] == ["ok"] * 100
     assert set(statuses[110:]) == {"unknown"}
-    assert store.backed[0].waiting_bytes < 1700
+    assert store.backed[0].buffered_bytes < 1700
 
 
 def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
@@ -298,7 +298,7 @@ def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
     for incarnation in range(1000):
         applied.add(DeltaId(b"l" * 20, incarnation, 1))
 
-    assert len(applied.rows()) == Applied.MOST_INCARNATIONS + 1
+    assert len(applied.rows()) == Applied.MAX_INCARNATIONS + 1
     assert DeltaId(b"h" * 20, 1, 7) in applied
     assert DeltaId(b"l" * 20, 999, 1) in applied
     assert owner_of("a").owned[0].state.applied.rows() == []

@@ -129,7 +129,8 @@ def test_deaths_and_leaves_lose_nothing_that_was_collected(robust: str) -> None:
                 done = [step for step in range(1, node.progress.step) if step not in missing(node)]
                 known = state.applied.rows()
                 mine = {inc: ranges for owner, inc, ranges in known if owner == node.overlay.node_id}
-                held = {one.identity.step for one in state.held() if one.identity.node == node.overlay.node_id}
+                own = [one.identity for one in state.pending_deltas() if one.identity.node == node.overlay.node_id]
+                held = {identity.step for identity in own}
                 (ranges,) = mine.values()
                 inside = {step for low, high in ranges for step in range(low, high + 1)} | held
                 assert set(done) <= inside
@@ -156,7 +157,7 @@ def test_a_run_ends_with_everything_visible(robust: str) -> None:
             # All leave at once: a node that has left may still think that it owns what another took over.
             acting = max((store.owned[shard] for store in stores if shard in store.owned), key=lambda one: one.term)
             assert acting.state.version > 0
-            assert acting.state.held() == []
+            assert acting.state.pending_deltas() == []
 
     train(robust, scenario, training__max_steps=12)
 

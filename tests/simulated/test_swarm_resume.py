@@ -306,7 +306,7 @@ def test_after_a_healed_split_the_disks_hold_what_the_owners_had(seed: int) -> N
         def mended() -> bool:
             stores = [host.living.exchange.store for host in swarm.running()]
             owned = sum(len(store.owned) for store in stores)
-            return owned == 24 and not any(store.remnants for store in stores)
+            return owned == 24 and not any(store.superseded for store in stores)
 
         await swarm.until(mended, within_s=60, what="one model again")
         reached = max(steps(swarm)) + 4

@@ -380,7 +380,7 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
 
         def mended() -> bool:
             stores = [host.living.exchange.store for host in swarm.running()]
-            return sum(len(store.owned) for store in stores) == 8 and not any(store.remnants for store in stores)
+            return sum(len(store.owned) for store in stores) == 8 and not any(store.superseded for store in stores)
 
         await asyncio.sleep(2.0)
         await swarm.until(mended, within_s=30, what="one owner for each shard")

@@ -85,7 +85,7 @@ class OwnerDirectory:
         run in a circle."""
         for result in results:
             if result.where is not None:
-                self._store.note([result.where])
+                self._store.note_owners([result.where])
             if result.denies_ownership:
                 self.denied(result.shard, owner)
 
@@ -110,7 +110,7 @@ class OwnerDirectory:
         """Ask one node for every owner it knows. Raises `TransportError`."""
         question = LocateOwners(self._context.genesis, [], [])
         answer = await self._rpc.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-        self._store.note(answer.known)
+        self._store.note_owners(answer.known)
 
     async def refresh(self, shards: list[int]) -> None:
         """Ask about shards whose owner is unknown, dead, or has just failed to answer."""
@@ -152,7 +152,7 @@ class OwnerDirectory:
             answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
-        self._store.note(answer.known)
+        self._store.note_owners(answer.known)
         for where in answer.known:
             if where.owner == contact.node_id and self._is_denied(where.shard):
                 # Its own word, under the very term under which another was believed in who says that it is not so.

@@ -27,7 +27,7 @@ from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
 from training.exchange.store.history import NAMED, highest_step_of, incomplete_deltas
 from training.exchange.store.records import StoredState
-from training.exchange.store.repair_log import RepairLog, everything
+from training.exchange.store.repair_log import RepairLog, identities_of
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
@@ -133,7 +133,7 @@ class Exchange:
     def _on_change(self, change: PeerChange) -> None:
         self.reconciler.on_change(change)
         if change.kind == "restarted":
-            self.store.restarted(change.node_id, self.context.me())
+            self.store.on_restart(change.node_id, self.context.me())
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
             self.view.invalidate()
             self.context.rebalance.wake()
@@ -151,7 +151,7 @@ class Exchange:
             former, version = self._replica.version_of(shard)
             state = self.store.fresh_state(shard, self._replica.slice_of(shard), version=version)
             term = self.store.next_term(shard, former)
-            self.store.own(shard, state, term, me, now, tenured=False)
+            self.store.own(shard, state, term, me, now, has_tenure=False)
             self._replica.set_version(shard, term, version)
 
     def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
@@ -173,7 +173,7 @@ class Exchange:
         rest = [shard for shard in range(len(self.store)) if self._is_nobodys(shard)]
         self._found(rest)
         await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
-        known = [everything(owned.state) for owned in self.store.owned.values()]
+        known = [identities_of(owned.state) for owned in self.store.owned.values()]
         lost = incomplete_deltas(known)
         count = sum(high - low + 1 for _, _, low, high in lost)
         names = [f"{node.hex()[:8]}/{incarnation}:{low}-{high}" for node, incarnation, low, high in lost]
@@ -201,7 +201,7 @@ class Exchange:
         """The highest incarnation and step under which this node has pushed, as its shards' owners know it."""
         me = self.context.swarm.node_id
         groups, _ = self.directory.by_owner(range(len(self.store)))
-        found = [highest_step_of(me, self.store.known())]
+        found = [highest_step_of(me, self.store.known_deltas())]
 
         async def ask(owner: Contact) -> None:
             for _ in range(HISTORY_ATTEMPTS):
@@ -254,9 +254,9 @@ class Exchange:
 
     def states_to_save(self) -> list[tuple[int, Term, ShardState]]:
         """Every state that this node could be asked for after a restart, with the term it is worth: not copies."""
-        found = {shard: (shard, owned.copy_term, owned.state) for shard, owned in self.store.owned.items()}
+        found = {shard: (shard, owned.rank_term, owned.state) for shard, owned in self.store.owned.items()}
         for shard in range(len(self.store)):
-            if shard not in found and (copy := self.store.copy_of(shard)) is not None:
+            if shard not in found and (copy := self.store.unowned_copy(shard)) is not None:
                 found[shard] = (shard, *copy)
         for shard, stored in self.store.stored.items():
             # Whoever leaves before it knows the owners must not forget what it came with.

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from training.exchange.terms import (
-    MOST_SHARDS,
+    MAX_SHARDS,
     Fence,
     Genesis,
     Length,
@@ -28,10 +28,10 @@ from training.exchange.terms import (
 )
 from training.shards.applied import DeltaId
 
-Shards = Annotated[list[ShardIndex], Meta(max_length=MOST_SHARDS)]
+Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
 #: Deltas of one `mend`, `seek` or held in one state; windows that a backup may have missed.
-MOST_DELTAS = 65536
-MOST_CLOSINGS = 1024
+MAX_DELTAS = 65536
+MAX_WINDOWS = 1024
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +44,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     base_step: Number
     weight: Weight
     shards: Shards
-    fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
+    fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
@@ -83,7 +83,7 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
-    results: Annotated[list[PushResult], Meta(max_length=MOST_SHARDS)]
+    results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -102,8 +102,8 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     genesis: Genesis
     step: Number
     codec: Literal["float32", "bfloat16"]
-    shards: Annotated[list[Wanted], Meta(max_length=MOST_SHARDS)]
-    fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
+    shards: Annotated[list[Wanted], Meta(max_length=MAX_SHARDS)]
+    fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
     has_checksums: bool = False
     takes_copies: bool = False
 
@@ -121,8 +121,8 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     term_node: TermNode = b""
     version: Number = 0
     where: OwnerInfo | None = None
-    worth_number: Number = 0
-    worth_node: TermNode = b""
+    rank_number: Number = 0
+    rank_node: TermNode = b""
 
     @property
     def term(self) -> Term:
@@ -134,22 +134,22 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
         return self.status in ("redirect", "retry")
 
     @property
-    def worth(self) -> Term:
-        return Term(self.worth_number, self.worth_node) if self.worth_number else self.term
+    def rank_term(self) -> Term:
+        return Term(self.rank_number, self.rank_node) if self.rank_number else self.term
 
 
 class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
-    results: Annotated[list[PullResult], Meta(max_length=MOST_SHARDS)]
+    results: Annotated[list[PullResult], Meta(max_length=MAX_SHARDS)]
 
 
 #: The identities of one window of the trimmed mean, and the windows of a shard, oldest first.
-Closing = Annotated[list[DeltaId], Meta(max_length=MOST_DELTAS)]
-Closings = Annotated[list[Closing], Meta(max_length=MOST_CLOSINGS)]
+Window = Annotated[list[DeltaId], Meta(max_length=MAX_DELTAS)]
+Windows = Annotated[list[Window], Meta(max_length=MAX_WINDOWS)]
 
 
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
-    """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before; `closings` are the
-    windows that the owner has made visible since the receiver last heard of one, oldest first."""
+    """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before. `closed_windows` are
+    the windows that the owner has closed and the receiver has not acknowledged, oldest first."""
 
     shard: ShardIndex
     term_number: Number
@@ -157,7 +157,7 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     folded_step: Number
     scale: Annotated[float, Meta(gt=0, le=1)] = 1.0
     norm: Length = 0.0
-    closings: Closings = []
+    closed_windows: Windows = []
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
@@ -169,7 +169,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     step: Number
     weight: Weight
     synchronous: bool
-    shards: Annotated[list[Forwarded], Meta(max_length=MOST_SHARDS)]
+    shards: Annotated[list[Forwarded], Meta(max_length=MAX_SHARDS)]
     #: False for a delta out of a split: it moves the value only.
     momentum: bool = True
 
@@ -187,7 +187,7 @@ class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
-    results: Annotated[list[ForwardResult], Meta(max_length=MOST_SHARDS)]
+    results: Annotated[list[ForwardResult], Meta(max_length=MAX_SHARDS)]
 
 
 class LocateOwners(msgspec.Struct, frozen=True, array_like=True):
@@ -195,12 +195,12 @@ class LocateOwners(msgspec.Struct, frozen=True, array_like=True):
 
     genesis: Genesis
     shards: Shards
-    known: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
-    fences: Annotated[list[Fence], Meta(max_length=MOST_SHARDS)] = []
+    known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
+    fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
 
 
 class LocateOwnersAnswer(msgspec.Struct, frozen=True, array_like=True):
-    known: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
+    known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
 
 
 S = TypeVar("S")

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from training.exchange.messages import MOST_DELTAS, Closings, Shards
+from training.exchange.messages import MAX_DELTAS, Shards, Windows
 from training.exchange.terms import (
-    MOST_SHARDS,
+    MAX_SHARDS,
     Genesis,
     Length,
     NodeId,
@@ -24,14 +24,14 @@ from training.exchange.terms import (
     TermNode,
     Weight,
 )
-from training.shards.robust import MOST_NORMS
+from training.shards.robust import MAX_NORMS
 
 #: Identities as rows: node, incarnation, ranges of steps. As many rows as a swarm may have starts of nodes within the
-#: memory of one shard; ranges as `Applied.MOST_RANGES` allows, twice over for a difference of two.
+#: memory of one shard; ranges as `Applied.MAX_RANGES` allows, twice over for a difference of two.
 Ranges = Annotated[list[tuple[int, int]], Meta(max_length=64)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
 #: States are fetched one by one, and each is copied for the answer.
-MOST_FETCHED = 16
+MAX_FETCHED = 16
 
 
 class Learn(msgspec.Struct, frozen=True, array_like=True):
@@ -41,12 +41,12 @@ class Learn(msgspec.Struct, frozen=True, array_like=True):
     """
 
     genesis: Genesis
-    shards: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
-    attempts: Annotated[list[Number], Meta(max_length=MOST_SHARDS)]
+    shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
+    attempts: Annotated[list[Number], Meta(max_length=MAX_SHARDS)]
 
 
 class StateHead(msgspec.Struct, frozen=True, array_like=True):
-    """The small part of a shard's state. `held` lists (node, incarnation, step, weight, momentum) of pending deltas."""
+    """A shard's state without its arrays; `pending` lists (node, incarnation, step, weight, momentum)."""
 
     shard: ShardIndex
     term_number: Number
@@ -57,9 +57,9 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     folded_step: Number
     has_momentum: bool
     applied: Identities
-    held: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MOST_DELTAS)]
+    pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MAX_DELTAS)]
     era_term: tuple[Number, TermNode] = (0, b"")
-    norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MOST_NORMS)] = []
+    norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
 
     @property
     def term(self) -> Term:
@@ -70,27 +70,27 @@ class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
     """Whole states; per shard `VALUE`, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per held delta."""
 
     genesis: Genesis
-    states: Annotated[list[StateHead], Meta(max_length=MOST_SHARDS)]
+    states: Annotated[list[StateHead], Meta(max_length=MAX_SHARDS)]
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
     """The receiver, a backup that has everything, is the owner under the terms given.
 
     `known` counts the deltas the sender has of each shard: it becomes the backup only where the receiver has no more.
-    `closings`: per shard the windows that the receiver may not have heard of.
+    `closed_windows`: per shard the windows that the receiver may not have heard of.
     """
 
     genesis: Genesis
-    shards: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
-    known: Annotated[list[Number], Meta(max_length=MOST_SHARDS)]
-    closings: Annotated[list[Closings], Meta(max_length=MOST_SHARDS)] = []
+    shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
+    known: Annotated[list[Number], Meta(max_length=MAX_SHARDS)]
+    closed_windows: Annotated[list[Windows], Meta(max_length=MAX_SHARDS)] = []
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True):
     """The receiver is no backup of these shards any more: they have another one under the terms given."""
 
     genesis: Genesis
-    shards: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
+    shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
 
 
 class ConfirmBackup(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +105,7 @@ class TransferResult(msgspec.Struct, frozen=True, array_like=True):
     and what the receiver knows of the others."""
 
     taken: Shards
-    others: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)]
+    others: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
 
 
 class Survey(msgspec.Struct, frozen=True, array_like=True):
@@ -144,15 +144,15 @@ class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
     """`known`: whom the receiver takes for the owners; in a large swarm an owner may be no candidate of the asker."""
 
-    standings: Annotated[list[CopyStatus], Meta(max_length=MOST_SHARDS)]
-    known: Annotated[list[OwnerInfo], Meta(max_length=MOST_SHARDS)] = []
+    statuses: Annotated[list[CopyStatus], Meta(max_length=MAX_SHARDS)]
+    known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
     """Send what you have of these shards, as `StateTransfer`."""
 
     genesis: Genesis
-    shards: Annotated[list[ShardIndex], Meta(max_length=MOST_FETCHED)]
+    shards: Annotated[list[ShardIndex], Meta(max_length=MAX_FETCHED)]
 
 
 class DeltaHistory(msgspec.Struct, frozen=True, array_like=True):
@@ -196,7 +196,7 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnedHistories(msgspec.Struct, frozen=True, array_like=True):
-    holdings: Annotated[list[OwnedHistory], Meta(max_length=MOST_SHARDS)]
+    histories: Annotated[list[OwnedHistory], Meta(max_length=MAX_SHARDS)]
 
 
 class Mended(msgspec.Struct, frozen=True, array_like=True):
@@ -222,14 +222,14 @@ class FindDeltas(msgspec.Struct, frozen=True, array_like=True):
 class FoundDeltas(msgspec.Struct, frozen=True, array_like=True):
     """What the log has; one `DELTA` array each follows in the body, in that order."""
 
-    deltas: Annotated[list[Mended], Meta(max_length=MOST_DELTAS)]
+    deltas: Annotated[list[Mended], Meta(max_length=MAX_DELTAS)]
 
 
 class Mend(msgspec.Struct, frozen=True, array_like=True):
     """Deltas that the receiver lacks; one `DELTA` array each follows in the body, in that order."""
 
     genesis: Genesis
-    deltas: Annotated[list[Mended], Meta(max_length=MOST_DELTAS)]
+    deltas: Annotated[list[Mended], Meta(max_length=MAX_DELTAS)]
 
 
 class MendAnswer(msgspec.Struct, frozen=True, array_like=True):

@@ -24,7 +24,7 @@ Length = Annotated[float, Meta(ge=0)]
 Host = Annotated[str, Meta(max_length=45)]
 Reason = Annotated[str, Meta(max_length=200)]
 #: A list with at most one entry per shard.
-MOST_SHARDS = 4096
+MAX_SHARDS = 4096
 
 
 class Term(NamedTuple):

@@ -17,13 +17,13 @@ class DeltaId(NamedTuple):
 class Applied:
     """Which identities are in: per (node, incarnation) a few disjoint ranges of steps.
 
-    Ranges, because after a split a node's step 6 may be here and its step 5 not. Beyond `MOST_RANGES` the lowest gap
+    Ranges, because after a split a node's step 6 may be here and its step 5 not. Beyond `MAX_RANGES` the lowest gap
     is closed: a delta that old is refused as late long before.
     """
 
-    MOST_RANGES = 32
+    MAX_RANGES = 32
     #: Incarnations of one node; beyond, the lowest is forgotten: whoever started so often since pushes it no more.
-    MOST_INCARNATIONS = 64
+    MAX_INCARNATIONS = 64
 
     def __init__(self, ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None) -> None:
         self._ranges = ranges if ranges is not None else {}
@@ -46,7 +46,7 @@ class Applied:
         if ranges is None:
             ranges = self._ranges[identity.node, identity.incarnation] = []
             starts = sorted(incarnation for node, incarnation in self._ranges if node == identity.node)
-            for incarnation in starts[: -self.MOST_INCARNATIONS]:
+            for incarnation in starts[: -self.MAX_INCARNATIONS]:
                 del self._ranges[identity.node, incarnation]
         if ranges and identity.step == ranges[-1][1] + 1:  # nearly always
             ranges[-1] = (ranges[-1][0], identity.step)
@@ -60,7 +60,7 @@ class Applied:
                 merged[-1] = (merged[-1][0], max(merged[-1][1], high))
             else:
                 merged.append((low, high))
-        while len(merged) > self.MOST_RANGES:
+        while len(merged) > self.MAX_RANGES:
             merged[:2] = [(merged[0][0], merged[1][1])]
         ranges[:] = merged
 

@@ -32,11 +32,11 @@ FIRST_MEMBERS = 3
 #: Share of the rows dropped at either end of a coordinate; from three rows on at least one.
 TRIM_SHARE = 0.2
 #: Members in a window at most, and deltas of one member: what a window may take of memory is the product.
-MOST_MEMBERS = 16
-MOST_OF_ONE = 4
+MAX_MEMBERS = 16
+MAX_DELTAS_PER_MEMBER = 4
 #: Lengths kept, of so many members; those that are so many steps behind the median say nothing about now.
-MOST_NORMS = 64
-OLD_STEPS = 100
+MAX_NORMS = 64
+MAX_NORM_AGE_STEPS = 100
 #: Values worked on at a time, over all rows: they fit a core's second cache.
 BLOCK_VALUES = 1 << 16
 
@@ -76,7 +76,7 @@ class Norms:
         known = self._rows.get(node)
         if known is not None and (incarnation, step) < known[:2]:
             return
-        if known is None and len(self._rows) >= MOST_NORMS:
+        if known is None and len(self._rows) >= MAX_NORMS:
             del self._rows[min((step, other) for other, (_, step, _) in self._rows.items())[1]]
         self._rows[node] = (incarnation, step, norm)
         self._fresh -= 1
@@ -85,7 +85,7 @@ class Norms:
         """The (lower) median length; None while none is known. A few deltas old at most."""
         if self._fresh <= 0 and self._rows:
             steps = sorted(step for _, step, _ in self._rows.values())
-            since = steps[(len(steps) - 1) // 2] - OLD_STEPS
+            since = steps[(len(steps) - 1) // 2] - MAX_NORM_AGE_STEPS
             norms = sorted(norm for _, step, norm in self._rows.values() if step >= since)
             self._reference = norms[(len(norms) - 1) // 2]
             self._fresh = len(self._rows) // 4
@@ -109,7 +109,7 @@ class FirstNorms:
     def reference(self, shard: int, node: bytes, norm: float, workers: float) -> float | None:
         """The median to go by; None: not yet."""
         seen = self._seen.setdefault(shard, {})
-        if node in seen or len(seen) < MOST_NORMS:
+        if node in seen or len(seen) < MAX_NORMS:
             seen[node] = norm
         if len(seen) < min(FIRST_MEMBERS, max(1, round(workers))):
             return None
@@ -141,7 +141,7 @@ def is_complete(members: int, deltas: int, workers: float) -> bool:
     """
     if not members:
         return False
-    if workers < FIRST_MEMBERS - 0.5 or members >= min(MOST_MEMBERS, round(workers)):
+    if workers < FIRST_MEMBERS - 0.5 or members >= min(MAX_MEMBERS, round(workers)):
         return True
     return deltas > members and members >= max(FIRST_MEMBERS, workers / 2)
 

@@ -98,7 +98,7 @@ class ShardState:
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 
-    def hold(self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True) -> None:
+    def add_pending(self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True) -> None:
         """Keep a delta until the barrier of its step has passed, or its window is complete."""
         self.pending.setdefault(identity.step, []).append(PendingDelta(identity, weight, delta, momentum))
 
@@ -113,7 +113,7 @@ class ShardState:
                 count += 1
         return count
 
-    def held(self) -> list[PendingDelta]:
+    def pending_deltas(self) -> list[PendingDelta]:
         """What is acknowledged and not yet visible, in the order of identities."""
         return sorted((held for items in self.pending.values() for held in items), key=lambda held: held.identity)
 
@@ -126,7 +126,7 @@ class ShardState:
         if all(identity in self.applied for identity in identities):
             return True
         named = dict.fromkeys(identities)
-        window = [held for held in self.held() if held.identity in named]
+        window = [held for held in self.pending_deltas() if held.identity in named]
         if len(window) != len(named):
             return False
         rows: dict[bytes, Vector] = {}

@@ -1,11 +1,10 @@
-"""Backups that hear nothing ask their owner whether it still counts on them.
+"""A backup that receives nothing asks its owner whether it still counts as the backup.
 
-An owner that goes on with another backup says so to the former one, but the word may be lost; an owner that lost its
-shard to another side of a split says nothing. A copy that nobody adds to any more would then lie there for ever, and on
-the day its owner dies look like that of the backup. So a backup asks about every copy that nothing has been added to
-for `SILENT_S`: of a shard that its owner lost, the copy becomes one to be offered to the new owner (`mending`); of one
-that its owner has and backs up elsewhere, it goes. So does a lesson: who promised to learn, too late for an owner whose
-term had risen meanwhile, would wait for the state for ever.
+An owner that changes its backup releases the former one, but that message may be lost. An owner that lost its shard to
+the other side of a split sends nothing. The copy would then stay until the owner dies, and pass for that of the backup.
+So a backup asks about each copy that has not changed for `CONFIRM_AFTER_S`. If the owner has another backup, the copy
+is dropped. If the shard has another owner, the copy is offered to that one. A catch-up ends in the same way, for a
+learner that accepted it too late, after the owner's term had risen, would wait for the state until cancelled.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from training.exchange.ownership_messages import ConfirmBackup, TransferResult
 from training.exchange.store.records import Backed
 from training.exchange.terms import OwnerInfo, Term
 
-#: Within a step or a few, where steps are long: the question is small, and one is asked for all shards of an owner.
-SILENT_S = 5.0
+#: A step or a few, where steps are long. The request is small, and one covers all shards of an owner.
+CONFIRM_AFTER_S = 5.0
 
-#: What changes when the owner speaks: its term, and how many deltas the copy has; of a lesson, how many wait for it.
+#: What a message of the owner changes: its term, and the number of deltas in the copy, or in the buffer of a learner.
 Mark = tuple[bytes, Term, int]
 
 
 class BackupConfirmation:
-    """Both sides of the question."""
+    """Sends and answers `ConfirmBackup`."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
@@ -38,29 +37,30 @@ class BackupConfirmation:
         self._rpc = context.rpc
         self._clock = context.environment.clock
         self._log = context.environment.log
-        #: What each copy was like when it was last seen to change or asked about, and when.
+        #: The mark of each copy, and when it last changed or was last asked about.
         self._seen: dict[int, tuple[Mark, float]] = {}
         self._rpc.register("backing", ConfirmBackup, self._on_backing)
 
     def due(self) -> dict[bytes, tuple[Contact, list[int]]]:
-        """The shards backed here whose living owners have been silent, by owner; also notes which were not."""
+        """The shards to ask about, by owner, except owners that are gone; records which copies have changed."""
         now = self._clock.monotonic()
         silent: dict[bytes, tuple[Contact, list[int]]] = {}
         seen: dict[int, tuple[Mark, float]] = {}
         for shard, backed in self._store.backed.items():
-            mark = _mark(backed)
+            mark, owner = _mark(backed), backed.owner
+            is_gone = backed.owner_restarted or self._view.is_gone(owner.node_id)
             former, since = self._seen.get(shard, (None, now))
             if former != mark:
                 since = now
-            elif now - since >= SILENT_S and not backed.bereft and not self._view.is_gone(backed.owner.node_id):
-                silent.setdefault(backed.owner.node_id, (backed.owner, []))[1].append(shard)
-                since = now  # whatever comes of it, the next question is as far off
+            elif now - since >= CONFIRM_AFTER_S and not is_gone:
+                silent.setdefault(owner.node_id, (owner, []))[1].append(shard)
+                since = now  # whatever the answer, the next request is as far off
             seen[shard] = mark, since
         self._seen = seen
         return silent
 
     async def ask(self, silent: dict[bytes, tuple[Contact, list[int]]]) -> None:
-        """Ask each owner about its shards, and do as it says. Who does not answer is liveness's to judge."""
+        """Ask each owner about its shards. One that does not answer is left to the failure detector."""
         for owner, shards in silent.values():
             try:
                 question = ConfirmBackup(self._context.genesis, shards)
@@ -69,19 +69,19 @@ class BackupConfirmation:
                 self._log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue
             for where in answer.others:
-                self._store.not_counted_on(where, owner)
+                self._store.drop_unconfirmed(where, owner)
 
     async def _on_backing(self, sender: Contact, message: ConfirmBackup, _stream: AsyncIterator[Buffer]) -> Response:
         taken: list[int] = []
         others: list[OwnerInfo] = []
         for shard in message.shards:
-            if self._store.counts_on(shard, sender.node_id):
+            if self._store.relies_on(shard, sender.node_id):
                 taken.append(shard)
-            elif (known := self._store.elsewhere(shard)) is not None:
+            elif (known := self._store.redirect(shard)) is not None:
                 others.append(known)
         return Response(encode(TransferResult(taken, others)))
 
 
 def _mark(backed: Backed) -> Mark:
-    count = len(backed.waiting) if backed.state is None else backed.state.known_count
+    count = len(backed.buffered) if backed.state is None else backed.state.known_count
     return backed.owner.node_id, backed.term, count

@@ -12,7 +12,7 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import Closing, Forward, ForwardAnswer, ForwardResult, encode
+from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Window, encode
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
@@ -71,7 +71,7 @@ class BackupHandler:
             )
             term = Term(entry.term_number, entry.term_node)
             status, known = self._store.accept_forward(
-                entry.shard, term, item, entry.folded_step, sender.node_id, entry.closings
+                entry.shard, term, item, entry.folded_step, sender.node_id, entry.closed_windows
             )
             results.append(ForwardResult(entry.shard, status, *known))
         return Response(encode(ForwardAnswer(results)))
@@ -85,7 +85,7 @@ class BackupHandler:
             attempt = attempts.get(where.shard)
             if attempt is None or self._run.is_leaving:
                 return False
-            return self._store.learn(where.shard, where.term, sender, attempt)
+            return self._store.begin_catch_up(where.shard, where.term, sender, attempt)
 
         return Response(encode(self._take_each(sender, message.shards, take)))
 
@@ -111,10 +111,10 @@ class BackupHandler:
 
     async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Response:
         known = {where.shard: count for where, count in zip(message.shards, message.known, strict=False)}
-        closings = {where.shard: windows for where, windows in zip(message.shards, message.closings, strict=False)}
+        windows = {where.shard: closed for where, closed in zip(message.shards, message.closed_windows, strict=False)}
 
         def take(where: OwnerInfo, sender: Contact) -> bool:
-            return self._become_owner(where, sender, known.get(where.shard, -1), closings.get(where.shard, []))
+            return self._become_owner(where, sender, known.get(where.shard, -1), windows.get(where.shard, []))
 
         result = self._take_each(sender, message.shards, take)
         if result.taken:
@@ -122,7 +122,7 @@ class BackupHandler:
             self._rebalance.wake()
         return Response(encode(result))
 
-    def _become_owner(self, where: OwnerInfo, sender: Contact, known: int, closings: list[Closing]) -> bool:
+    def _become_owner(self, where: OwnerInfo, sender: Contact, known: int, windows: list[Window]) -> bool:
         mine = self._store.owned.get(where.shard)
         if mine is not None and mine.term == where.term:
             return True  # a retry: the answer to the first hand-over was lost
@@ -131,13 +131,15 @@ class BackupHandler:
             return False
         # A hand-over right after the promotion may arrive before any delta has made this learner the backup.
         promoted = backed.promised is not None and where.term.number == backed.promised.number + 1
-        if self._run.is_leaving or not (backed.in_office or promoted):
+        if self._run.is_leaving or not (backed.is_active or promoted):
             return False
-        if where.term < self._store.ownership.fence(where.shard) or not self._store.follow(where.shard, closings):
+        if where.term < self._store.ownership.fence(where.shard):
+            return False
+        if not self._store.close_backed_windows(where.shard, windows):
             return False
         now, backup = self._clock.monotonic(), sender if self._context.settings.replicas else None
         owned = self._store.own(
-            where.shard, backed.state, where.term, self._context.me(), now, tenured=True, backup=backup
+            where.shard, backed.state, where.term, self._context.me(), now, has_tenure=True, backup=backup
         )
         if backup is not None and known != owned.state.known_count:
             # The former owner may lack a delta that this copy has: it needs a new catch-up.

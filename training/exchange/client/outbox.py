@@ -216,4 +216,4 @@ class Outbox:
             del delivery.unacknowledged[result.shard]
             self.count(delivery, result)
         elif result.where is not None:
-            self._store.note([result.where])
+            self._store.note_owners([result.where])

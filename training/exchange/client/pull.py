@@ -198,7 +198,7 @@ class PullClient:
                         continue  # the owner was first after all
                     codecs.decode(encoded, codec, self._replica.slice_of(result.shard))
                     # A copy's version says nothing of which deltas are in it: the owner's is fetched in the next pull.
-                    self._replica.set_version(result.shard, result.worth, 0 if is_copy else result.version)
+                    self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
                     if not is_copy:
                         self._store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
@@ -219,7 +219,7 @@ class PullClient:
                 self._store.fold(shard, job.step)
             elif owned.state.pending:
                 self._store.close_complete(shard, self._view.worker_count())
-            value, mark = owned.state.value, (owned.copy_term, owned.state.version)
+            value, mark = owned.state.value, (owned.rank_term, owned.state.version)
             is_new = self._replica.version_of(shard) != mark
             start, stop = self._store.bounds[shard]
             for first in range(start, stop if is_new else start, VALUES_PER_TURN):

@@ -162,7 +162,7 @@ class DeltaHandler:
                 own = BufferedDelta(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
                 version = self._store.add(shard, own)
             else:
-                version = self._store.add_only(shard, identity, weight, part)
+                version = self._store.add_unlogged(shard, identity, weight, part)
             results[shard] = PushResult(shard, "ok", version)
             self._replicator.note_merged(identity)
         return results

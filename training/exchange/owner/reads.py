@@ -69,7 +69,7 @@ class ReadHandler:
                 sending.append((wanted.shard, value, version, None))
                 continue
             if owned is None:
-                where = self._store.elsewhere(wanted.shard)
+                where = self._store.redirect(wanted.shard)
                 results.append(PullResult(wanted.shard, "retry" if where is None else "redirect", where=where))
                 continue
             state = owned.state
@@ -79,7 +79,7 @@ class ReadHandler:
             elif state.pending:
                 self._store.close_complete(wanted.shard, self._view.worker_count())
             known = (Term(wanted.term_number, wanted.term_node), wanted.version)
-            worth = owned.copy_term
+            worth = owned.rank_term
             if known == (worth, state.version):
                 results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
                 continue
@@ -107,7 +107,7 @@ class ReadHandler:
         """What a node that does not own a shard has for a joiner: a backup's state, or its own replica."""
         if shard >= len(self._store):
             return None
-        if (found := self._store.copy_of(shard)) is not None:
+        if (found := self._store.unowned_copy(shard)) is not None:
             term, state = found
             return term, state.version, state.value
         pulled = self._replica.pulled_version(shard)
@@ -116,7 +116,7 @@ class ReadHandler:
     # -- questions ----------------------------------------------------------------------------------------------
 
     async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
-        self._store.note(message.known)
+        self._store.note_owners(message.known)
         self._rebalance.challenge(message.fences)
         shards = message.shards or range(len(self._store))
         known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
@@ -125,9 +125,9 @@ class ReadHandler:
     async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         pulled, step = self._replica.pulled_version, self._run.step
-        standings = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
+        statuses = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
         known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
-        return Response(encode(SurveyAnswer(standings, known)))
+        return Response(encode(SurveyAnswer(statuses, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
@@ -136,11 +136,11 @@ class ReadHandler:
         )
 
     async def _on_past(self, _sender: Contact, message: DeltaHistory, _stream: AsyncIterator[Buffer]) -> Response:
-        return Response(encode(DeltaHistoryAnswer(*highest_step_of(message.node, self._store.known()))))
+        return Response(encode(DeltaHistoryAnswer(*highest_step_of(message.node, self._store.known_deltas()))))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
-        if (found := self._store.copy_of(shard)) is not None:
+        if (found := self._store.unowned_copy(shard)) is not None:
             return describe(shard, *found), found[1].copy()
         found = replica_copy(self._store, self._replica, self._run.step, shard)
         return None if found is None else (describe(shard, *found), found[1].copy())

@@ -36,7 +36,7 @@ Pair = tuple[IncomingDelta, Owned]
 
 def not_owned(store: ShardStore, shard: int) -> PushResult:
     """The answer for a shard that this node does not own."""
-    where = store.elsewhere(shard)
+    where = store.redirect(shard)
     return PushResult.retry(shard, "owner_unknown") if where is None else PushResult(shard, "redirect", where=where)
 
 
@@ -143,7 +143,7 @@ class DeltaReplicator:
         )
         # As sent: term, promise and windows may change before the answer arrives.
         receipts = {item.shard: _receipt(item.shard, to, owned) for item, owned in pairs}
-        closed = {item.shard: owned.closed for item, owned in pairs}
+        closed = {item.shard: owned.closed_count for item, owned in pairs}
 
         def stream() -> Iterator[Buffer]:
             for item, _ in pairs:
@@ -167,7 +167,7 @@ class DeltaReplicator:
                 continue
             if result.status == "ok":
                 acknowledged[receipts[result.shard]] = None
-                owned.has_told(to.node_id, closed[result.shard])
+                owned.ack_windows(to.node_id, closed[result.shard])
             elif result.status == "fenced":
                 self._on_fenced(result, owned)
             else:
@@ -204,5 +204,5 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
 
 
 def _forwarded(item: IncomingDelta, owned: Owned, to: Contact) -> Forwarded:
-    closings = owned.untold(to.node_id)
-    return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closings)
+    closed_windows = owned.unsent_windows(to.node_id)
+    return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closed_windows)

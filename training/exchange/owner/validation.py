@@ -56,8 +56,8 @@ class DeltaValidator:
                 item.scale = robust.clip_factor(item.norm * push.weight / high, reference)
             return None
         if state.pending:
-            limit = MAX_PENDING_PER_NODE if self._context.synchronous else robust.MOST_OF_ONE
-            if sum(pending.identity.node == identity.node for pending in state.held()) >= limit:
+            limit = MAX_PENDING_PER_NODE if self._context.synchronous else robust.MAX_DELTAS_PER_MEMBER
+            if sum(pending.identity.node == identity.node for pending in state.pending_deltas()) >= limit:
                 return PushResult.retry(item.shard, "window_full")
         if kind == "clip":
             if reference is None:

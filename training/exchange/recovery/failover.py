@@ -104,8 +104,8 @@ class Failover:
             seen = [item for _, found in standings[shard] for item in (found.term, found.fence)]
             term = self._store.next_term(shard, *seen)
             now = self._clock.monotonic()
-            owned = self._store.own(shard, state, term, self._context.me(), now, tenured=False)
-            owned.begun = copied, state.known_count
+            owned = self._store.own(shard, state, term, self._context.me(), now, has_tenure=False)
+            owned.first_copy = copied, state.known_count
             if self._context.synchronous:
                 self._store.fold(shard, self._run.passed_step)
             elif state.pending:
@@ -150,7 +150,7 @@ class Failover:
         """Dead, started anew, or it says itself that it does not own the shard. Silence of one that liveness holds for
         alive proves nothing yet."""
         belief, backed = self._store.ownership.known_owners.get(shard), self._store.backed.get(shard)
-        if backed is not None and (backed.bereft or self._view.is_gone(backed.owner.node_id)):
+        if backed is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id)):
             return True
         if belief is None or belief.owner.node_id == self._swarm.node_id:
             return True
@@ -194,8 +194,8 @@ class Failover:
                 self._view.note_failure(contact.node_id)
                 return
             # Somebody may know an owner that this node has not met: it is asked before anything is taken from it.
-            self._store.note(answer.known)
-            for standing in answer.standings:
+            self._store.note_owners(answer.known)
+            for standing in answer.statuses:
                 if standing.shard in found:
                     found[standing.shard].append((contact, standing))
 
@@ -227,7 +227,7 @@ class Failover:
         if mine.role == "none" and not ranked:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
-            found = self._store.copy_of(shard)
+            found = self._store.unowned_copy(shard)
             if found is None and self._grace_has_passed(shard):
                 found = replica_copy(self._store, self._replica, self._run.step, shard)
             return found
@@ -297,7 +297,7 @@ class Failover:
             answer = await self._rpc.ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return  # it will learn from a redirect
-        self._store.note(answer.known)
+        self._store.note_owners(answer.known)
 
     # -- fences -------------------------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class Failover:
             ranked = [(rank_copy(one), contact) for contact, one in found]
             better = [(rank, contact) for rank, contact in ranked if rank > mine and rank.has_history]
             if better:
-                self._store.depose(shard)
+                self._store.step_down(shard)
                 await self._request_takeover(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
                 continue
             seen = [one for _, standing in found for one in (standing.term, standing.fence)]

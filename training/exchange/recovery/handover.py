@@ -43,11 +43,11 @@ class ShardHandover:
         wheres = [where for where in wheres if self._is_moving(where)]
         moving = [self._store.owned[where.shard] for where in wheres]
         known = [owned.state.known_count for owned in moving]
-        message = HandOver(self._context.genesis, wheres, known, [owned.untold(to.node_id) for owned in moving])
+        message = HandOver(self._context.genesis, wheres, known, [owned.unsent_windows(to.node_id) for owned in moving])
         # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
         result = await self._rpc.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S)
         # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
-        self._store.note(result.others)
+        self._store.note_owners(result.others)
         self._apply(to, wheres, dict.fromkeys(result.taken))
         if result.taken:
             self._log.info("shards_handed_over", count=len(dict.fromkeys(result.taken)), to=to.node_id.hex()[:8])
@@ -57,7 +57,7 @@ class ShardHandover:
             owned = self._store.owned.get(where.shard)
             if where.shard in taken:
                 if owned is not None:
-                    self._store.demote(where.shard, to, where.term)
+                    self._store.become_backup(where.shard, to, where.term)
                 if not self._context.settings.replicas:
                     self._store.backed.pop(where.shard, None)
             elif owned is not None and owned.moving:

@@ -67,7 +67,7 @@ class Learners:
             return
         learn = Learn(self._context.genesis, asked, [promised[where.shard].number for where in asked])
         result = await self._rpc.ask(to, "learn", learn, TransferResult, QUESTION_TIMEOUT_S)
-        self._store.note(result.others)
+        self._store.note_owners(result.others)
         snapshots: list[Snapshot] = []
         try:
             yielder = LoopYielder()
@@ -93,7 +93,7 @@ class Learners:
             return None
         snapshot = describe(shard, term, owned.state), owned.state.copy()
         owned.learner = to
-        owned.has_told(to.node_id, owned.closed)
+        owned.ack_windows(to.node_id, owned.closed_count)
         return snapshot
 
     async def _send_states(self, to: Contact, snapshots: list[Snapshot]) -> None:
@@ -110,7 +110,7 @@ class Learners:
         if owned is None or owned.learner != to or owned.promised != head.term.number:
             return
         me = self._context.me()
-        former = self._store.appoint(head.shard, to, head.term, me, self._clock.monotonic())
+        former = self._store.promote_learner(head.shard, to, head.term, me, self._clock.monotonic())
         if former is not None:
             where = OwnerInfo.of(head.shard, head.term, me)
             key = former.node_id + head.shard.to_bytes(4, "big")

@@ -85,7 +85,7 @@ class Rebalancer:
         lost_owner = [
             shard
             for shard, backed in self._store.backed.items()
-            if backed.state is not None and (backed.bereft or self._view.is_gone(backed.owner.node_id))
+            if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
         ]
         # Who leaves takes a shard only to handovers it on: its copy is on its disk under the term that it is worth.
         if (orphans or lost_owner) and not (self._run.is_leaving and not self._view.has_eligible_others()):
@@ -108,7 +108,7 @@ class Rebalancer:
                     # Nobody knows whether it took the shard before it died, and perhaps taught a third node: take it
                     # for the dead owner that it may have been, and ask around like any backup. Under our own old
                     # term, for then that third node's copy is the better one.
-                    self._store.demote(shard, owned.backup, owned.term)
+                    self._store.become_backup(shard, owned.backup, owned.term)
                     continue
                 # Perhaps it is not dead: then what it has must rank below what comes from now on.
                 self._store.drop_backup(shard, self._context.me())
@@ -132,7 +132,8 @@ class Rebalancer:
             ]
             if not others:
                 continue
-            settled = self._run.is_leaving or not owned.tenured or now - owned.since >= self._context.settings.tenure_s
+            is_due = not owned.has_tenure or now - owned.since >= self._context.settings.tenure_s
+            settled = self._run.is_leaving or is_due
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and settled and self._has(owned, others[0])):
                 if owned.backup is not None:

@@ -35,7 +35,7 @@ from training.exchange.ownership_messages import (
     OwnedHistories,
     OwnedHistory,
 )
-from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, everything
+from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, identities_of
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
 
@@ -87,19 +87,19 @@ class SplitReconciler:
     def due(self) -> bool:
         """Whether there is anything to tell or to offer now; also moves the clock of the log."""
         now = self._clock.monotonic()
-        self._store.log.tick(now, self._view.worker_count(), self._store.remnants)
-        if self._store.remnants and now - self._offered_at >= OFFER_INTERVAL_S:
+        self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
+        if self._store.superseded and now - self._offered_at >= OFFER_INTERVAL_S:
             return True
         return bool(self._store.owned) and (bool(self._returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
     async def reconcile(self) -> None:
         """Tell of the shards owned here, and offer those that were lost."""
         await self._send_claims()
-        if not self._store.remnants:
+        if not self._store.superseded:
             return
         self._offered_at = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
-        for shard in list(self._store.remnants):
+        for shard in list(self._store.superseded):
             belief = self._store.ownership.known_owners.get(shard)
             if shard in self._store.owned:
                 await self._settle_own(shard)
@@ -135,7 +135,7 @@ class SplitReconciler:
                 answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
                 continue
-            self._store.note(answer.known)
+            self._store.note_owners(answer.known)
 
     # -- the loser's side ---------------------------------------------------------------------------------------
 
@@ -144,12 +144,12 @@ class SplitReconciler:
         answer = await self._rpc.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
         wanted: list[tuple[int, LogEntry]] = []
         unknown: list[int] = []
-        for holding in answer.holdings:
-            remnant = self._store.remnants.get(holding.shard)
+        for holding in answer.histories:
+            remnant = self._store.superseded.get(holding.shard)
             if remnant is None or holding.status == "retry":
                 continue
             if holding.status == "not_owner":
-                self._store.note([] if holding.where is None else [holding.where])
+                self._store.note_owners([] if holding.where is None else [holding.where])
                 self._directory.denied(holding.shard, owner)
                 unknown.append(holding.shard)
             elif self._takes_back(remnant, holding):
@@ -184,7 +184,7 @@ class SplitReconciler:
     def _own_again(self, shard: int, remnant: SupersededCopy, above: Term) -> None:
         term = self._store.next_term(shard, above)
         now = self._clock.monotonic()
-        self._store.own(shard, remnant.state, term, self._context.me(), now, tenured=False)
+        self._store.own(shard, remnant.state, term, self._context.me(), now, has_tenure=False)
         self._log.warning("shard_taken_back", shard=shard, term=term.number)
         self._rebalance.wake()
 
@@ -193,13 +193,13 @@ class SplitReconciler:
         known = Applied.of_rows(holding.known)
         # An old copy against a newer replica: nobody can tell which deltas that one has, so none is added.
         unclear = holding.era_step > remnant.state.era_step
-        difference = compare(remnant, known, () if unclear else self._store.log.of(shard))
+        difference = compare(remnant, known, () if unclear else self._store.log.entries(shard))
         if difference.wanted:
             return [(shard, entry) for entry in difference.wanted]
         if difference.lost and not unclear and remnant.sought < MAX_SEARCHES and await self._seek(shard, difference):
             remnant.sought += 1
             return []  # offered in the next look
-        if self._store.remnants.get(shard) is remnant:
+        if self._store.superseded.get(shard) is remnant:
             self._close(shard, difference.lost)
         return []
 
@@ -207,7 +207,7 @@ class SplitReconciler:
         """This copy came to us with a history that our log does not have: its former owners may. True when found."""
         rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
         message = FindDeltas(self._context.genesis, shard, rows)
-        before = len(self._store.log.of(shard))
+        before = len(self._store.log.entries(shard))
         # Candidates on the other side of the split need not be candidates of the whole swarm.
         asked = {contact.node_id: contact for contact in await self._directory.candidates(shard)}
         asked |= {peer.node_id: peer.contact for peer in self._swarm.members()}
@@ -225,7 +225,7 @@ class SplitReconciler:
                         )
             except (TransportError, BadFrame):
                 continue
-        return len(self._store.log.of(shard)) > before
+        return len(self._store.log.entries(shard)) > before
 
     async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
         if message.shard >= len(self._store):
@@ -234,7 +234,7 @@ class SplitReconciler:
         for node, incarnation, ranges in message.identities:
             sought.merge(Applied.of_rows([(node, incarnation, ranges)]))
         most = max(1, MAX_BATCH_BYTES // max(1, 4 * self._store.size(message.shard)))
-        entries = [entry for entry in self._store.log.of(message.shard) if entry.identity in sought]
+        entries = [entry for entry in self._store.log.entries(message.shard) if entry.identity in sought]
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
         described = [_as_message(shard, entry) for shard, entry in batch]
@@ -242,15 +242,15 @@ class SplitReconciler:
 
     async def _settle_own(self, shard: int) -> None:
         """This node owns the shard now whose former copy it kept."""
-        remnant, owned = self._store.remnants[shard], self._store.owned[shard]
+        remnant, owned = self._store.superseded[shard], self._store.owned[shard]
         if remnant.state is owned.state:
-            del self._store.remnants[shard]
+            del self._store.superseded[shard]
             return
         holding = self._holding(shard)
         if holding.status == "owner" and self._takes_back(remnant, holding):
             # What is owned began anew from a replica, and the former copy has the whole history: change them.
-            del self._store.remnants[shard]
-            self._store.depose(shard)
+            del self._store.superseded[shard]
+            self._store.step_down(shard)
             self._own_again(shard, remnant, owned.term)
             return
         for _, entry in await self._settle(shard, remnant, holding) if holding.status == "owner" else ():
@@ -261,7 +261,7 @@ class SplitReconciler:
             )
 
     def _close(self, shard: int, lost: list[Span]) -> None:
-        del self._store.remnants[shard]
+        del self._store.superseded[shard]
         counters = self._counters
         count = sum(high - low + 1 for _, _, low, high in lost)
         counters.lost_in_splits += count
@@ -292,7 +292,7 @@ class SplitReconciler:
         if owned.moving or lacks_backup(self._context, owned):
             return OwnedHistory(shard, "retry")
         state = owned.state
-        return OwnedHistory(shard, "owner", *owned.term, state.era_step, state.era_term, everything(state).rows())
+        return OwnedHistory(shard, "owner", *owned.term, state.era_step, state.era_term, identities_of(state).rows())
 
     async def _on_mend(self, sender: Contact, message: Mend, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)

@@ -14,9 +14,9 @@ def copy_status(store: ShardStore, shard: int, replica: tuple[Term, int] | None,
     if owned is not None:
         return CopyStatus(shard, "owner", *owned.term, owned.state.version, *fence, step)
     if backed is not None and backed.state is not None:
-        role: Role = "backup" if backed.in_office else "learner"
+        role: Role = "backup" if backed.is_active else "learner"
         return CopyStatus(shard, role, *backed.term, backed.state.version, *fence, step)
-    superseded = store.remnants.get(shard)
+    superseded = store.superseded.get(shard)
     if superseded is not None:
         return CopyStatus(shard, "backup", *superseded.term, superseded.state.version, *fence, step)
     stored = store.stored_above(shard, replica)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from overlay.peers import Contact
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.messages import Closing
+from training.exchange.messages import Window
 from training.exchange.terms import Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -27,21 +27,21 @@ class Owned:
     #: The highest number promised to a learner for the day it becomes backup: no two snapshots share one.
     promised: int = 0
     #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
-    tenured: bool = False
+    has_tenure: bool = False
     #: Of a take-over: the term of the copy it began with, and how many deltas that copy had.
-    begun: tuple[Term, int] | None = None
+    first_copy: tuple[Term, int] | None = None
     #: Windows of the trimmed mean made visible here that a backup or learner may not have heard of, oldest first; how
     #: many there were before those; and how many each of them has.
-    closings: list[Closing] = field(default_factory=list)
-    forgotten: int = 0
-    told: dict[bytes, int] = field(default_factory=dict)
+    closed_windows: list[Window] = field(default_factory=list)
+    dropped_windows: int = 0
+    acked_windows: dict[bytes, int] = field(default_factory=dict)
 
     @property
-    def copy_term(self) -> Term:
+    def rank_term(self) -> Term:
         """The term by which the state ranks among copies of the shard. A take-over adds nothing to the copy it began
         with until the first delta: another's copy of a later pair is worth more, under however low a term."""
-        if self.begun is not None and self.begun[1] == self.state.known_count:
-            return self.begun[0]
+        if self.first_copy is not None and self.first_copy[1] == self.state.known_count:
+            return self.first_copy[0]
         return self.term
 
     @property
@@ -54,21 +54,21 @@ class Owned:
         return [contact for contact in (self.backup, self.learner) if contact is not None]
 
     @property
-    def closed(self) -> int:
+    def closed_count(self) -> int:
         """How many windows were made visible under this ownership."""
-        return self.forgotten + len(self.closings)
+        return self.dropped_windows + len(self.closed_windows)
 
-    def untold(self, node_id: bytes) -> list[Closing]:
+    def unsent_windows(self, node_id: bytes) -> list[Window]:
         """The windows that a node may not have heard of."""
-        return self.closings[max(0, self.told.get(node_id, 0) - self.forgotten) :]
+        return self.closed_windows[max(0, self.acked_windows.get(node_id, 0) - self.dropped_windows) :]
 
-    def has_told(self, node_id: bytes, count: int) -> None:
+    def ack_windows(self, node_id: bytes, count: int) -> None:
         """It knows the first `count` windows; what all know is forgotten."""
-        self.told[node_id] = max(count, self.told.get(node_id, 0))
-        known = min((self.told.get(to.node_id, 0) for to in self.targets()), default=self.closed)
-        if known > self.forgotten:
-            del self.closings[: known - self.forgotten]
-            self.forgotten = known
+        self.acked_windows[node_id] = max(count, self.acked_windows.get(node_id, 0))
+        known = min((self.acked_windows.get(to.node_id, 0) for to in self.targets()), default=self.closed_count)
+        if known > self.dropped_windows:
+            del self.closed_windows[: known - self.dropped_windows]
+            self.dropped_windows = known
 
     def fold(self, step: int, rule: Rule) -> None:
         """The barrier of a step has passed: make its deltas visible."""
@@ -82,16 +82,16 @@ class Owned:
     def close(self, window: list[DeltaId], rule: Rule) -> None:
         """Make a window visible; backup and learner are told with the next delta."""
         self.state.close(window, rule)
-        self.closings.append(window)
+        self.closed_windows.append(window)
         if not self.has_targets:
-            self.forgotten += len(self.closings)
-            self.closings.clear()
+            self.dropped_windows += len(self.closed_windows)
+            self.closed_windows.clear()
 
     def close_complete(self, workers: float, rule: Rule) -> bool:
         """Close the present window if it is complete; True if it was."""
         if not self.state.pending or self.moving:
             return False
-        window = [pending.identity for pending in self.state.held()]
+        window = [pending.identity for pending in self.state.pending_deltas()]
         members = len({identity.node: None for identity in window})
         if not is_complete(members, len(window), workers):
             return False
@@ -126,7 +126,7 @@ class Backed:
 
     A learner has no `state` yet, or has one with a `promised` term: it becomes the backup in office when the owner
     first speaks under that term. Until then it neither claims nor fences anything by it, because the owner may never
-    have heard that the state arrived, and may go on with another backup. `waiting` keeps the live deltas until then:
+    have heard that the state arrived, and may go on with another backup. `buffered` keeps the live deltas until then:
     should a newer snapshot replace this one, they have to be added to that one as well.
     """
 
@@ -134,27 +134,27 @@ class Backed:
     term: Term
     state: ShardState | None = None
     promised: Term | None = None
-    waiting: list[BufferedDelta] = field(default_factory=list)
+    buffered: list[BufferedDelta] = field(default_factory=list)
     #: Windows closed meanwhile, to be closed in that state too.
-    closings: list[Closing] = field(default_factory=list)
+    closed_windows: list[Window] = field(default_factory=list)
     #: The number promised for the present lesson: a call to learn that is not above it came late.
     attempt: int = 0
     #: The owner was started anew since, and owns nothing: whoever backs it takes over, although it answers.
-    bereft: bool = False
+    owner_restarted: bool = False
 
     @property
-    def in_office(self) -> bool:
+    def is_active(self) -> bool:
         return self.state is not None and self.promised is None
 
-    def take_office(self, term: Term) -> None:
+    def activate(self, term: Term) -> None:
         """The owner speaks under the term promised to this node: no other snapshot will come."""
         self.term, self.promised = term, None
-        self.waiting.clear()
-        self.closings.clear()
+        self.buffered.clear()
+        self.closed_windows.clear()
 
     @property
-    def waiting_bytes(self) -> int:
-        return sum(item.delta.nbytes for item in self.waiting)
+    def buffered_bytes(self) -> int:
+        return sum(item.delta.nbytes for item in self.buffered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class SupersededCopy:
 
     def known(self) -> Applied:
         """Every identity in the copy, visible or held, and in those before it."""
-        known = everything(self.state)
+        known = identities_of(self.state)
         known.merge(self.earlier)
         return known
 
@@ -130,7 +130,7 @@ class RepairLog:
         del self._shards[shard][entry.identity]
         self.size_bytes -= len(entry.payload)
 
-    def of(self, shard: int) -> list[LogEntry]:
+    def entries(self, shard: int) -> list[LogEntry]:
         """The entries of a shard, oldest first."""
         return list(self._shards.get(shard, {}).values())
 
@@ -150,7 +150,7 @@ class Difference:
     lost: list[Span] = field(default_factory=list)
 
 
-def everything(state: ShardState) -> Applied:
+def identities_of(state: ShardState) -> Applied:
     """Every identity in a state, visible or held."""
     known = state.applied.copy()
     for held in state.pending.values():

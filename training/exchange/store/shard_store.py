@@ -7,7 +7,7 @@ These rules keep an acknowledged delta from being lost or added twice:
 * Identities, not counters, decide whether a delta is in. Owner and backup may add them in any order.
 * An owner adds a delta only after its backup has it, and checks its role again before it adds.
 * The owner decides what depends on the order of deltas: how much one is clipped, which ones form a window of the
-  trimmed mean. Its backup receives the decision with the delta, or with the next one (`closings`).
+  trimmed mean. Its backup receives the decision with the delta, or with the next one (`closed_windows`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import numpy as np
 from overlay.peers import Contact
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.messages import Closing, ForwardStatus
+from training.exchange.messages import ForwardStatus, Window
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
-from training.exchange.store.repair_log import RepairLog, SupersededCopy, everything
+from training.exchange.store.repair_log import RepairLog, SupersededCopy, identities_of
 from training.exchange.terms import ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
 #: Live deltas kept for states that are still to come, over all shards: a slow lesson is given up and begun anew.
-MOST_WAITING_BYTES = 256 * 1024 * 1024
+MAX_BUFFERED_BYTES = 256 * 1024 * 1024
 
 
 class ShardStore:
@@ -52,7 +52,7 @@ class ShardStore:
         self.ownership = Ownership(len(bounds))
         self.log = log if log is not None else RepairLog(0, 0.0)
         #: Copies that lost to a higher term, until its owner has everything that is in them.
-        self.remnants: dict[int, SupersededCopy] = {}
+        self.superseded: dict[int, SupersededCopy] = {}
         #: What this node had on disk when it started, until it knows who owns those shards now.
         self.stored: dict[int, StoredState] = {}
 
@@ -92,9 +92,9 @@ class ShardStore:
             if mine.moving and is_backup and term.node == self.node_id:
                 # This node's own hand-over, reported by others before its answer arrived: the new owner relies on
                 # this node as its backup.
-                self.demote(shard, owner, term)
+                self.become_backup(shard, owner, term)
                 return True
-            self.depose(shard)
+            self.step_down(shard)
         backed = self.backed.get(shard)
         if backed is not None and term > backed.term and backed.owner.node_id != owner.node_id:
             # Another pair took over without this node. A newer term of its own owner does not end the backup role:
@@ -103,13 +103,13 @@ class ShardStore:
             self._keep_superseded(shard, backed.term, backed.state)
         elif backed is not None and backed.state is not None and term == backed.promised:
             # No term is promised twice: an owner under this one must have promoted this learner.
-            backed.take_office(term)
+            backed.activate(term)
         elif backed is not None and backed.promised is not None and term > backed.promised:
             # The owner promoted a later learner. This copy may lack what that one has, and never becomes the backup.
             del self.backed[shard]
         return True
 
-    def note(self, infos: Iterable[OwnerInfo]) -> None:
+    def note_owners(self, infos: Iterable[OwnerInfo]) -> None:
         """`note_owner` for a list from the wire; entries with a malformed address are skipped."""
         for info in infos:
             try:
@@ -123,7 +123,7 @@ class ShardStore:
         if shard not in self.owned:
             self.ownership.replace_owner(shard, term, owner)
 
-    def elsewhere(self, shard: int) -> OwnerInfo | None:
+    def redirect(self, shard: int) -> OwnerInfo | None:
         """Where to redirect a node that takes this one for the owner; None if the owner is unknown, or if this node
         is the known owner without owning the shard."""
         known = self.ownership.known_owners.get(shard)
@@ -131,7 +131,7 @@ class ShardStore:
             return None
         return self.ownership.owner_info(shard)
 
-    def restarted(self, node_id: bytes, me: Contact) -> None:
+    def on_restart(self, node_id: bytes, me: Contact) -> None:
         """A node has restarted: it owns nothing and backs up nothing until it is asked again."""
         for shard, owned in list(self.owned.items()):
             if owned.learner is not None and owned.learner.node_id == node_id:
@@ -140,7 +140,7 @@ class ShardStore:
                 self.drop_backup(shard, me)
         for shard, backed in list(self.backed.items()):
             if backed.owner.node_id == node_id:
-                backed.bereft = True
+                backed.owner_restarted = True
                 if backed.state is None:
                     del self.backed[shard]
         self.ownership.forget_node(node_id)
@@ -155,7 +155,7 @@ class ShardStore:
         me: Contact,
         now: float,
         *,
-        tenured: bool,
+        has_tenure: bool,
         backup: Contact | None = None,
     ) -> Owned:
         """Become the owner under a term that must be above every one seen. Raises `ValueError` otherwise."""
@@ -165,20 +165,20 @@ class ShardStore:
         backed = self.backed.pop(shard, None)
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
-        owned = Owned(state, term, since=now, tenured=tenured, backup=backup)
+        owned = Owned(state, term, since=now, has_tenure=has_tenure, backup=backup)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
 
-    def depose(self, shard: int) -> None:
+    def step_down(self, shard: int) -> None:
         """Give up ownership; deltas that only this copy has are offered to the new owner."""
         owned = self.owned.pop(shard)
         self._keep_superseded(shard, owned.term, owned.state)
 
     def _keep_superseded(self, shard: int, term: Term, state: ShardState | None) -> None:
         if state is not None:
-            copy, former = SupersededCopy(term, state), self.remnants.get(shard)
-            self.remnants[shard] = copy if former is None else copy.merged_with(former)
+            copy, former = SupersededCopy(term, state), self.superseded.get(shard)
+            self.superseded[shard] = copy if former is None else copy.merged_with(former)
 
     def next_term(self, shard: int, *above: Term) -> Term:
         """A term of our own above every one seen here, held, promised or given."""
@@ -198,7 +198,7 @@ class ShardStore:
         self.owned[shard].promised = term.number
         return term
 
-    def appoint(self, shard: int, backup: Contact, term: Term, me: Contact, now: float) -> Contact | None:
+    def promote_learner(self, shard: int, backup: Contact, term: Term, me: Contact, now: float) -> Contact | None:
         """Make the learner that has everything the backup, under the term promised to it; returns the former one."""
         owned = self.owned[shard]
         former, owned.backup, owned.learner = owned.backup, backup, None
@@ -214,7 +214,7 @@ class ShardStore:
         owned.promised = owned.term.number
         self.ownership.assign(shard, owned.term, me)
 
-    def demote(self, shard: int, owner: Contact, term: Term) -> None:
+    def become_backup(self, shard: int, owner: Contact, term: Term) -> None:
         """Hand over: the new owner's backup from now on, with the state we had as owner."""
         owned = self.owned.pop(shard)
         self.backed[shard] = Backed(owner=owner, term=term, state=owned.state, attempt=owned.promised)
@@ -222,13 +222,13 @@ class ShardStore:
 
     # -- backing up ---------------------------------------------------------------------------------------------
 
-    def learn(self, shard: int, term: Term, owner: Contact, attempt: int | None = None) -> bool:
+    def begin_catch_up(self, shard: int, term: Term, owner: Contact, attempt: int | None = None) -> bool:
         """Begin to buffer live deltas of a shard whose state will follow. False if a higher term is known, if this
         node owns the shard, or if the same owner's later `attempt` arrived first: its deltas would be forgotten."""
         if term < self.ownership.fence(shard) or not 0 <= shard < len(self.bounds):
             return False
         former = self.backed.get(shard)
-        same = former is not None and former.owner.node_id == owner.node_id and not former.bereft
+        same = former is not None and former.owner.node_id == owner.node_id and not former.owner_restarted
         if former is not None and same and attempt is not None and attempt <= former.attempt:
             return False
         self.note_owner(shard, term, owner)
@@ -244,11 +244,11 @@ class ShardStore:
         backed = self.backed.get(shard)
         if backed is None or backed.owner.node_id != owner.node_id or promised < self.ownership.fence(shard):
             return False
-        if backed.in_office or (backed.promised is not None and promised < backed.promised):
+        if backed.is_active or (backed.promised is not None and promised < backed.promised):
             return False
-        for item in backed.waiting:
+        for item in backed.buffered:
             self._add(shard, state, item)
-        if not self._follow(state, backed.closings):
+        if not self._follow(state, backed.closed_windows):
             return False
         backed.state, backed.promised = state, promised
         return True
@@ -263,12 +263,12 @@ class ShardStore:
         del self.backed[shard]
         return self.note_owner(shard, term, owner)
 
-    def counts_on(self, shard: int, node_id: bytes) -> bool:
+    def relies_on(self, shard: int, node_id: bytes) -> bool:
         """Whether a node is the backup or the learner of a shard owned here."""
         owned = self.owned.get(shard)
         return owned is not None and any(contact.node_id == node_id for contact in owned.targets())
 
-    def not_counted_on(self, where: OwnerInfo, owner: Contact) -> None:
+    def drop_unconfirmed(self, where: OwnerInfo, owner: Contact) -> None:
         """The owner does not rely on this copy. Either it has another backup, or another node owns the shard: the
         copy is offered to that one."""
         backed = self.backed.get(where.shard)
@@ -277,7 +277,7 @@ class ShardStore:
         if where.owner == owner.node_id:
             self.release(where.shard, where.term, owner)
         else:
-            self.note([where])
+            self.note_owners([where])
 
     def accept_forward(
         self,
@@ -286,7 +286,7 @@ class ShardStore:
         item: BufferedDelta,
         folded_step: int,
         sender: bytes,
-        closings: Sequence[Closing] = (),
+        closed_windows: Sequence[Window] = (),
     ) -> tuple[ForwardStatus, Term]:
         """A delta from the owner, and the windows it has closed: `ok`, `fenced` (with the higher term) or `unknown`.
 
@@ -300,16 +300,16 @@ class ShardStore:
         if backed is None or backed.owner.node_id != sender:
             return "unknown", fence
         if backed.promised is not None and term >= backed.promised:
-            backed.take_office(term)
+            backed.activate(term)
             self.ownership.assign(shard, term, backed.owner)
-        elif backed.in_office and term > backed.term:
+        elif backed.is_active and term > backed.term:
             backed.term = term  # the same pair under a newer term: the owner rose above a fence
             self.ownership.assign(shard, term, backed.owner)
-        if not backed.in_office:
-            if sum(one.waiting_bytes for one in self.backed.values() if not one.in_office) > MOST_WAITING_BYTES:
+        if not backed.is_active:
+            if sum(one.buffered_bytes for one in self.backed.values() if not one.is_active) > MAX_BUFFERED_BYTES:
                 return "unknown", fence
-            backed.waiting.append(item)
-            backed.closings += [window for window in closings if window not in backed.closings]
+            backed.buffered.append(item)
+            backed.closed_windows += [window for window in closed_windows if window not in backed.closed_windows]
         state = backed.state
         if state is not None:
             if self.rule.robust == "trimmed-mean":
@@ -317,24 +317,24 @@ class ShardStore:
             else:
                 state.fold(folded_step, self.rule)
             self._add(shard, state, item)
-            if not self._follow(state, closings):
+            if not self._follow(state, closed_windows):
                 return "unknown", fence
         return "ok", term
 
-    def follow(self, shard: int, closings: Sequence[Closing]) -> bool:
+    def close_backed_windows(self, shard: int, closed_windows: Sequence[Window]) -> bool:
         """Close the owner's windows in the copy that it is about to hand over; False when a delta is missing."""
         backed = self.backed[shard]
-        return backed.state is not None and self._follow(backed.state, closings)
+        return backed.state is not None and self._follow(backed.state, closed_windows)
 
-    def _follow(self, state: ShardState, closings: Sequence[Closing]) -> bool:
-        return all(state.close(window, self.rule) for window in closings)
+    def _follow(self, state: ShardState, closed_windows: Sequence[Window]) -> bool:
+        return all(state.close(window, self.rule) for window in closed_windows)
 
     def add(self, shard: int, item: BufferedDelta) -> int:
         """Add a delta that the backup has to an owned shard; returns the version."""
         self._add(shard, self.owned[shard].state, item)
         return self.owned[shard].state.version
 
-    def add_only(self, shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
+    def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
         """Add a delta that no other node will ask for: not buffered, logged or measured, and `delta` is not kept."""
         state = self.owned[shard].state
         if not state.knows(identity):
@@ -348,7 +348,7 @@ class ShardStore:
         # What comes out of a split was voted on there, or will not be: its fellows of that step are in already.
         in_window = self.rule.robust == "trimmed-mean" and item.momentum
         if item.synchronous or in_window:
-            state.hold(item.identity, item.weight, item.delta, momentum=item.momentum)
+            state.add_pending(item.identity, item.weight, item.delta, momentum=item.momentum)
         else:
             state.apply(item.identity, item.weight, item.delta, self.rule, momentum=item.momentum)
         if self.log.seconds and item.is_logged:
@@ -394,18 +394,18 @@ class ShardStore:
                 if owned is None or owned.state.value is not stored.state.value:
                     self._keep_superseded(shard, stored.term, stored.state)
 
-    def known(self) -> list[Applied]:
+    def known_deltas(self) -> list[Applied]:
         """The identities in every state of this node, visible or pending."""
-        return [everything(state) for state in self._states()] + [copy.known() for copy in self.remnants.values()]
+        return [identities_of(state) for state in self._states()] + [copy.known() for copy in self.superseded.values()]
 
     def _states(self) -> list[ShardState]:
         backed = [backed.state for backed in self.backed.values() if backed.state is not None]
         stored = [stored.state for stored in self.stored.values()]
         return [*(owned.state for owned in self.owned.values()), *backed, *stored]
 
-    def copy_of(self, shard: int) -> tuple[Term, ShardState] | None:
+    def unowned_copy(self, shard: int) -> tuple[Term, ShardState] | None:
         """The state that this node does not own but could go on from, and its term."""
-        backed, remnant = self.backed.get(shard), self.remnants.get(shard)
+        backed, remnant = self.backed.get(shard), self.superseded.get(shard)
         if backed is not None and backed.state is not None:
             return backed.term, backed.state
         return None if remnant is None else (remnant.term, remnant.state)
@@ -413,5 +413,5 @@ class ShardStore:
     @property
     def size_bytes(self) -> int:
         """Memory of the states held, as owner and as backup."""
-        superseded = [copy.state for copy in self.remnants.values()]
+        superseded = [copy.state for copy in self.superseded.values()]
         return sum(state.size_bytes for state in (*self._states(), *superseded))

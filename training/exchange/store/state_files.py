@@ -64,7 +64,7 @@ def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, cl
 
 
 def _arrays(state: ShardState) -> list[Vector]:
-    held = [item.delta for item in state.held()]
+    held = [item.delta for item in state.pending_deltas()]
     moving = [] if state.momentum is None or state.accumulated is None else [state.momentum, state.accumulated]
     return [array for array in [state.value, *moving, *held] if array.size]
 
@@ -103,7 +103,7 @@ def decode(
         value = take(end - begin)
         has_momentum = one.has_momentum and parameters
         momentum = (take(parameters), take(parameters)) if has_momentum else None
-        state = restore(one, parameters, value, momentum, [take(end - begin) for _ in one.held])
+        state = restore(one, parameters, value, momentum, [take(end - begin) for _ in one.pending])
         found[one.shard] = StoredState(one.term, state, head.clean)
     if taken != values.size:
         raise BadStates("it is of another layout")

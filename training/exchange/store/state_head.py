@@ -28,7 +28,7 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         folded_step=state.folded_step,
         has_momentum=state.momentum is not None,
         applied=state.applied.rows(),
-        held=[(*item.identity, item.weight, item.momentum) for item in state.held()],
+        pending=[(*item.identity, item.weight, item.momentum) for item in state.pending_deltas()],
         norms=state.norms.rows(),
     )
 
@@ -53,6 +53,6 @@ def restore(
         folded_step=head.folded_step,
         norms=Norms(head.norms),
     )
-    for (node, incarnation, step, weight, has_momentum), delta in zip(head.held, pending, strict=True):
-        state.hold(DeltaId(node, incarnation, step), weight, delta, momentum=has_momentum)
+    for (node, incarnation, step, weight, has_momentum), delta in zip(head.pending, pending, strict=True):
+        state.add_pending(DeltaId(node, incarnation, step), weight, delta, momentum=has_momentum)
     return state

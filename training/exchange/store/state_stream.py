@@ -19,7 +19,7 @@ def body(snapshots: list[tuple[StateHead, ShardState]]) -> Iterator[Buffer]:
         if state.momentum is not None and state.accumulated is not None and state.momentum.size:
             yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
             yield from frames(head.shard, state.accumulated, "float32", Part.ACCUMULATED)
-        for item in state.held():
+        for item in state.pending_deltas():
             yield from frames(head.shard, item.delta, "float32", Part.PENDING, step=item.identity.step)
 
 
@@ -34,5 +34,5 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
         first, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, parameters)
         accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
         momentum = first, accumulated
-    pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.held]
+    pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
     return restore(head, parameters, value, momentum, pending)

@@ -112,7 +112,7 @@ class Learner:
             return
         identity = DeltaId(node.to_bytes(20, "big"), 1, step)
         if self._synchronous:
-            self._state.hold(identity, self._weight(node), delta)
+            self._state.add_pending(identity, self._weight(node), delta)
         else:
             self._state.apply(identity, self._weight(node), delta, self._outer)
 

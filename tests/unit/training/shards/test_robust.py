@@ -12,9 +12,9 @@ from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.robust import (
     CLIP_MULTIPLE,
-    MOST_MEMBERS,
-    MOST_NORMS,
-    OLD_STEPS,
+    MAX_MEMBERS,
+    MAX_NORM_AGE_STEPS,
+    MAX_NORMS,
     FirstNorms,
     Norms,
     clip_factor,
@@ -89,7 +89,7 @@ def test_norms_of_long_ago_do_not_count() -> None:
     for node in range(1, 5):
         norms.note(member(node), 1, 1, 100.0)
     for node in range(5, 10):
-        norms.note(member(node), 1, OLD_STEPS + 2, 1.0)
+        norms.note(member(node), 1, MAX_NORM_AGE_STEPS + 2, 1.0)
 
     assert norms.copy().reference() == 1.0
 
@@ -107,10 +107,10 @@ def test_a_resting_shard_has_no_reference() -> None:
 def test_the_table_of_norms_is_bounded() -> None:
     """Of more members than it holds the one with the oldest step goes."""
     norms = Norms()
-    for number in range(MOST_NORMS + 10):
+    for number in range(MAX_NORMS + 10):
         norms.note(number.to_bytes(20, "big"), 1, number, 1.0)
 
-    assert len(norms) == MOST_NORMS
+    assert len(norms) == MAX_NORMS
     assert min(step for _, _, step, _ in norms.rows()) == 10
 
 
@@ -158,7 +158,7 @@ def test_nothing_is_accepted_before_three_lengths_are_known() -> None:
         (4, 5, 8, True),  # half, and one of them again
         (3, 9, 8, False),
         (3, 4, 4, True),
-        (MOST_MEMBERS, MOST_MEMBERS, 500, True),
+        (MAX_MEMBERS, MAX_MEMBERS, 500, True),
     ],
 )
 def test_when_a_window_is_complete(members: int, deltas: int, workers: float, complete: bool) -> None:
@@ -205,7 +205,7 @@ def test_a_window_counts_a_member_once() -> None:
     window = [DeltaId(member(9), 1, step) for step in (1, 2, 3)] + [DeltaId(member(node), 1, 1) for node in (1, 2, 3)]
     for identity in window:
         amount = -10.0 if identity.node == member(9) else 1.0
-        state.hold(identity, 0.5, np.full(2, amount, np.float32))
+        state.add_pending(identity, 0.5, np.full(2, amount, np.float32))
 
     assert state.close(window, TRIMMED)
     assert state.value.tolist() == [2.0, 2.0]  # four rows: 0.5, 0.5, 0.5, −15; the middle two, times two
@@ -217,7 +217,7 @@ def test_a_window_is_closed_once_and_only_whole() -> None:
     """Told again it changes nothing; with a delta that is not here nothing is done, and that is said."""
     state = ShardState(value=np.zeros(1, np.float32), parameters=1)
     here, there = DeltaId(member(1), 1, 1), DeltaId(member(2), 1, 1)
-    state.hold(here, 1.0, np.ones(1, np.float32))
+    state.add_pending(here, 1.0, np.ones(1, np.float32))
 
     assert not state.close([here, there], TRIMMED)
     assert (state.value.tolist(), state.version) == ([0.0], 0)
@@ -234,7 +234,7 @@ def test_momentum_takes_a_window_for_its_weight() -> None:
     for turn in range(2):
         window = [DeltaId(member(node), 1, turn) for node in range(4)]
         for identity in window:
-            held.hold(identity, 0.25, np.ones(1, np.float32))
+            held.add_pending(identity, 0.25, np.ones(1, np.float32))
             plain.apply(identity, 0.25, np.ones(1, np.float32), rule)
         assert held.close(window, rule)
 

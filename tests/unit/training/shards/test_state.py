@@ -178,7 +178,7 @@ def test_folding_does_not_depend_on_the_order_of_arrival() -> None:
     for _ in range(20):
         state = ShardState(value=np.ones(30, dtype=np.float32), parameters=20)
         for one, delta in order.sample(held, len(held)):
-            state.hold(one, 0.2, delta)
+            state.add_pending(one, 0.2, delta)
         assert state.fold(2, NESTEROV) == 10
         assert state.momentum is not None
         results.add((state.value.tobytes(), state.momentum.tobytes(), state.version))
@@ -189,7 +189,7 @@ def test_folding_does_not_depend_on_the_order_of_arrival() -> None:
 def test_a_held_delta_is_known_but_not_visible() -> None:
     """Until its step is folded a delta does not change the value; a retry of it is recognised all the same."""
     state = shard(0.0)
-    state.hold(identity(3), 1.0, vector(5.0))
+    state.add_pending(identity(3), 1.0, vector(5.0))
 
     assert state.value[0] == 0.0
     assert state.version == 0
@@ -203,7 +203,7 @@ def test_folding_takes_the_steps_up_to_the_barrier_only() -> None:
     """A node that is one step ahead has pushed step t + 1 already; nobody may see it yet."""
     state = shard(0.0)
     for step in (1, 2, 3):
-        state.hold(identity(step), 1.0, vector(10.0**step))
+        state.add_pending(identity(step), 1.0, vector(10.0**step))
 
     assert state.fold(2, SUM) == 2
     assert state.value[0] == 110.0
@@ -216,7 +216,7 @@ def test_folding_takes_the_steps_up_to_the_barrier_only() -> None:
 def test_folding_again_changes_nothing() -> None:
     """Pulls of many nodes name the same step, and old ones come late."""
     state = shard(0.0)
-    state.hold(identity(2), 1.0, vector(1.0))
+    state.add_pending(identity(2), 1.0, vector(1.0))
     state.fold(2, SUM)
 
     assert state.fold(2, SUM) == 0
@@ -228,7 +228,7 @@ def test_a_delta_that_comes_after_its_fold_is_kept_for_the_next() -> None:
     """A straggler's delta of a step already folded is not lost: the next fold takes it."""
     state = shard(0.0)
     state.fold(5, SUM)
-    state.hold(identity(4), 1.0, vector(1.0))
+    state.add_pending(identity(4), 1.0, vector(1.0))
 
     assert state.fold(5, SUM) == 1
     assert state.value[0] == 1.0
@@ -241,13 +241,13 @@ def test_a_copy_is_independent_in_every_part() -> None:
     """A learner's snapshot does not move when the owner goes on, and the owner's not when the learner does."""
     state = shard(0.0, 0.0)
     state.apply(identity(1), 0.5, vector(1.0, 1.0), NESTEROV)
-    state.hold(identity(2), 1.0, vector(2.0, 2.0))
+    state.add_pending(identity(2), 1.0, vector(2.0, 2.0))
     state.era_step, state.folded_step = 3, 4
     twin = state.copy()
     before = (twin.value.tolist(), twin.applied.rows(), twin.sum_weight, twin.version, len(twin.pending[2]))
 
     state.apply(identity(9), 0.5, vector(1.0, 1.0), NESTEROV)
-    state.hold(identity(2, node=1), 1.0, vector(2.0, 2.0))
+    state.add_pending(identity(2, node=1), 1.0, vector(2.0, 2.0))
     state.fold(2, NESTEROV)
 
     assert (twin.value.tolist(), twin.applied.rows(), twin.sum_weight, twin.version, len(twin.pending[2])) == before
@@ -277,7 +277,7 @@ def test_the_size_counts_every_array() -> None:
     assert state.size_bytes == 40
     state.apply(identity(1), 0.5, vector(*[0.0] * 10), NESTEROV)
     assert state.size_bytes == 40 + 16 + 16
-    state.hold(identity(2), 0.5, vector(*[0.0] * 10))
+    state.add_pending(identity(2), 0.5, vector(*[0.0] * 10))
     assert state.size_bytes == 72 + 40
 
 
@@ -329,11 +329,11 @@ def test_forgetting_takes_one_incarnation() -> None:
 def test_beyond_the_most_ranges_the_lowest_gap_closes() -> None:
     """Memory is bounded: of 33 separate steps the two oldest are joined, the newer gaps stay open."""
     applied = Applied()
-    steps = range(0, 2 * (Applied.MOST_RANGES + 1), 2)
+    steps = range(0, 2 * (Applied.MAX_RANGES + 1), 2)
     for step in steps:
         applied.add(identity(step))
 
-    assert len(applied.rows()[0][2]) == Applied.MOST_RANGES
+    assert len(applied.rows()[0][2]) == Applied.MAX_RANGES
     assert all(identity(step) in applied for step in steps)
     assert identity(1) in applied  # the closed gap
     assert all(identity(step + 1) not in applied for step in steps if step >= 2)

@@ -163,7 +163,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     states = [SimpleNamespace(value=np.full(SIZE, shard, np.float32), version=1, pending={}) for shard in range(SHARDS)]
     cast(Any, context.store).owned = {
-        shard: SimpleNamespace(state=state, copy_term=TERM) for shard, state in enumerate(states)
+        shard: SimpleNamespace(state=state, rank_term=TERM) for shard, state in enumerate(states)
     }
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     turns = 0

@@ -33,12 +33,12 @@ from training.shards.outer_rule import Rule
 def logged(name: str, *, limit_bytes: int = 1 << 20, seconds: float = 60.0) -> ShardStore:
     """An owner of shard 0 under (1, name) with a log."""
     store = ShardStore(IDS[name], BOUNDS, PARAMETERS, SUM, RepairLog(limit_bytes, seconds))
-    store.own(0, zeros(store), term(1, name), contact(name), 0.0, tenured=False)
+    store.own(0, zeros(store), term(1, name), contact(name), 0.0, has_tenure=False)
     return store
 
 
 def identities(store: ShardStore) -> list[int]:
-    return [entry.identity.step for entry in store.log.of(0)]
+    return [entry.identity.step for entry in store.log.entries(0)]
 
 
 def test_a_delta_without_a_payload_is_added_exactly_and_logged_in_its_codec() -> None:
@@ -48,7 +48,7 @@ def test_a_delta_without_a_payload_is_added_exactly_and_logged_in_its_codec() ->
         store = logged("a")
         store.add(0, BufferedDelta(DeltaId(IDS["a"], 1, 1), 1.0, own.copy(), False, codec=codec))  # type: ignore[arg-type]
 
-        (entry,) = store.log.of(0)
+        (entry,) = store.log.entries(0)
         assert (store.owned[0].state.value == own).all()
         assert (entry.codec, len(entry.payload)) == (codec, 4 * per_value)
         assert (codecs.decoded(entry.payload, entry.codec, 4) == rounded).all()
@@ -60,7 +60,7 @@ def test_what_nobody_else_will_ask_for_is_added_once_and_not_logged() -> None:
     own = np.array([1.0 + 2.0**-20, -3.0, 0.5, 2.0**-20], dtype=np.float32)
     identity = DeltaId(IDS["a"], 1, 1)
 
-    assert [store.add_only(0, identity, 1.0, own) for _ in range(2)] == [1, 1]
+    assert [store.add_unlogged(0, identity, 1.0, own) for _ in range(2)] == [1, 1]
 
     state = store.owned[0].state
     assert (state.value == own).all()
@@ -79,7 +79,7 @@ def test_the_log_keeps_what_was_added_once() -> None:
 
     assert identities(store) == [1, 2]
     assert store.log.size_bytes == 2 * 16
-    assert [entry.weight for entry in store.log.of(0)] == [1.0, 1.0]
+    assert [entry.weight for entry in store.log.entries(0)] == [1.0, 1.0]
 
 
 def test_the_log_forgets_by_age_but_not_what_is_being_offered() -> None:
@@ -92,7 +92,7 @@ def test_the_log_forgets_by_age_but_not_what_is_being_offered() -> None:
 
     store.log.tick(112.0, 5.0, {0: None})
     assert identities(store) == [1, 2]
-    assert [entry.workers for entry in store.log.of(0)] == [4.0, 5.0]
+    assert [entry.workers for entry in store.log.entries(0)] == [4.0, 5.0]
     store.log.tick(112.0, 5.0, {})
     assert identities(store) == [2]
     assert store.log.reach_s == 10.0
@@ -144,7 +144,7 @@ def test_a_comparison_offers_what_the_log_has_and_names_what_it_has_not() -> Non
     for step in (2, 3):
         winner.add(DeltaId(IDS["x"], 1, step))
 
-    found = compare(SupersededCopy(term(1, "a"), store.owned[0].state), winner, store.log.of(0))
+    found = compare(SupersededCopy(term(1, "a"), store.owned[0].state), winner, store.log.entries(0))
 
     assert [entry.identity.step for entry in found.wanted] == [4, 5]
     assert found.lost == [(IDS["x"], 1, 1, 1)]
@@ -161,8 +161,8 @@ def test_an_owner_that_loses_keeps_its_copy_to_offer() -> None:
     assert store.note_owner(0, term(5, "c"), contact("c"))
 
     assert 0 not in store.owned
-    assert store.remnants[0].term == term(1, "a")
-    assert value_of(store.remnants[0].state) == 1.0
+    assert store.superseded[0].term == term(1, "a")
+    assert value_of(store.superseded[0].state) == 1.0
 
 
 def test_a_backup_whose_shard_another_pair_took_keeps_its_copy() -> None:
@@ -171,7 +171,7 @@ def test_a_backup_whose_shard_another_pair_took_keeps_its_copy() -> None:
     store.note_owner(0, term(5, "c"), contact("c"))
 
     assert 0 not in store.backed
-    assert store.remnants[0].term == term(1, "a")
+    assert store.superseded[0].term == term(1, "a")
 
 
 def test_of_two_copies_the_later_stays_and_the_identities_of_both() -> None:
@@ -179,21 +179,21 @@ def test_of_two_copies_the_later_stays_and_the_identities_of_both() -> None:
     store = logged("a")
     store.add(0, delta(1))
     store.note_owner(0, term(5, "c"), contact("c"))
-    store.own(0, zeros(store), term(6, "a"), contact("a"), 0.0, tenured=False)
+    store.own(0, zeros(store), term(6, "a"), contact("a"), 0.0, has_tenure=False)
     store.add(0, delta(2))
     store.note_owner(0, term(7, "c"), contact("c"))
 
-    known = store.remnants[0].known()
-    assert store.remnants[0].term == term(6, "a")
+    known = store.superseded[0].known()
+    assert store.superseded[0].term == term(6, "a")
     assert all(DeltaId(IDS["x"], 1, step) in known for step in (1, 2))
 
 
 def test_taking_anothers_copy_keeps_the_own_one() -> None:
     """A take-over that goes on from what another node had."""
     store = backup_of("b", "a")
-    store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, tenured=False)
+    store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, has_tenure=False)
 
-    assert store.remnants[0].term == term(1, "a")
+    assert store.superseded[0].term == term(1, "a")
 
 
 def test_news_of_the_own_hand_over_make_a_backup() -> None:
@@ -206,8 +206,8 @@ def test_news_of_the_own_hand_over_make_a_backup() -> None:
     assert store.note_owner(0, handed, contact("b"))
 
     assert 0 not in store.owned
-    assert 0 not in store.remnants
-    assert store.backed[0].in_office
+    assert 0 not in store.superseded
+    assert store.backed[0].is_active
     assert store.backed[0].owner == contact("b")
 
 
@@ -219,7 +219,7 @@ def test_a_delta_out_of_a_split_moves_the_value_only() -> None:
 
     assert value_of(state) == 0.5
     assert state.momentum is None
-    state.hold(DeltaId(IDS["x"], 1, 2), 1.0, delta(2).delta, momentum=False)
+    state.add_pending(DeltaId(IDS["x"], 1, 2), 1.0, delta(2).delta, momentum=False)
     state.fold(2, rule)
     assert value_of(state) == 1.0
     assert state.momentum is None
@@ -263,21 +263,21 @@ def test_a_backup_follows_its_owner_to_a_higher_term() -> None:
 def test_a_call_to_learn_that_comes_late_is_not_heard() -> None:
     """It would throw away the deltas that were taken for the lesson under way; found by the model."""
     store = store_of("b")
-    assert store.learn(0, term(1, "a"), contact("a"), 3)
+    assert store.begin_catch_up(0, term(1, "a"), contact("a"), 3)
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
 
-    assert not store.learn(0, term(1, "a"), contact("a"), 2)
-    assert not store.learn(0, term(1, "a"), contact("a"), 3)
+    assert not store.begin_catch_up(0, term(1, "a"), contact("a"), 2)
+    assert not store.begin_catch_up(0, term(1, "a"), contact("a"), 3)
     assert store.take_state(0, term(3, "a"), contact("a"), zeros(store))
     assert value_of(store.backed[0].state) == 1.0
-    assert store.learn(0, term(1, "a"), contact("a"), 4)
+    assert store.begin_catch_up(0, term(1, "a"), contact("a"), 4)
 
 
 def test_an_owner_learns_from_nobody() -> None:
     """A lower term's call to learn does not make a backup of an owner."""
     store = owner_of("a")
 
-    assert not store.learn(0, term(1, "a"), contact("b"), 1)
+    assert not store.begin_catch_up(0, term(1, "a"), contact("b"), 1)
     assert 0 in store.owned
     assert 0 not in store.backed
 
@@ -288,19 +288,19 @@ def test_an_owner_learns_from_nobody() -> None:
 def test_a_restarted_owner_leaves_a_bereft_backup() -> None:
     """It answers, and owns nothing: found by the model, where nobody ever took over."""
     store = backup_of("b", "a")
-    store.restarted(IDS["a"], contact("b"))
+    store.on_restart(IDS["a"], contact("b"))
 
-    assert store.backed[0].bereft
-    assert store.backed[0].in_office
+    assert store.backed[0].owner_restarted
+    assert store.backed[0].is_active
     assert 0 not in store.ownership.known_owners
-    assert store.learn(0, term(1, "a"), contact("a"), 0)
+    assert store.begin_catch_up(0, term(1, "a"), contact("a"), 0)
 
 
 def test_a_restarted_backup_is_no_backup() -> None:
     """It has forgotten the state: the owner goes on under a new term, and teaches again."""
     store = owner_of("a")
     store.owned[0].backup, store.owned[0].learner = contact("b"), contact("b")
-    store.restarted(IDS["b"], contact("a"))
+    store.on_restart(IDS["b"], contact("a"))
 
     assert store.owned[0].targets() == []
     assert store.owned[0].term == term(2, "a") > ZERO_TERM
@@ -309,8 +309,8 @@ def test_a_restarted_backup_is_no_backup() -> None:
 def test_a_learner_without_a_state_forgets_a_restarted_owner() -> None:
     """The state will never come."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"), 2)
-    store.restarted(IDS["a"], contact("b"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"), 2)
+    store.on_restart(IDS["a"], contact("b"))
 
     assert not store.backed
 

@@ -46,7 +46,7 @@ def test_a_new_owner_fences_its_former_owner() -> None:
     store = backup_of("b", "a")
     taken = store.backed[0].state
     assert taken is not None
-    store.own(0, taken, store.next_term(0), contact("b"), 1.0, tenured=False)
+    store.own(0, taken, store.next_term(0), contact("b"), 1.0, has_tenure=False)
 
     assert store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"]) == ("fenced", term(2, "b"))
     assert value_of(store.owned[0].state) == 0.0
@@ -83,7 +83,7 @@ def test_news_of_the_own_owner_leave_a_backup() -> None:
     store = backup_of("b", "a")
 
     assert store.note_owner(0, term(5, "a"), contact("a"))
-    assert store.backed[0].in_office
+    assert store.backed[0].is_active
 
 
 def test_a_release_ends_a_backup() -> None:
@@ -101,13 +101,13 @@ def test_a_release_that_is_late_or_not_the_owners_is_none(number: int, sender: s
     store = backup_of("b", "a", 3)
 
     assert not store.release(0, term(number, sender), contact(sender))
-    assert store.backed[0].in_office
+    assert store.backed[0].is_active
 
 
 def test_a_release_of_a_former_office_does_not_end_a_later_apprenticeship() -> None:
     """Released under term 2, but taught anew since, for term 3: the release was held up on the line."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(3, "a"), contact("a"), zeros(store))
 
     assert not store.release(0, term(2, "a"), contact("a"))
@@ -125,7 +125,7 @@ def test_news_of_the_own_pair_leave_a_backup() -> None:
 def test_a_higher_term_of_the_teacher_leaves_a_learner() -> None:
     """A learner has no state that could be old; its snapshot is still to come."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.note_owner(0, term(2, "a"), contact("a"))
 
     assert store.take_state(0, term(3, "a"), contact("a"), zeros(store))
@@ -178,11 +178,11 @@ def test_an_owner_is_no_backup() -> None:
     store = backup_of("b", "a")
     state = store.backed[0].state
     assert state is not None
-    store.own(0, state, store.next_term(0), contact("b"), 3.0, tenured=True)
+    store.own(0, state, store.next_term(0), contact("b"), 3.0, has_tenure=True)
 
     assert 0 not in store.backed
     owned = store.owned[0]
-    assert (owned.since, owned.tenured, owned.backup, owned.learner, owned.moving) == (3.0, True, None, None, False)
+    assert (owned.since, owned.has_tenure, owned.backup, owned.learner, owned.moving) == (3.0, True, None, None, False)
     assert owned.targets() == []
 
 
@@ -205,8 +205,8 @@ def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
     handed = term(2, "b")
     state = new.backed[0].state
     assert state is not None
-    new.own(0, state, handed, contact("b"), 0.0, tenured=True)
-    old.demote(0, contact("b"), handed)
+    new.own(0, state, handed, contact("b"), 0.0, has_tenure=True)
+    old.become_backup(0, contact("b"), handed)
 
     assert 0 not in old.owned
     assert old.accept_forward(0, handed, delta(2), 0, IDS["b"])[0] == "ok"
@@ -249,7 +249,7 @@ def test_an_appointment_puts_the_owner_under_the_promised_term() -> None:
     store.owned[0].backup, store.owned[0].learner = contact("b"), contact("c")
     promised = store.promise(0)
 
-    assert store.appoint(0, contact("c"), promised, contact("a"), 7.0) == contact("b")
+    assert store.promote_learner(0, contact("c"), promised, contact("a"), 7.0) == contact("b")
 
     owned = store.owned[0]
     assert (owned.backup, owned.learner, owned.term, owned.since) == (contact("c"), None, promised, 7.0)
@@ -272,7 +272,7 @@ def test_a_dropped_backup_ranks_below_all_that_comes_after() -> None:
 def test_a_demoted_owner_refuses_its_own_old_term() -> None:
     """A forward that it sent as owner and that comes back late, or another's under the old term, is fenced."""
     store = owner_of("a")
-    store.demote(0, contact("b"), term(2, "b"))
+    store.become_backup(0, contact("b"), term(2, "b"))
 
     assert store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["b"]) == ("fenced", term(2, "b"))
 
@@ -288,7 +288,7 @@ def test_standings_of_all_roles() -> None:
     assert copy_status(store, 0, None, 5) == CopyStatus(0, "none", *ZERO_TERM, 0, *fence, 5)
     assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, *fence, 5)
 
-    store.learn(0, term(2, "a"), contact("a"))
+    store.begin_catch_up(0, term(2, "a"), contact("a"))
     assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, 2, IDS["a"], 5)
 
     store.take_state(0, term(3, "a"), contact("a"), zeros(store))
@@ -300,7 +300,7 @@ def test_standings_of_all_roles() -> None:
 
     state = store.backed[0].state
     assert state is not None
-    store.own(0, state, term(4, "b"), contact("b"), 0.0, tenured=False)
+    store.own(0, state, term(4, "b"), contact("b"), 0.0, has_tenure=False)
     store.ownership.raise_fence(0, term(6, "c"))
     standing = copy_status(store, 0, mark, 5)
     assert standing == CopyStatus(0, "owner", 4, IDS["b"], 1, 6, IDS["c"], 5)
@@ -310,7 +310,7 @@ def test_standings_of_all_roles() -> None:
 def test_the_size_counts_both_roles() -> None:
     """Memory of what is owned and what is backed up; a learner without its state holds none."""
     store = owner_of("b")
-    store.learn(1, term(1, "a"), contact("a"))
+    store.begin_catch_up(1, term(1, "a"), contact("a"))
     assert store.size_bytes == 16
     store.take_state(1, term(2, "a"), contact("a"), zeros(store, 1))
     assert store.size_bytes == 32
@@ -319,13 +319,13 @@ def test_the_size_counts_both_roles() -> None:
 def test_a_take_over_is_worth_its_copy_until_the_first_delta() -> None:
     """Raised above a later pair's term it must not outrank that pair's copy on another disk: it has nothing new yet."""
     store = store_of("b")
-    owned = store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, tenured=False)
-    owned.begun = term(4, "a"), owned.state.known_count
-    assert owned.copy_term == term(4, "a")
+    owned = store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, has_tenure=False)
+    owned.first_copy = term(4, "a"), owned.state.known_count
+    assert owned.rank_term == term(4, "a")
 
     store.add(0, delta(1))
 
-    assert owned.copy_term == term(9, "b")
+    assert owned.rank_term == term(9, "b")
 
 
 def test_of_two_said_to_own_under_one_term_the_corrected_one_is_believed() -> None:

@@ -71,9 +71,9 @@ def test_owning_below_the_fence_is_impossible() -> None:
 
     for lower in (term(4, "a"), term(5, "a"), ZERO_TERM):
         with pytest.raises(ValueError, match="below the fence"):
-            store.own(0, zeros(store), lower, contact("a"), 0.0, tenured=False)
+            store.own(0, zeros(store), lower, contact("a"), 0.0, has_tenure=False)
     assert not store.owned
-    store.own(0, zeros(store), store.next_term(0), contact("a"), 0.0, tenured=False)
+    store.own(0, zeros(store), store.next_term(0), contact("a"), 0.0, has_tenure=False)
     assert store.ownership.fence(0) == term(6, "a")
 
 
@@ -106,7 +106,7 @@ def test_news_of_shards_that_do_not_exist_are_passed_over(shard: int) -> None:
     store = store_of("a")
 
     assert not store.note_owner(shard, term(1, "b"), contact("b"))
-    assert not store.learn(shard, term(1, "b"), contact("b"))
+    assert not store.begin_catch_up(shard, term(1, "b"), contact("b"))
     assert store.accept_forward(shard, term(1, "b"), delta(1), 0, IDS["b"])[0] == "unknown"
     assert not store.take_state(shard, term(1, "b"), contact("b"), zeros(store))
     assert (store.ownership.known_owners, store.ownership.fences, store.backed) == ({}, {}, {})
@@ -115,7 +115,7 @@ def test_news_of_shards_that_do_not_exist_are_passed_over(shard: int) -> None:
 def test_news_with_an_address_that_is_none_are_passed_over() -> None:
     """One malformed entry in a list does not cost the others."""
     store = store_of("a")
-    store.note(
+    store.note_owners(
         [
             OwnerInfo(0, 1, IDS["b"], IDS["b"], "not-an-address", 1),
             OwnerInfo(1, 1, IDS["b"], IDS["b"], "", 1),
@@ -180,7 +180,7 @@ def test_news_of_ourselves_leave_an_own_claim() -> None:
 def test_claims_of_other_shards_are_left() -> None:
     """Losing one shard loses one shard."""
     store = owner_of("a")
-    store.own(1, zeros(store, 1), term(1, "a"), contact("a"), 0.0, tenured=False)
+    store.own(1, zeros(store, 1), term(1, "a"), contact("a"), 0.0, has_tenure=False)
     store.note_owner(0, term(2, "b"), contact("b"))
 
     assert list(store.owned) == [1]
@@ -192,7 +192,7 @@ def test_claims_of_other_shards_are_left() -> None:
 def test_forwards_before_the_state_are_acknowledged_and_kept() -> None:
     """A learner takes every live delta at once; the state is put under them when it comes."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     for step in (1, 2):
         assert store.accept_forward(0, term(1, "a"), delta(step), 0, IDS["a"]) == ("ok", term(1, "a"))
     assert copy_status(store, 0, None, 0).role == "none"
@@ -203,14 +203,14 @@ def test_forwards_before_the_state_are_acknowledged_and_kept() -> None:
 
     backed = store.backed[0]
     assert value_of(backed.state) == 12.0
-    assert (backed.promised, backed.in_office) == (term(2, "a"), False)
+    assert (backed.promised, backed.is_active) == (term(2, "a"), False)
     assert backed.term == store.ownership.fence(0) == term(1, "a")
 
 
 def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_term() -> None:
     """Until then it is a learner whose claims are the old ones; then it is the backup, and what waited is let go."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
     assert copy_status(store, 0, None, 0).role == "learner"
@@ -219,7 +219,7 @@ def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_t
     assert store.accept_forward(0, term(2, "a"), delta(2), 0, IDS["a"]) == ("ok", term(2, "a"))
 
     backed = store.backed[0]
-    assert (backed.in_office, backed.term, backed.waiting) == (True, term(2, "a"), [])
+    assert (backed.is_active, backed.term, backed.buffered) == (True, term(2, "a"), [])
     assert copy_status(store, 0, None, 0).role == "backup"
     assert store.ownership.fence(0) == store.ownership.known_owners[0].term == term(2, "a")
     assert value_of(backed.state) == 2.0
@@ -228,7 +228,7 @@ def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_t
 def test_a_take_over_is_above_the_term_promised_to_a_learner() -> None:
     """Its owner may be using that term already: the learner's own take-over, and any that asks it, goes above."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(5, "a"), contact("a"), zeros(store))
 
     assert store.next_term(0) == term(6, "b")
@@ -239,7 +239,7 @@ def test_a_take_over_is_above_the_term_promised_to_a_learner() -> None:
 def test_a_learner_whose_owner_went_on_with_another_has_nothing() -> None:
     """A term of its owner above the promised one was given to a later learner: what is here may lack deltas."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
 
     assert store.note_owner(0, term(3, "a"), contact("a"))
@@ -249,18 +249,18 @@ def test_a_learner_whose_owner_went_on_with_another_has_nothing() -> None:
 def test_news_of_an_owner_under_the_promised_term_put_a_learner_into_office() -> None:
     """No term is promised twice: somebody's replica of that term outranked the learner until it took this for proof."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
 
     assert store.note_owner(0, term(2, "a"), contact("a"))
-    assert store.backed[0].in_office
+    assert store.backed[0].is_active
     assert store.backed[0].term == term(2, "a")
 
 
 def test_a_newer_snapshot_of_a_learner_replaces_the_older_one() -> None:
     """What was forwarded since `learn` is added to the newer one as well; the older one never comes back."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
 
@@ -273,7 +273,7 @@ def test_a_newer_snapshot_of_a_learner_replaces_the_older_one() -> None:
 def test_a_forward_that_the_snapshot_has_already_is_not_doubled() -> None:
     """Live stream and snapshot overlap: identities tell."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
     snapshot = zeros(store)
@@ -295,7 +295,7 @@ def test_a_state_nobody_asked_for_is_refused() -> None:
 def test_a_state_from_another_than_the_teacher_is_refused() -> None:
     """Learning from a: what c sends is another history."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
 
     assert not store.take_state(0, term(9, "c"), contact("c"), zeros(store))
     assert store.backed[0].state is None
@@ -304,7 +304,7 @@ def test_a_state_from_another_than_the_teacher_is_refused() -> None:
 def test_a_state_after_a_newer_term_is_refused() -> None:
     """While the state was on its way another took over: the former owner's state is no longer wanted."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.note_owner(0, term(3, "c"), contact("c"))
 
     assert not store.take_state(0, term(2, "a"), contact("a"), zeros(store))
@@ -314,7 +314,7 @@ def test_a_state_after_a_newer_term_is_refused() -> None:
 def test_a_state_below_a_fence_alone_is_refused() -> None:
     """The newer term may be known without its owner (a refusal names a term only)."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.ownership.raise_fence(0, term(3, "c"))
 
     assert not store.take_state(0, term(2, "a"), contact("a"), zeros(store))
@@ -326,7 +326,7 @@ def test_learning_below_the_fence_is_refused() -> None:
     store = store_of("b")
     store.note_owner(0, term(3, "c"), contact("c"))
 
-    assert not store.learn(0, term(2, "a"), contact("a"))
+    assert not store.begin_catch_up(0, term(2, "a"), contact("a"))
     assert 0 not in store.backed
     assert store.ownership.known_owners[0].owner == contact("c")
 
@@ -335,7 +335,7 @@ def test_learning_under_a_higher_term_ends_an_own_claim() -> None:
     """An owner that is asked to learn under a higher term is none any more."""
     store = owner_of("b")
 
-    assert store.learn(0, term(2, "a"), contact("a"))
+    assert store.begin_catch_up(0, term(2, "a"), contact("a"))
     assert 0 not in store.owned
     assert store.backed[0].state is None
 
@@ -343,11 +343,11 @@ def test_learning_under_a_higher_term_ends_an_own_claim() -> None:
 def test_learning_from_a_new_owner_begins_anew() -> None:
     """Deltas that waited for one owner's state are not put upon another's."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
-    store.learn(0, term(2, "c"), contact("c"))
+    store.begin_catch_up(0, term(2, "c"), contact("c"))
 
-    assert store.backed[0].waiting == []
+    assert store.backed[0].buffered == []
     assert store.take_state(0, term(3, "c"), contact("c"), zeros(store))
     assert value_of(store.backed[0].state) == 0.0
 
@@ -355,29 +355,29 @@ def test_learning_from_a_new_owner_begins_anew() -> None:
 def test_learning_again_begins_anew() -> None:
     """What waited belongs to an attempt that was given up; the new one brings a later snapshot."""
     store = store_of("b")
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
-    assert store.learn(0, term(1, "a"), contact("a"))
+    assert store.begin_catch_up(0, term(1, "a"), contact("a"))
 
-    assert (store.backed[0].state, store.backed[0].waiting) == (None, [])
+    assert (store.backed[0].state, store.backed[0].buffered) == (None, [])
 
 
 def test_a_late_learn_does_not_undo_an_office() -> None:
     """A `learn` held up until its owner has spoken under the term of a later attempt has an older term: refused."""
     store = backup_of("b", "a", 2)
 
-    assert not store.learn(0, term(1, "a"), contact("a"))
-    assert store.backed[0].in_office
+    assert not store.begin_catch_up(0, term(1, "a"), contact("a"))
+    assert store.backed[0].is_active
 
 
 def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
     """The first attempt's state was held up on the line; the second made us backup, and we have acknowledged since."""
     owner, store = owner_of("a"), store_of("b")
     first = owner.owned[0].state.copy()
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     first_term = owner.promise(0)
     owner.add(0, delta(1))  # the owner gave the attempt up; its former backup has this one
-    store.learn(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"))
     second_term = owner.promise(0)
     store.take_state(0, second_term, contact("a"), owner.owned[0].state.copy())
     assert store.accept_forward(0, second_term, delta(2), 0, IDS["a"])[0] == "ok"
@@ -393,7 +393,7 @@ def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
     A take-over ranks by (term, role, version): the acknowledged delta is at the backup only.
     """
     owner, backup, learner = owner_of("a", 2), backup_of("b", "a", 2), store_of("c")
-    learner.learn(0, term(2, "a"), contact("a"))
+    learner.begin_catch_up(0, term(2, "a"), contact("a"))
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
     backup.accept_forward(0, term(2, "a"), delta(1), 0, IDS["a"])
     owner.add(0, delta(1))
@@ -407,20 +407,20 @@ def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
 def test_a_learner_whose_answer_was_lost_can_be_taught_again() -> None:
     """As above, and the owner lives: its second attempt comes under the term it really has."""
     owner, learner = owner_of("a", 2), store_of("c")
-    learner.learn(0, term(2, "a"), contact("a"))
+    learner.begin_catch_up(0, term(2, "a"), contact("a"))
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
 
-    assert learner.learn(0, owner.owned[0].term, contact("a"))
+    assert learner.begin_catch_up(0, owner.owned[0].term, contact("a"))
 
 
 def test_gossip_of_a_switch_that_did_not_happen_keeps_the_backup() -> None:
     """As above; the learner tells others what it believes. The backup must go on: its owner still forwards to it."""
     owner, backup, learner = owner_of("a", 2), backup_of("b", "a", 2), store_of("c")
-    learner.learn(0, term(2, "a"), contact("a"))
+    learner.begin_catch_up(0, term(2, "a"), contact("a"))
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
     told = learner.ownership.owner_info(0)
     assert told is not None
-    backup.note([told])
+    backup.note_owners([told])
 
     status, _ = backup.accept_forward(0, owner.owned[0].term, delta(1), 0, IDS["a"])
 

@@ -24,7 +24,7 @@ def delta(
 def pair() -> tuple[ShardStore, ShardStore]:
     """An owner `a` and its backup in office `b`, of shard 0."""
     owner = ShardStore(IDS["a"], BOUNDS, PARAMETERS, TRIMMED)
-    owner.own(0, owner.fresh_state(0, np.zeros(4, np.float32)), term(1, "a"), contact("a"), 0.0, tenured=False)
+    owner.own(0, owner.fresh_state(0, np.zeros(4, np.float32)), term(1, "a"), contact("a"), 0.0, has_tenure=False)
     backup = ShardStore(IDS["b"], BOUNDS, PARAMETERS, TRIMMED)
     teach(owner, backup, "b")
     return owner, backup
@@ -33,20 +33,20 @@ def pair() -> tuple[ShardStore, ShardStore]:
 def teach(owner: ShardStore, store: ShardStore, name: str) -> None:
     owned = owner.owned[0]
     promised = owner.promise(0)
-    assert store.learn(0, owned.term, contact("a"), promised.number)
+    assert store.begin_catch_up(0, owned.term, contact("a"), promised.number)
     owned.learner = contact(name)
-    owned.has_told(IDS[name], owned.closed)
+    owned.ack_windows(IDS[name], owned.closed_count)
     assert store.take_state(0, promised, contact("a"), owned.state.copy())
-    owner.appoint(0, contact(name), promised, contact("a"), 0.0)
+    owner.promote_learner(0, contact(name), promised, contact("a"), 0.0)
 
 
 def push(owner: ShardStore, backup: ShardStore, item: BufferedDelta, *, to: str = "b", workers: float = 4.0) -> None:
     """Forward, hear the answer, add, close: as `exchange.serving` does."""
     owned = owner.owned[0]
-    untold, closed = owned.untold(IDS[to]), owned.closed
+    untold, closed = owned.unsent_windows(IDS[to]), owned.closed_count
     status, _ = backup.accept_forward(0, owned.term, item, 0, IDS["a"], untold)
     assert status == "ok"
-    owned.has_told(IDS[to], closed)
+    owned.ack_windows(IDS[to], closed)
     owner.add(0, item)
     owner.close_complete(0, workers)
 
@@ -63,7 +63,7 @@ def test_the_backup_closes_what_the_owner_has_closed() -> None:
     assert backup.backed[0].state.value[0] == 0.0
     push(owner, backup, delta(5, 2))
     assert backup.backed[0].state.value[0] == 1.5
-    assert [held.identity.node for held in backup.backed[0].state.held()] == [NODES[5], NODES[7]]
+    assert [held.identity.node for held in backup.backed[0].state.pending_deltas()] == [NODES[5], NODES[7]]
 
 
 def test_what_the_backup_knows_is_forgotten() -> None:
@@ -73,9 +73,9 @@ def test_what_the_backup_knows_is_forgotten() -> None:
         for node in range(4):
             push(owner, backup, delta(node, step))
 
-    assert (owner.owned[0].closed, len(owner.owned[0].closings)) == (4, 1)
+    assert (owner.owned[0].closed_count, len(owner.owned[0].closed_windows)) == (4, 1)
     push(owner, backup, delta(0, 5))
-    assert (owner.owned[0].closed, len(owner.owned[0].closings)) == (4, 0)
+    assert (owner.owned[0].closed_count, len(owner.owned[0].closed_windows)) == (4, 0)
 
 
 def test_a_lost_answer_loses_no_window() -> None:
@@ -86,7 +86,7 @@ def test_a_lost_answer_loses_no_window() -> None:
     owned = owner.owned[0]
     again = delta(0, 2)
     for _ in range(3):
-        assert backup.accept_forward(0, owned.term, again, 0, IDS["a"], owned.untold(IDS["b"]))[0] == "ok"
+        assert backup.accept_forward(0, owned.term, again, 0, IDS["a"], owned.unsent_windows(IDS["b"]))[0] == "ok"
 
     assert (backup.backed[0].state.version, backup.backed[0].state.value[0]) == (4, 1.0)
 
@@ -106,17 +106,17 @@ def test_a_learner_closes_what_was_closed_while_its_state_was_on_the_way() -> No
         push(owner, backup, delta(node, 1, amount=float(node)))
     owned, learner = owner.owned[0], ShardStore(IDS["c"], BOUNDS, PARAMETERS, TRIMMED)
     promised = owner.promise(0)
-    assert learner.learn(0, owned.term, contact("a"), promised.number)
+    assert learner.begin_catch_up(0, owned.term, contact("a"), promised.number)
     owned.learner = contact("c")
-    owned.has_told(IDS["c"], owned.closed)
+    owned.ack_windows(IDS["c"], owned.closed_count)
     snapshot = owned.state.copy()
     for node in (2, 3, 4):
-        item, windows = delta(node, 1, amount=float(node)), owned.untold(IDS["c"])
+        item, windows = delta(node, 1, amount=float(node)), owned.unsent_windows(IDS["c"])
         assert learner.accept_forward(0, owned.term, item, 0, IDS["a"], windows)[0] == "ok"
         push(owner, backup, item)
 
-    assert owned.closed == 1
-    assert len(owned.closings) == 1  # the backup knows, the learner has not said so
+    assert owned.closed_count == 1
+    assert len(owned.closed_windows) == 1  # the backup knows, the learner has not said so
     assert learner.take_state(0, promised, contact("a"), snapshot)
     state = learner.backed[0].state
     assert state is not None
@@ -131,7 +131,7 @@ def test_an_heir_has_what_its_owner_had_collected() -> None:
         push(owner, backup, delta(node, 1))
     state = backup.backed[0].state
     assert state is not None
-    backup.own(0, state, backup.next_term(0), contact("b"), 1.0, tenured=False)
+    backup.own(0, state, backup.next_term(0), contact("b"), 1.0, has_tenure=False)
 
     assert not backup.close_complete(0, 4.0)
     backup.add(0, delta(3, 1))
@@ -145,7 +145,7 @@ def test_windows_travel_with_a_hand_over() -> None:
     for node in range(4):
         push(owner, backup, delta(node, 1))
 
-    assert backup.follow(0, owner.owned[0].untold(IDS["b"]))
+    assert backup.close_backed_windows(0, owner.owned[0].unsent_windows(IDS["b"]))
     assert np.array_equal(backup.backed[0].state.value, owner.owned[0].state.value)
 
 
@@ -169,5 +169,5 @@ def test_under_bsp_a_step_is_a_window() -> None:
     assert owner.owned[0].state.value[0] == 1.0
     assert backup.accept_forward(0, owner.owned[0].term, delta(0, 2, synchronous=True), 1, IDS["a"])[0] == "ok"
     assert backup.backed[0].state.value[0] == 0.0  # the step alone does not tell which deltas the owner had
-    assert backup.follow(0, owner.owned[0].untold(IDS["b"]))
+    assert backup.close_backed_windows(0, owner.owned[0].unsent_windows(IDS["b"]))
     assert backup.backed[0].state.value[0] == 1.0

@@ -29,7 +29,7 @@ def state(size: int, parameters: int, steps: int, held: int = 0) -> ShardState:
     for step in range(1, steps + 1):
         made.apply(DeltaId(NODE, 2, step), 0.4, np.full(size, step / 3, np.float32), RULE)
     for step in range(steps + 1, steps + held + 1):
-        made.hold(DeltaId(OTHER, 1, step), 0.4, np.full(size, step / 7, np.float32))
+        made.add_pending(DeltaId(OTHER, 1, step), 0.4, np.full(size, step / 7, np.float32))
     return made
 
 

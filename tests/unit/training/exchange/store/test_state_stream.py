@@ -34,7 +34,7 @@ def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
     for step in (1, 2, 4):
         state.apply(DeltaId(IDS["x"], 2, step), 0.4, rng.normal(size=4).astype(np.float32), rule)
     for step, node in ((6, "b"), (5, "c"), (5, "a")):
-        state.hold(DeltaId(IDS[node], 1, step), 0.25, rng.normal(size=4).astype(np.float32))
+        state.add_pending(DeltaId(IDS[node], 1, step), 0.25, rng.normal(size=4).astype(np.float32))
     state.era_step, state.folded_step = 3, 4
     state.norms.note(IDS["x"], 2, 4, 1.5)
     return state
@@ -120,7 +120,7 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"shard": 4096}, {"shard": -1}, {"term_number": -1}, {"version": -1}, {"applied": [(b"x", 1)]}, {"held": [1]}],
+    [{"shard": 4096}, {"shard": -1}, {"term_number": -1}, {"version": -1}, {"applied": [(b"x", 1)]}, {"pending": [1]}],
     ids=str,
 )
 def test_a_malformed_head_is_refused_when_it_is_decoded(change: dict[str, object]) -> None:
