@@ -233,10 +233,10 @@ def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
         assert made.on_timeout(A, 5.2, others=[B, C]) == [SendPing(A)]
         assert made.on_timeout(A, 5.4, others=[B, C]) == [SendPing(A)]
 
-    assert silent.silent(A, 5.6, others=[B, C]) == [StateChanged(A, "dead", reason), Broadcast(dead)]
+    assert silent.on_timeout(A, 5.6, others=[B, C]) == [StateChanged(A, "dead", reason), Broadcast(dead)]
     assert not silent.is_alive(A)
-    assert answering.heard(A, 1, 5.6)[0] == StateChanged(A, "refuted", "it spoke to us")
-    later = answering.silent(A, 9.0, others=[B, C])
+    assert answering.on_heartbeat(A, 1, 5.6)[0] == StateChanged(A, "refuted", "it spoke to us")
+    later = answering.on_timeout(A, 9.0, others=[B, C])
     assert [type(action) for action in later] == [SendPingRequest], "a later silence begins anew"
 
 
