@@ -6,9 +6,16 @@ takes pytest before 9.2: xdist 3.8 marks a group by writing `item._nodeid`, whic
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before NumPy is loaded: two threads of OpenBLAS on small matrices wait for each other, ten times as long as one works.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+#: Numba compiles the engines once per process that finds no cache: their tests share a worker.
+SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
 
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
@@ -33,3 +40,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == PROCESS_TESTS and item.path.stem in SWARMS:
             item.add_marker(pytest.mark.xdist_group("swarms"))
+        if item.path.is_relative_to(SIMULATION_TESTS):
+            item.add_marker(pytest.mark.xdist_group("simulation"))

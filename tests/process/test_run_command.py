@@ -39,7 +39,9 @@ import json
 import sys
 import torch
 from torch import nn
+from training.trainer.lazy_dynamo import import_later
 
+import_later()  # torch's compiler, which no optimizer needs, is half of the start
 torch.manual_seed(int(sys.argv[2]))  # Each node begins elsewhere, and has data of its own.
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -197,6 +199,7 @@ def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -
             "ended before the swarm was done",
         ),
     ],
+    ids=["no attach", "no module", "too few steps"],
 )
 def test_a_script_that_cannot_train_is_explained(script: str, words: str, launch: Callable[..., Run]) -> None:
     """Ended with code 0 before or after attaching, or crashed at once: exit code 8, one sentence and a hint."""

@@ -17,7 +17,15 @@ import pytest
 from tests.process.harness.trainer_world import ROOT, World, lives, until
 from training.trainer_link.interface import StepOrder, TrainerFailed
 
-BEGIN = """
+#: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).
+NO_COMPILER = """
+from training.trainer.lazy_dynamo import import_later
+import_later()
+"""
+
+BEGIN = (
+    NO_COMPILER
+    + """
 import sys
 import torch
 from torch import nn
@@ -37,6 +45,7 @@ def train_once():
     scheduler.step()
     return loss
 """
+)
 
 LOOP = (
     BEGIN
@@ -65,7 +74,7 @@ def test_a_script_trains_and_ends_with_the_shared_weights(world: World) -> None:
     """The whole way: attach, turns, metrics, no evaluation of its own, done; its last weights are the vector."""
 
     async def scenario(world: World) -> np.ndarray:
-        trainer = world.script(LOOP)
+        trainer = world.script(LOOP.removeprefix(NO_COMPILER))
         hello = await trainer.start()
         assert (hello.task, hello.evaluates) == ("attached", False)
         assert [entry.name for entry in hello.layout.entries] == ["0.bias", "0.weight", "2.bias", "2.weight"]
@@ -173,6 +182,7 @@ def test_a_script_that_raises_is_a_crash(world: World) -> None:
             "torch.distributed.init_process_group",
         ),
     ],
+    ids=["no module", "no attach", "frozen", "no process group"],
 )
 def test_a_script_that_cannot_attach_is_fatal(world: World, text: str, reason: str) -> None:
     """Before there is a model, another start would do the same."""
@@ -206,7 +216,7 @@ def test_a_users_folder_beside_the_script_is_named(world: World, package: str) -
 
     async def scenario(world: World) -> None:
         with pytest.raises(TrainerFailed) as failure:
-            await world.script(LOOP).start()
+            await world.script(LOOP.removeprefix(NO_COMPILER)).start()
         assert f"the folder {folder} hides p2pnode's own package {package}" in failure.value.reason
 
     world.run(scenario)

@@ -52,7 +52,8 @@ class SlicedEngine:
         self._traces = tuple(filled((1,), kind, 0) for kind in (np.float64, np.int64, np.int64))
         self._totals = filled((5,), np.int64, 0)
         self._squares = filled((1,), np.float64, 0)
-        self._make_line(8 * PER_PART)
+        # Every node has one event, so that a part has at most as many rows as there are nodes.
+        self._make_line(min(8 * PER_PART, plan.nodes))
 
     def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
         """To the end of the plan's duration."""

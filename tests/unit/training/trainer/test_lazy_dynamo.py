@@ -1,15 +1,23 @@
-"""torch's compiler stays out of a trainer that compiles nothing, and is there for one that does."""
+"""torch's compiler is not imported by a trainer that compiles nothing, and available to one that compiles."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from training.trainer.lazy_dynamo import import_later
 
 ROOT = Path(__file__).parents[4]
 
-TRAIN = """
+#: One interpreter imports torch and trains with the stand-in. Each case then continues in a fork of it, because the
+#: first use of the real module can happen only once per process.
+PROGRAM = """
+import os
 import sys
 import torch
 
@@ -28,70 +36,66 @@ def train():
             schedule.step()
         optimizer.load_state_dict(optimizer.state_dict())
     return [parameter.detach().clone() for parameter in model.parameters()]
+
+def same_weights():
+    import torch._dynamo.utils
+    return all(torch.equal(one, other) for one, other in zip(without, train()))
+
+def compiled_step():
+    from torch._dynamo import config
+    found = [config.recompile_limit > 0, sys.modules["torch._dynamo"] is torch._dynamo, "sympy" in sys.modules]
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    start = model.bias.detach().clone()
+
+    @torch.compile(backend="eager")
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    step()
+    return found, torch.equal(model.bias.detach(), start - 1.0)
+
+from training.trainer.lazy_dynamo import import_later
+import_later()
+torch.set_num_threads(1)  # a fork must not inherit a pool of threads
+without = train()
+print("loaded", sorted(name for name in sys.modules if name.startswith(("torch._dynamo.", "sympy"))), flush=True)
+for case in (same_weights, compiled_step):
+    if os.fork() == 0:
+        print(case.__name__, case(), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-def run(program: str) -> str:
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
     """What a fresh interpreter prints; its import state is its own."""
     found = subprocess.run(
-        [sys.executable, "-c", TRAIN + textwrap.dedent(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert found.returncode == 0, found.stderr
-    return found.stdout.strip()
+    return found.stdout.splitlines()
 
 
-def test_training_imports_no_compiler_and_gives_the_same_weights() -> None:
+def test_training_imports_no_compiler_and_gives_the_same_weights(printed: list[str]) -> None:
     """Three optimizers with a schedule: nothing of dynamo or sympy is loaded, and the weights are those with it."""
-    printed = run("""
-        from training.trainer.lazy_dynamo import import_later
-        import_later()
-        without = train()
-        print(sorted(name for name in sys.modules if name.startswith(("torch._dynamo.", "sympy"))))
-        import torch._dynamo.utils
-        print(all(torch.equal(one, other) for one, other in zip(without, train())))
-    """)
-
-    assert printed.splitlines() == ["[]", "True"]
+    assert printed[:2] == ["loaded []", "same_weights True"]
 
 
-def test_who_compiles_gets_the_compiler() -> None:
+def test_who_compiles_gets_the_compiler(printed: list[str]) -> None:
     """torch.compile of a model and of a whole step, settings, and names imported from it all find the real module."""
-    printed = run("""
-        from training.trainer.lazy_dynamo import import_later
-        import_later()
-        before = train()
-        from torch._dynamo import config
-        print(config.recompile_limit > 0, sys.modules["torch._dynamo"] is torch._dynamo, "sympy" in sys.modules)
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        start = model.bias.detach().clone()
-
-        @torch.compile(backend="eager")
-        def step():
-            optimizer.zero_grad()
-            model(torch.ones(1, 4)).sum().backward()
-            optimizer.step()
-
-        step()
-        print(torch.equal(model.bias.detach(), start - 1.0))
-    """)
-
-    assert printed.splitlines() == ["True True True", "True"]
+    assert printed[2:] == ["compiled_step ([True, True, True], True)"]
 
 
-def test_what_is_loaded_already_stays() -> None:
+def test_what_is_loaded_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that was imported with the compiler keeps the module it knows."""
-    printed = run("""
-        import torch._dynamo
-        real = torch._dynamo
-        from training.trainer.lazy_dynamo import import_later
-        import_later()
-        print(torch._dynamo is real, sys.modules["torch._dynamo"] is real)
-    """)
+    real = ModuleType("torch._dynamo")
+    monkeypatch.setitem(sys.modules, "torch._dynamo", real)
+    monkeypatch.setitem(vars(torch), "_dynamo", real)
 
-    assert printed == "True True"
+    import_later()
+
+    assert sys.modules["torch._dynamo"] is vars(torch)["_dynamo"] is real
