@@ -133,7 +133,7 @@ def draw_with_truth(seed: int, nodes: int, draws: int) -> Uniformity:
                 await discovery.sample_once()
             for _ in range(max(1, round(draws / nodes / BETA))):
                 await renew(discovery)
-                for peer in discovery.draw(BETA):
+                for peer in discovery.sample(BETA):
                     counts[peer.node_id] += 1
 
     asyncio.run(story())
@@ -184,7 +184,7 @@ def run_real(seed: int, nodes: int, lookups: int, draws: int, *, settle_s: float
         async def draw(node: Any, times: int) -> None:
             for _ in range(times):
                 await renew(node._discovery)
-                for peer in node.draw(BETA):
+                for peer in node.sample(BETA):
                     counts[peer.node_id] += 1
 
         times = math.ceil(draws / BETA / nodes)

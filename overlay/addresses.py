@@ -70,7 +70,7 @@ def id_behind(address: Address) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def literal(host: str) -> str | None:
+def usable_host(host: str) -> str | None:
     """The normal form of a unicast address that other machines can use, or None. One with a scope (`%eth0`) is not."""
     if "%" in host:
         return None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from overlay.addresses import Address, literal
+from overlay.addresses import Address, usable_host
 from overlay.kademlia.messages import GENESIS_BYTES, swarm_tag
 from overlay.peers import Activity, Contact, Heartbeat
 
@@ -118,7 +118,7 @@ class LocalNode:
 
     def seen_as(self, host: str) -> None:
         """A peer saw this host as the source of our request: the own address of a node bound to every interface."""
-        if literal(self.address.host) is None and literal(host) is not None:
+        if usable_host(self.address.host) is None and usable_host(host) is not None:
             self.address = Address(host, self.address.port)
 
     def _change(self, fields: dict[str, Any], change: LocalChange = "heartbeat") -> None:

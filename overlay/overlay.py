@@ -49,7 +49,7 @@ from overlay.transport import Body, ReceivedResponse, Request, Response, Transpo
 __all__ = ["NotThisSwarm", "Overlay", "PeerChange"]
 
 #: A leave is said twice, this far apart: datagrams get lost.
-FAREWELL_PAUSE_S = 0.05
+LEAVE_REPEAT_DELAY_S = 0.05
 
 
 class Overlay:
@@ -129,13 +129,13 @@ class Overlay:
         self._run("announce", self._lan.announce_when_joined)
         self._run("remember", self._joining.keep_remembering)
         self._run("redial", self._joining.keep_connected)
-        self._run("islands", self._joining.keep_whole)
+        self._run("islands", self._joining.heal_partitions)
 
-    async def somebody_near(self) -> bool:
+    async def has_local_peer(self) -> bool:
         """Whether the local network has, or soon will have, a node of our run to join."""
-        return await self._lan.somebody_near()
+        return await self._lan.has_local_peer()
 
-    async def join_near(self) -> bool:
+    async def join_local(self) -> bool:
         """Join through the local network; false where no node is there, or none answers, and this node may found."""
         return await self._lan.join()
 
@@ -156,7 +156,7 @@ class Overlay:
         for _ in range(2):
             for contact in self._live_contacts():
                 self._protocol.send_gossip(contact, [news])
-            await asyncio.sleep(FAREWELL_PAUSE_S)
+            await asyncio.sleep(LEAVE_REPEAT_DELAY_S)
 
     async def stop(self) -> None:
         """End the services and close the transport."""
@@ -299,13 +299,13 @@ class Overlay:
         """Live nodes that train, ourselves included if we do; at least 1."""
         return self._discovery.workers()
 
-    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
-        """Up to `count` live peers that take part in barriers (`Peer.takes_part`), uniform without replacement."""
-        return self._discovery.draw(count, since)
+    def sample(self, count: int, since: float = 0.0) -> list[Peer]:
+        """At most `count` live peers that count for barriers, uniform without replacement."""
+        return self._discovery.sample(count, since)
 
-    def everyone(self, since: float = 0.0) -> list[Peer]:
+    def all_members(self, since: float = 0.0) -> list[Peer]:
         """All live peers known that take part in barriers; in large swarms asking keeps a crawl going."""
-        return self._crawler.everyone(since)
+        return self._crawler.all_members(since)
 
     async def candidates(self, key: bytes) -> list[Contact]:
         """Who should own `key`, best first."""

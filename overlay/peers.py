@@ -108,7 +108,7 @@ class Peer:
         idle_s = silent_since - self.last_progress
         return idle_s <= STALL_FLOOR_S or idle_s <= STALL_STEPS * self.step_seconds
 
-    def takes_part(self, now: float, since: float = 0.0) -> bool:
+    def counts_for_barrier(self, now: float, since: float = 0.0) -> bool:
         """A worker, or about to be one: a barrier waits for its first step as for any other, so that those who begin
         together begin together. Ready counts for as long as a stall is allowed, from when it was first heard or from
         `since`, when the asking node itself began: others see the last one come up to a fifth of a second apart.

@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address, NodeAddress, group_of, id_behind, literal
+from overlay.addresses import Address, NodeAddress, group_of, id_behind, usable_host
 from overlay.environment import Clock
 from overlay.ids import ID_BYTES, short
 from overlay.kademlia.messages import TAG_BYTES
@@ -41,13 +41,13 @@ BareHandler = Callable[[Request], Awaitable[Response]]
 
 #: Requests of one peer. A step takes two and those of a thousand nodes' pushes are forwarded one by one: a second of
 #: that is no flood.
-REQUESTS = RateLimit(2000.0, 4000.0)
+REQUEST_RATE = RateLimit(2000.0, 4000.0)
 #: Of strangers, who have no envelope: `hello` costs a signature.
-BARE_REQUESTS = RateLimit(50.0, 200.0)
+BARE_REQUEST_RATE = RateLimit(50.0, 200.0)
 #: Requests of one peer whose handler has not ended, bodies included.
-OPEN_OF_ONE = 256
+MAX_CONCURRENT_PER_PEER = 256
 #: Who asks too fast is told so this much later: it is slowed down, and has one more open meanwhile.
-PENANCE_S = 1.0
+RATE_LIMIT_DELAY_S = 1.0
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -100,9 +100,9 @@ class RequestService:
         self._clock = clock
         self._handlers: dict[str, Handler] = {}
         self._bare: dict[str, BareHandler] = {}
-        self._asked: RateLimiter[bytes | str] = RateLimiter(REQUESTS)
-        self._asked_bare: RateLimiter[str] = RateLimiter(BARE_REQUESTS)
-        self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(OPEN_OF_ONE)
+        self._asked: RateLimiter[bytes | str] = RateLimiter(REQUEST_RATE)
+        self._asked_bare: RateLimiter[str] = RateLimiter(BARE_REQUEST_RATE)
+        self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_CONCURRENT_PER_PEER)
 
     def register(self, name: str, handler: Handler) -> None:
         """Serve requests of this name; a second registration replaces the first."""
@@ -142,7 +142,7 @@ class RequestService:
         handler = self._handlers.get(incoming.name)
         if handler is None:
             raise self._refused("no_handler", f"this node does not serve {incoming.name!r}")
-        address = Address(literal(beat.host) or incoming.source.host, beat.port)
+        address = Address(usable_host(beat.host) or incoming.source.host, beat.port)
         reply = await self._within_quota(
             # Without a proof an id costs nothing, and an address does; on the loopback of an open swarm neither.
             proven or group_of(incoming.source.host) or beat.node_id,
@@ -153,7 +153,9 @@ class RequestService:
     async def _within_quota(self, party: bytes | str, handle: Callable[[], Awaitable[Response]]) -> Response:
         if not self._open.enter(party):
             self.counters["refused_open"] += 1
-            raise RequestRejected(f"more than {OPEN_OF_ONE} requests of yours are open here; let them end first")
+            raise RequestRejected(
+                f"more than {MAX_CONCURRENT_PER_PEER} requests of yours are open here; let them end first"
+            )
         try:
             await self._pace(self._asked.take(party, self._clock.monotonic()))
             return await handle()
@@ -165,7 +167,7 @@ class RequestService:
         if not wait_s:
             return
         self.counters["refused_rate"] += 1
-        await asyncio.sleep(PENANCE_S)
+        await asyncio.sleep(RATE_LIMIT_DELAY_S)
         raise RequestRejected("you ask more often in a second than a member may; ask again later")
 
     def _refused(self, reason: str, text: str) -> RequestRejected:

@@ -83,11 +83,11 @@ class Swarm(Protocol):
         """Estimated number of live nodes that train, this node included if it does; at least 1."""
         ...
 
-    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
+    def sample(self, count: int, since: float = 0.0) -> list[Peer]:
         """A uniform sample, without replacement, of at most `count` live peers that count for barriers."""
         ...
 
-    def everyone(self, since: float = 0.0) -> list[Peer]:
+    def all_members(self, since: float = 0.0) -> list[Peer]:
         """All live peers known that count for barriers."""
         ...
 

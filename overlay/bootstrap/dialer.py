@@ -22,11 +22,11 @@ from overlay.transport import Transport
 
 #: Longest wait for one `hello`: connecting, and its answer.
 HELLO_TIMEOUT_S = 2.0
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 10.0
+MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.25, 10.0
 #: Remembered peers get this much of a start before the bootstraps are dialled too.
-REMEMBERED_FIRST_S = 0.2
+BOOTSTRAP_DELAY_S = 0.2
 #: Remembered peers dialled in one round.
-MOST_REMEMBERED = 16
+MAX_REMEMBERED = 16
 
 
 class NotThisSwarm(OverlayError):
@@ -78,7 +78,7 @@ class Dialer:
     ) -> HelloResult:
         """The first node of our swarm that answers; for ever. `remembered` is asked anew for each round. Raises
         `NotThisSwarm`."""
-        pause_s = FIRST_PAUSE_S
+        pause_s = MIN_RETRY_DELAY_S
         while True:
             greeted, hopeless = await self._round(bootstraps, remembered(), genesis)
             if greeted is not None:
@@ -87,9 +87,9 @@ class Dialer:
             if bootstraps and hopeless:
                 raise NotThisSwarm(list(self.attempts.items()))
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
-            pause_s = min(1.6 * pause_s, LAST_PAUSE_S)
+            pause_s = min(1.6 * pause_s, MAX_RETRY_DELAY_S)
 
-    async def knock(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
+    async def try_once(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
         """Dial every address of one bootstrap or peer once, without a word; the first of our swarm that answers."""
         for address in await self._addresses(label):
             try:
@@ -104,10 +104,10 @@ class Dialer:
     ) -> tuple[HelloResult | None, bool]:
         """One try of everybody; whether all bootstraps have answered for good that they are not ours."""
         outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue()
-        later_s = REMEMBERED_FIRST_S if remembered else 0.0
+        later_s = BOOTSTRAP_DELAY_S if remembered else 0.0
         tasks = [
             asyncio.create_task(self._try(address, 0.0, genesis, outcomes), name=f"hello {address}")
-            for address in remembered[:MOST_REMEMBERED]
+            for address in remembered[:MAX_REMEMBERED]
         ] + [
             asyncio.create_task(self._try(label, later_s, genesis, outcomes), name=f"hello {label}")
             for label in bootstraps

@@ -17,12 +17,12 @@ from overlay.local_node import LocalNode
 from overlay.membership.service import Membership
 
 #: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
-JOIN_LOOKUP_S = 2.0
+JOIN_LOOKUP_TIMEOUT_S = 2.0
 #: The table is looked at this often; empty, the node dials again.
-EMPTY_TABLE_S = 5.0
+RECONNECT_INTERVAL_S = 5.0
 #: A bootstrap or remembered peer that is not among our peers is dialled this often: the dead are given up after an hour
 #: (`overlay.membership.failure_detector.DEAD_MEMORY_S`), a partition may last longer.
-ISLAND_S = 60.0
+HEAL_INTERVAL_S = 60.0
 
 
 class Joining:
@@ -88,17 +88,17 @@ class Joining:
         self._local.seen_as(greeted.observed_host)
         self._membership.verify(greeted.contact)
         try:
-            async with asyncio.timeout(JOIN_LOOKUP_S):
+            async with asyncio.timeout(JOIN_LOOKUP_TIMEOUT_S):
                 await self._lookups.find(self._local.node_id, [greeted.contact, *greeted.contacts])
         except TimeoutError:
-            self._log.warning("join_lookup_slow", waited_s=JOIN_LOOKUP_S)
+            self._log.warning("join_lookup_slow", waited_s=JOIN_LOOKUP_TIMEOUT_S)
         for callback in self._callbacks:
             callback()
 
     async def keep_connected(self) -> None:
         """Dial again when nobody is left and there is somebody to dial."""
         while True:
-            await asyncio.sleep(EMPTY_TABLE_S)
+            await asyncio.sleep(RECONNECT_INTERVAL_S)
             genesis = self._local.genesis
             if genesis is None or len(self._members.peers) or self._members.detector.leaving:
                 continue
@@ -111,17 +111,17 @@ class Joining:
             except NotThisSwarm as error:
                 self._log.warning("not_this_swarm", reason=str(error))
 
-    async def keep_whole(self) -> None:
+    async def heal_partitions(self) -> None:
         """Dial one whom we do not know, now and then; meet it, and all around it, if it is of our swarm."""
         while True:
-            await asyncio.sleep(ISLAND_S * (0.5 + self._rng.random()))
+            await asyncio.sleep(HEAL_INTERVAL_S * (0.5 + self._rng.random()))
             genesis, peers = self._local.genesis, self._members.peers
             if genesis is None or not len(peers) or self._members.detector.leaving:
                 continue
             stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._local.address)})
             if stranger is None:
                 continue
-            greeted = await self._dialler.knock(stranger, genesis)
+            greeted = await self._dialler.try_once(stranger, genesis)
             if greeted is not None and greeted.contact.node_id not in peers:
                 self._log.info("island_met", through=str(greeted.contact.address))
                 await self._arrive(greeted)

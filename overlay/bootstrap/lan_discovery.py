@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from overlay.bootstrap.joining import Joining
-from overlay.bootstrap.local_network import LAN_JOIN_S, Lan, LocalNetwork
+from overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, Lan, LocalNetwork
 from overlay.environment import Log
 from overlay.local_node import LocalNode
 
@@ -46,15 +46,15 @@ class LanDiscovery:
         if self._lan is not None:
             await self._lan.stop()
 
-    async def somebody_near(self) -> bool:
+    async def has_local_peer(self) -> bool:
         """Whether the local network has, or soon will have, a node of our run to join."""
         return self._lan is not None and await self._network.look()
 
     async def join(self) -> bool:
         """Join through the local network; false where no node is there, or none answers, and this node may found."""
-        while await self.somebody_near():
+        while await self.has_local_peer():
             try:
-                async with asyncio.timeout(LAN_JOIN_S):
+                async with asyncio.timeout(LAN_JOIN_TIMEOUT_S):
                     await self._joining.join([], self._local.genesis)
                     return True
             except TimeoutError:

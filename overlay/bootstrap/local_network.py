@@ -21,14 +21,14 @@ from overlay.kademlia.messages import PROTOCOL_VERSION
 
 SERVICE = "_p2pnode._udp.local."
 #: Multicast DNS answers within a second; a network that sleeps takes longer.
-LOOK_S = 3.0
-LOOK_STEP_S = 0.1
+SEARCH_S = 3.0
+POLL_INTERVAL_S = 0.1
 #: Who said that it would found and does not answer for this long is given up.
-LAN_JOIN_S = 15.0
+LAN_JOIN_TIMEOUT_S = 15.0
 #: More announcements than this are not remembered.
-MOST_SIGHTINGS = 64
+MAX_DISCOVERED = 64
 #: Addresses taken from one announcement.
-MOST_ADDRESSES = 4
+MAX_ADDRESSES = 4
 
 
 class Announcement(NamedTuple):
@@ -97,7 +97,7 @@ def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: An
             addresses.append(address)
     if not addresses:
         return None
-    return DiscoveredNode(node_id, properties.get("in") == "1", tuple(addresses[:MOST_ADDRESSES]))
+    return DiscoveredNode(node_id, properties.get("in") == "1", tuple(addresses[:MAX_ADDRESSES]))
 
 
 class LocalNetwork:
@@ -117,7 +117,7 @@ class LocalNetwork:
     def heard(self, name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
         """An announcement, new or changed; junk is counted."""
         sighting = read(properties, hosts, port, self.own)
-        if sighting is None or (len(self._sightings) >= MOST_SIGHTINGS and name not in self._sightings):
+        if sighting is None or (len(self._sightings) >= MAX_DISCOVERED and name not in self._sightings):
             self.ignored += properties.get("id") != self.own.node_id.hex()
             return
         self._sightings[name] = sighting
@@ -133,19 +133,19 @@ class LocalNetwork:
         if seekers:
             del self._sightings[min(seekers)[1]]
 
-    def is_somebody_in(self) -> bool:
+    def is_any_joined(self) -> bool:
         """Whether one of them is in a swarm."""
         return any(sighting.joined for sighting in self._sightings.values())
 
-    def shall_found(self) -> bool:
+    def should_found(self) -> bool:
         """Nobody is in a swarm, and none of those that start now has a lower id."""
         lowest = min((sighting.node_id for sighting in self._sightings.values()), default=self.own.node_id)
-        return not self.is_somebody_in() and self.own.node_id <= lowest
+        return not self.is_any_joined() and self.own.node_id <= lowest
 
     async def look(self) -> bool:
-        """Whether there is, or soon will be, somebody to join; takes `LOOK_S` where nobody is in a swarm."""
-        for _ in range(round(LOOK_S / LOOK_STEP_S)):
-            if self.is_somebody_in():
+        """Whether there is, or soon will be, somebody to join; takes `SEARCH_S` where nobody is in a swarm."""
+        for _ in range(round(SEARCH_S / POLL_INTERVAL_S)):
+            if self.is_any_joined():
                 return True
-            await asyncio.sleep(LOOK_STEP_S)
-        return not self.shall_found()
+            await asyncio.sleep(POLL_INTERVAL_S)
+        return not self.should_found()

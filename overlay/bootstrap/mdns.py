@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from overlay.bootstrap.local_network import MOST_SIGHTINGS, SERVICE, Announcement
+from overlay.bootstrap.local_network import MAX_DISCOVERED, SERVICE, Announcement
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -19,9 +19,9 @@ PACKAGE = "zeroconf"
 #: Longest wait for the details of one announcement.
 DETAILS_MS = 2000
 #: Announcements whose details are asked for at one time.
-MOST_ASKED = 16
+MAX_CONCURRENT_QUERIES = 16
 #: Longest wait for our own good-bye.
-STOP_S = 1.0
+STOP_TIMEOUT_S = 1.0
 
 Heard = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 
@@ -79,7 +79,7 @@ class ZeroconfLan:
         if zeroconf is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 if self._browser is not None:
                     await self._browser.async_cancel()
                 await zeroconf.async_unregister_all_services()
@@ -104,7 +104,7 @@ class ZeroconfLan:
 
         if state_change is ServiceStateChange.Removed or len(name) > 255:
             return
-        if name in self._asking or len(self._asking) >= min(MOST_ASKED, MOST_SIGHTINGS):
+        if name in self._asking or len(self._asking) >= min(MAX_CONCURRENT_QUERIES, MAX_DISCOVERED):
             return
         task = asyncio.get_running_loop().create_task(self._ask(zeroconf, service_type, name), name=f"lan {name[:32]}")
         self._asking[name] = task

@@ -15,11 +15,11 @@ from overlay.environment import Environment
 from overlay.peers import Peer
 
 PEERS_FILE = "peers.json"
-MOST_PEERS = 64
+MAX_STORED = 64
 #: A peer that was not met for this long is forgotten.
-MEMORY_S = 14 * 24 * 3600.0
+MAX_AGE_S = 14 * 24 * 3600.0
 #: Written at most this often, and when the node stops; the second, when it is full.
-WRITE_S, FULL_WRITE_S = 2.0, 30.0
+WRITE_INTERVAL_S, FULL_WRITE_INTERVAL_S = 2.0, 30.0
 
 
 class StoredPeer(NamedTuple):
@@ -46,7 +46,7 @@ class PeerStore:
             data = self._disk.read(PEERS_FILE)
             if data is None:
                 return
-            for entry in json.loads(data)["peers"][:MOST_PEERS]:
+            for entry in json.loads(data)["peers"][:MAX_STORED]:
                 host, port = split_address(str(entry["address"]))
                 met = StoredPeer(bytes.fromhex(entry.get("id", "")), float(entry["met"]))
                 self._met[Address.checked(host, port)] = met
@@ -59,7 +59,7 @@ class PeerStore:
     @property
     def write_s(self) -> float:
         """When to look again whether there is something to write."""
-        return FULL_WRITE_S if len(self._met) >= MOST_PEERS else WRITE_S
+        return FULL_WRITE_INTERVAL_S if len(self._met) >= MAX_STORED else WRITE_INTERVAL_S
 
     def note(self, peers: Iterable[Peer]) -> None:
         """These are alive now; where they were before they are not."""
@@ -68,7 +68,7 @@ class PeerStore:
         ids = {met.node_id for met in alive.values()}
         kept = {address: met for address, met in self._met.items() if address in alive or met.node_id not in ids}
         recent = sorted({**kept, **alive}.items(), key=lambda item: -item[1].at)
-        self._met = {address: met for address, met in recent[:MOST_PEERS] if abs(now - met.at) <= MEMORY_S}
+        self._met = {address: met for address, met in recent[:MAX_STORED] if abs(now - met.at) <= MAX_AGE_S}
 
     def write(self) -> None:
         """Put them on disk if they are others than before. A failure is logged once; it costs comfort, not safety."""

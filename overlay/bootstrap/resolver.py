@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from overlay.addresses import Address, literal, split_address
+from overlay.addresses import Address, split_address, usable_host
 
 #: Longest wait for a resolver.
 RESOLVE_TIMEOUT_S = 5.0
@@ -32,8 +32,8 @@ async def advertised_address(text: str) -> tuple[str, int] | None:
     """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
     if not text:
         return None
-    if literal(text) is not None:
-        return str(literal(text)), 0
+    if usable_host(text) is not None:
+        return str(usable_host(text)), 0
     has_port = text.rpartition(":")[2].isdigit()
     address = (await resolve(text if has_port else f"{text}:1"))[0]
     return address.host, address.port if has_port else 0

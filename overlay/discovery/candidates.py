@@ -21,8 +21,8 @@ from overlay.membership.stream_health import StreamHealth
 from overlay.peers import Activity, Contact, PeerChange
 
 #: A lookup is kept this long: deaths and known newcomers are seen without it.
-KEEP_S = 30.0
-MOST_KEYS = 8192
+CACHE_TTL_S = 30.0
+MAX_CACHED_KEYS = 8192
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Candidates:
     async def _looked_up(self, key: bytes) -> list[bytes]:
         now = self._clock.monotonic()
         kept = self._kept.get(key)
-        if kept is not None and now - kept.at <= KEEP_S:
+        if kept is not None and now - kept.at <= CACHE_TTL_S:
             return kept.node_ids
         under_way = self._under_way.get(key)
         if under_way is not None:
@@ -111,7 +111,7 @@ class Candidates:
         node_ids = [contact.node_id for contact in found]
         self._kept.pop(key, None)
         self._kept[key] = _Kept(self._clock.monotonic(), node_ids)
-        if len(self._kept) > MOST_KEYS:
+        if len(self._kept) > MAX_CACHED_KEYS:
             del self._kept[next(iter(self._kept))]
         return node_ids
 
@@ -128,4 +128,4 @@ class Candidates:
 
     def forget_old(self) -> None:
         now = self._clock.monotonic()
-        self._kept = {key: kept for key, kept in self._kept.items() if now - kept.at <= KEEP_S}
+        self._kept = {key: kept for key, kept in self._kept.items() if now - kept.at <= CACHE_TTL_S}

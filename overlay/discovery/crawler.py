@@ -1,7 +1,7 @@
 """Keeps the routing table fresh, and knows every node of a swarm while somebody needs that.
 
 A node looks itself up every minute, and at once when a peer that was dead returns: where that one lives, others may be
-back as well. A crawl looks up every zone of the id space; it is repeated while `everyone` is called, because a large
+back as well. A crawl looks up every zone of the id space; it is repeated while `all_members` is called, because a large
 swarm's table holds only some of the peers.
 """
 
@@ -20,10 +20,10 @@ from overlay.membership.service import Membership
 from overlay.peers import Peer, PeerChange
 
 #: Seconds between refreshes of the table; and the pause before the refresh when a dead peer returned.
-REFRESH_S = 60.0
-HEAL_PAUSE_S = 0.2
+REFRESH_INTERVAL_S = 60.0
+REFRESH_DELAY_S = 0.2
 #: A crawl is repeated this often while somebody asks for everyone; its zones hold about this many nodes.
-CRAWL_S = 30.0
+CRAWL_INTERVAL_S = 30.0
 ZONE_NODES = 8.0
 
 
@@ -57,23 +57,23 @@ class Crawler:
         if change.kind == "returned":
             self._heal.set()
 
-    def everyone(self, since: float = 0.0) -> list[Peer]:
+    def all_members(self, since: float = 0.0) -> list[Peer]:
         """All live peers known that take part in barriers. In a large swarm asking keeps a crawl going."""
         now = self._clock.monotonic()
         if not self._members.everybody_known():
             if now > self._crawl_until:
                 self._crawl.set()
-            self._crawl_until = now + 2 * CRAWL_S
-        return [peer for peer in self._members.peers if peer.takes_part(now, since)]
+            self._crawl_until = now + 2 * CRAWL_INTERVAL_S
+        return [peer for peer in self._members.peers if peer.counts_for_barrier(now, since)]
 
     async def keep_table_fresh(self) -> None:
         """Look ourselves up now and then, at once when a lost peer came back; forget strangers."""
         while True:
-            pause_s = REFRESH_S * (0.75 + 0.5 * self._rng.random())
+            pause_s = REFRESH_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
             try:
                 async with asyncio.timeout(pause_s):
                     await self._heal.wait()
-                    await asyncio.sleep(HEAL_PAUSE_S)
+                    await asyncio.sleep(REFRESH_DELAY_S)
             except TimeoutError:
                 pass
             self._heal.clear()
@@ -98,7 +98,7 @@ class Crawler:
         while True:
             await self._crawl.wait()
             await self.crawl()
-            await asyncio.sleep(CRAWL_S)
+            await asyncio.sleep(CRAWL_INTERVAL_S)
             if not self._crawled_for():
                 self._crawl.clear()
 

@@ -34,22 +34,22 @@ from overlay.peers import Activity, Peer, PeerChange
 from overlay.report import SamplingReport
 
 #: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
-MOST_BALLS = 64
+MAX_BALLS = 64
 #: Seconds between sampling lookups until there are enough balls to draw from; then the pool grows at the pace that
 #: keeps it full. Many nodes that start at one moment would otherwise answer each other's lookups above all else.
-FILL_S = 1.0
+FILL_INTERVAL_S = 1.0
 #: Balls to begin with; more where two samples would take more entries than these have.
 FIRST_BALLS = 4
 #: A pause is at least so many times as long as the lookup before it: where the network or our loop is overloaded, and
 #: lookups take seconds, sampling must not be what keeps it so.
-MOST_BUSY = 4.0
+MIN_PAUSE_PER_LOOKUP = 4.0
 #: What was spent on sampling is reported over this time.
-COST_S = POOL_AGE_S
+COST_WINDOW_S = POOL_AGE_S
 #: In a swarm of at most k one peer is asked this often whom it knows; more often until nothing is new.
-COMPARE_S = 4.0
-COMPARE_FIRST_S = 0.3
-COMPARE_FIRST = 5
-ESTIMATE_CACHE_S = 1.0
+COMPARE_INTERVAL_S = 4.0
+FIRST_COMPARE_INTERVAL_S = 0.3
+FIRST_COMPARES = 5
+ESTIMATE_TTL_S = 1.0
 
 
 class PeerSampler:
@@ -92,7 +92,7 @@ class PeerSampler:
         if known <= self._k:
             return counted(known)
         now = self._clock.monotonic()
-        if now - self._estimate[0] > ESTIMATE_CACHE_S:
+        if now - self._estimate[0] > ESTIMATE_TTL_S:
             self._estimate = (now, self.estimator.estimate(now))
         estimate = self._estimate[1]
         if estimate is None or estimate.exact:
@@ -123,21 +123,25 @@ class PeerSampler:
         share = sum(works(peer) for peer in peers) / max(1, len(peers))
         return max(1.0, own + share * (population.estimate - 1))
 
-    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
-        """Up to `count` live peers that take part in barriers (`Peer.takes_part`), uniform without replacement."""
+    def sample(self, count: int, since: float = 0.0) -> list[Peer]:
+        """At most `count` live peers that count for barriers, uniform without replacement."""
         now = self._clock.monotonic()
 
         def allowed(node_id: bytes) -> bool:
             peer = self._members.peer(node_id)
-            return peer is not None and peer.takes_part(now, since) and not self._members.detector.is_suspect(node_id)
+            return (
+                peer is not None
+                and peer.counts_for_barrier(now, since)
+                and not self._members.detector.is_suspect(node_id)
+            )
 
         if self._members.everybody_known():
             drawn = draw_distinct(self._everybody(), count, allowed, self._rng)
         else:
             # A sample takes each peer from another ball: a pool has as many as the largest sample, and some more.
-            self._balls_wanted = min(MOST_BALLS, max(self._balls_wanted, count + 2))
+            self._balls_wanted = min(MAX_BALLS, max(self._balls_wanted, count + 2))
             self._balls_first = min(self._balls_wanted, max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2))
-            drawn = self.pool.draw(count, allowed, self._rng)
+            drawn = self.pool.sample(count, allowed, self._rng)
             self._drawn += len(drawn)
             if len(drawn) < count:  # just joined: the pool is still being filled
                 rest = [node_id for node_id in self._everybody() if node_id not in drawn]
@@ -145,13 +149,13 @@ class PeerSampler:
         return [peer for node_id in drawn if (peer := self._members.peer(node_id)) is not None]
 
     def sampling(self) -> SamplingReport:
-        """The pool and what it costs: lookups over the last `COST_S`, and for each peer kept and drawn in it."""
+        """The pool and what it costs: lookups over the last `COST_WINDOW_S`, and for each peer kept and drawn in it."""
         now = self._clock.monotonic()
         self._forget_spending(now)
         lookups = len(self._spent)
         kept = sum(peers for _, peers in self._spent)
         balls = sum(1 for _, peers in self._spent if peers)
-        over_s = max(1.0, min(COST_S, now - self._started))
+        over_s = max(1.0, min(COST_WINDOW_S, now - self._started))
         return SamplingReport(
             pool=len(self.pool.ids()),
             balls=self.pool.balls,
@@ -163,7 +167,7 @@ class PeerSampler:
         )
 
     def _forget_spending(self, now: float) -> None:
-        while self._spent and now - self._spent[0][0] > COST_S:
+        while self._spent and now - self._spent[0][0] > COST_WINDOW_S:
             self._spent.popleft()
 
     def _everybody(self) -> list[bytes]:
@@ -180,7 +184,7 @@ class PeerSampler:
             if self._members.everybody_known():
                 self.pool.clear()
                 quiet = 0 if await self._compare_contacts(self._local.node_id) else quiet + 1
-                pause_s = COMPARE_FIRST_S if quiet < COMPARE_FIRST else COMPARE_S
+                pause_s = FIRST_COMPARE_INTERVAL_S if quiet < FIRST_COMPARES else COMPARE_INTERVAL_S
             else:
                 quiet = 0
                 began = self._clock.monotonic()
@@ -188,8 +192,8 @@ class PeerSampler:
                 took_s = self._clock.monotonic() - began
                 if len(self._members.peers) < FULL_VIEW:
                     await self._compare_contacts(random_id(self._rng))
-                pause_s = FILL_S if self.pool.balls < self._balls_first else self._steady_s()
-                pause_s = max(pause_s, MOST_BUSY * took_s)
+                pause_s = FILL_INTERVAL_S if self.pool.balls < self._balls_first else self._steady_s()
+                pause_s = max(pause_s, MIN_PAUSE_PER_LOOKUP * took_s)
             await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
 
     def _steady_s(self) -> float:

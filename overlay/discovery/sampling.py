@@ -94,7 +94,7 @@ class SamplePool:
         """The distinct ids, in the order they were found."""
         return list(dict.fromkeys(node_id for _, inside in self._balls for node_id in inside))
 
-    def draw(self, count: int, allowed: Callable[[bytes], bool], rng: random.Random) -> list[bytes]:
+    def sample(self, count: int, allowed: Callable[[bytes], bool], rng: random.Random) -> list[bytes]:
         """Up to `count` distinct allowed ids, uniform without replacement: each from another ball while there are
         balls. A ball whose pick is not allowed has had its turn, or else the neighbours of such a node gained by it.
         """

@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address, literal
+from overlay.addresses import Address, usable_host
 from overlay.errors import OverlayError
 from overlay.ids import ID_BYTES
 from overlay.peers import Contact, Counter, Heartbeat, Id
@@ -191,7 +191,7 @@ def decode(datagram: bytes) -> tuple[bytes, RequestDatagram | ResponseDatagram]:
         message: RequestDatagram | ResponseDatagram = _DECODERS[kind].decode(datagram[HEADER_BYTES:])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise Malformed("content") from None
-    if message.beat.host and literal(message.beat.host) is None:
+    if message.beat.host and usable_host(message.beat.host) is None:
         raise Malformed("host")
     return datagram[1:HEADER_BYTES], message
 
@@ -210,7 +210,7 @@ def unpack_contact(packed: bytes) -> Contact | None:
     family = socket.AF_INET if len(packed) == PACKED_V4_BYTES else socket.AF_INET6
     if len(packed) not in (PACKED_V4_BYTES, PACKED_V6_BYTES):
         return None
-    host = literal(socket.inet_ntop(family, packed[ID_BYTES:-2]))
+    host = usable_host(socket.inet_ntop(family, packed[ID_BYTES:-2]))
     port = int.from_bytes(packed[-2:], "big")
     if host is None or port == 0:
         return None

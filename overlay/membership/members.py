@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-from overlay.addresses import Address, group_of, literal
+from overlay.addresses import Address, group_of, usable_host
 from overlay.ids import short
 from overlay.kademlia.messages import DuplicateIdentity, Gossip
 from overlay.kademlia.routing_table import ContactTable
@@ -346,5 +346,5 @@ class MemberList:
 
 def claimed_address(beat: Heartbeat, source: Address) -> Address:
     """Where a node claims to be: the host it advertises or else the source of its datagram, and the port it names."""
-    host = literal(beat.host) if beat.host else None
+    host = usable_host(beat.host) if beat.host else None
     return Address(host or source.host, beat.port)

@@ -20,10 +20,10 @@ from overlay.local_node import LocalNode
 LEASE_S = 3600.0
 #: A mapping is renewed when this share of its lease is over; routers that forget at a restart get it back then.
 RENEW_SHARE = 0.5
-SHORTEST_RENEWAL_S = 10.0
-FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
+MIN_RENEWAL_S = 10.0
+MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 10.0, 600.0
 #: Longest wait for the router when we leave.
-REMOVE_S = 1.0
+REMOVE_TIMEOUT_S = 1.0
 
 
 class Mapped(NamedTuple):
@@ -67,7 +67,7 @@ class PortMapper:
 
     async def run(self) -> None:
         """Open and renew, for ever."""
-        retry_s = FIRST_RETRY_S
+        retry_s = MIN_RETRY_DELAY_S
         while True:
             try:
                 mapped = await self._gateway.open(self._local.bound, LEASE_S)
@@ -75,16 +75,16 @@ class PortMapper:
             except GatewayFailed as error:
                 self._failed(str(error))
                 await asyncio.sleep(retry_s * (0.75 + 0.5 * self._rng.random()))
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                retry_s = min(2 * retry_s, MAX_RETRY_DELAY_S)
                 continue
             self._opened(mapped.address)
-            retry_s = FIRST_RETRY_S
-            await asyncio.sleep(max(SHORTEST_RENEWAL_S, RENEW_SHARE * (mapped.lease_s or LEASE_S)))
+            retry_s = MIN_RETRY_DELAY_S
+            await asyncio.sleep(max(MIN_RENEWAL_S, RENEW_SHARE * (mapped.lease_s or LEASE_S)))
 
     async def remove(self) -> None:
         """Give the port back; a router that does not answer forgets by itself."""
         try:
-            async with asyncio.timeout(REMOVE_S):
+            async with asyncio.timeout(REMOVE_TIMEOUT_S):
                 await self._gateway.close()
         except (GatewayFailed, TimeoutError) as error:
             self._log.warning("port_mapping_not_removed", reason=str(error) or "the router does not answer")

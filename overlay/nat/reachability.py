@@ -26,14 +26,14 @@ from overlay.transport import Buffer, Response, Transport, TransportError
 DIAL_BACK = "dialback"
 CONFIRMATIONS = 2
 #: Peers asked in one check before it is given up: some may be dead or busy themselves.
-MOST_ASKED = 5
+MAX_ASKED = 5
 DIAL_TIMEOUT_S = 2.0
-FIRST_RETRY_S, LAST_RETRY_S = 2.0, 60.0
-RECHECK_S = 300.0
+MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 2.0, 60.0
+RECHECK_INTERVAL_S = 300.0
 #: Complaints of two different peers within this time are believed.
-COMPLAINT_S = 60.0
+REPORT_WINDOW_S = 60.0
 #: Nothing to do until a peer appears; looked at this often.
-IDLE_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
 class DialBackAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +66,7 @@ class Reachability:
         self._rng = environment.entropy.random
         self._log = environment.log
         self._peers = peers
-        self._complaints: dict[bytes, float] = {}
+        self._unreachable_reports: dict[bytes, float] = {}
         self._wake = asyncio.Event()
         streams.register(DIAL_BACK, self._dial_back)
 
@@ -87,25 +87,27 @@ class Reachability:
         if peer is None or peer.address.host != (beat.host or source.host):
             return
         now = self._clock.monotonic()
-        self._complaints = {who: at for who, at in self._complaints.items() if now - at <= COMPLAINT_S}
-        self._complaints[sender] = now
-        if len(self._complaints) >= CONFIRMATIONS:
-            self._complaints.clear()
+        self._unreachable_reports = {
+            who: at for who, at in self._unreachable_reports.items() if now - at <= REPORT_WINDOW_S
+        }
+        self._unreachable_reports[sender] = now
+        if len(self._unreachable_reports) >= CONFIRMATIONS:
+            self._unreachable_reports.clear()
             self.check_now()
 
     async def run(self) -> None:
         """Check for ever."""
         if self.client_only:
             return
-        retry_s = FIRST_RETRY_S
+        retry_s = MIN_RETRY_DELAY_S
         while True:
             if not len(self._peers):
-                pause_s = IDLE_S
+                pause_s = POLL_INTERVAL_S
             elif await self.check():
-                pause_s, retry_s = RECHECK_S, FIRST_RETRY_S
+                pause_s, retry_s = RECHECK_INTERVAL_S, MIN_RETRY_DELAY_S
             else:
                 pause_s = retry_s * (0.75 + 0.5 * self._rng.random())
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                retry_s = min(2 * retry_s, MAX_RETRY_DELAY_S)
             self._wake.clear()
             try:
                 async with asyncio.timeout(pause_s):
@@ -119,7 +121,7 @@ class Reachability:
         self._rng.shuffle(peers)
         peers.sort(key=lambda peer: not peer.eligible)
         needed = min(CONFIRMATIONS, len(peers))
-        asked = peers[:MOST_ASKED]
+        asked = peers[:MAX_ASKED]
         reached: list[bytes] = []
         not_asked: list[str] = []
         refused: list[str] = []

@@ -31,15 +31,15 @@ SERVICES = (
 )
 SSDP = ("239.255.255.250", 1900)
 #: Answers to a search are waited for this long.
-SEARCH_S = 3.0
+SEARCH_TIMEOUT_S = 3.0
 #: Longest wait for one answer of a router, and for all that one attempt takes.
-ANSWER_S, ALL_S = 5.0, 20.0
+REQUEST_TIMEOUT_S, TOTAL_TIMEOUT_S = 5.0, 20.0
 #: A router's descriptions have some 30 KB in about ten files.
-MOST_BYTES, MOST_FILES = 262144, 64
+MAX_RESPONSE_BYTES, MAX_REQUESTS = 262144, 64
 #: Devices of one search that are asked.
-MOST_DEVICES = 4
+MAX_DEVICES = 4
 #: Outside ports tried where ours is taken.
-OTHER_PORTS = 4
+MAX_PORT_ATTEMPTS = 4
 DESCRIPTION = "p2pnode"
 #: UPnP's own numbers (WANIPConnection:1 section 2.4.16).
 NO_SUCH_ENTRY, CONFLICT, PERMANENT_ONLY = 714, 718, 725
@@ -59,7 +59,7 @@ class UpnpGateway:
         draw_port: Callable[[], int],
         *,
         search_at: tuple[str, int] = SSDP,
-        search_s: float = SEARCH_S,
+        search_s: float = SEARCH_TIMEOUT_S,
         source: str = "",
     ) -> None:
         self._draw_port = draw_port
@@ -74,7 +74,7 @@ class UpnpGateway:
     async def open(self, internal: Address, lease_s: float) -> Mapped:
         """See `Gateway.open`."""
         try:
-            async with asyncio.timeout(ALL_S):
+            async with asyncio.timeout(TOTAL_TIMEOUT_S):
                 if self._service is not None:
                     try:
                         return await self._map(internal, lease_s)
@@ -82,7 +82,7 @@ class UpnpGateway:
                         self._service = None  # restarted, or replaced: look again
                 return await self._find_and_map(internal, lease_s)
         except TimeoutError:
-            raise GatewayFailed(f"the router did not do it within {ALL_S:g} s") from None
+            raise GatewayFailed(f"the router did not do it within {TOTAL_TIMEOUT_S:g} s") from None
 
     async def close(self) -> None:
         """See `Gateway.close`."""
@@ -100,7 +100,7 @@ class UpnpGateway:
         if not locations:
             raise GatewayFailed("no router in the local network answers to UPnP")
         failures = []
-        for location in locations[:MOST_DEVICES]:
+        for location in locations[:MAX_DEVICES]:
             try:
                 self._service = await _connection(location)
                 self._router = urlsplit(location).hostname or ""
@@ -158,12 +158,12 @@ class UpnpGateway:
             raise GatewayFailed("has no outside address") from None
         client = _own_host(internal.host, self._router)
         # After a renewal the port stays; at first ours is asked for, then others.
-        ports = [self._port] if self._made else [internal.port, *(self._draw_port() for _ in range(OTHER_PORTS))]
+        ports = [self._port] if self._made else [internal.port, *(self._draw_port() for _ in range(MAX_PORT_ATTEMPTS))]
         for port in ports:
             granted_s = await self._map_port(service, port, Address(client, internal.port), lease_s)
             if granted_s is not None:
                 return Mapped(Address(str(outside), port), granted_s)
-        raise GatewayFailed(f"has port {internal.port} and {OTHER_PORTS} others in use for somebody else")
+        raise GatewayFailed(f"has port {internal.port} and {MAX_PORT_ATTEMPTS} others in use for somebody else")
 
     async def _map_port(self, service: UpnpService, port: int, to: Address, lease_s: float) -> float | None:
         """The lease granted for both protocols, None where somebody else has the port."""
@@ -264,9 +264,9 @@ def _requester(host: str) -> Any:
         async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
             if http_request.method == "GET":  # descriptions; actions are as many as we ask for
                 self.made += 1
-            if urlsplit(http_request.url).hostname != host or self.made > MOST_FILES:
+            if urlsplit(http_request.url).hostname != host or self.made > MAX_REQUESTS:
                 raise GatewayFailed("names another host, or too many files")
-            timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+            timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
             try:
                 async with (
                     aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
@@ -281,8 +281,8 @@ def _requester(host: str) -> Any:
                     body = bytearray()
                     async for chunk in answer.content.iter_chunked(16384):
                         body += chunk
-                        if len(body) > MOST_BYTES:
-                            raise GatewayFailed(f"says more than {MOST_BYTES} bytes")
+                        if len(body) > MAX_RESPONSE_BYTES:
+                            raise GatewayFailed(f"says more than {MAX_RESPONSE_BYTES} bytes")
             except (aiohttp.ClientError, OSError) as error:
                 raise GatewayFailed(f"does not answer: {str(error) or type(error).__name__}") from None
             return HttpResponse(answer.status, dict(answer.headers), body.decode("utf-8", "replace"))

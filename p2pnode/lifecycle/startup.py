@@ -65,7 +65,7 @@ class Startup:
         if stored is not None and not bootstraps:
             await self._rejoin(stored)
             return
-        if not bootstraps and not self._overlay.remembered() and not await self._overlay.join_near():
+        if not bootstraps and not self._overlay.remembered() and not await self._overlay.join_local():
             self._found(self._environment.entropy.token(16))
             return
         if self._overlay.genesis is None:
@@ -75,7 +75,7 @@ class Startup:
 
     async def _rejoin(self, genesis: bytes) -> None:
         """Look for the swarm this node founded earlier: it may have continued without this node."""
-        if self._overlay.remembered() or await self._overlay.somebody_near():
+        if self._overlay.remembered() or await self._overlay.has_local_peer():
             try:
                 async with asyncio.timeout(REJOIN_TIMEOUT_S):
                     await self._overlay.join([], genesis=genesis)

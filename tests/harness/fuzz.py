@@ -286,7 +286,7 @@ class Fuzz:
             "silent": (len(members.negative), 4096),
             "conflicts": (len(members.conflicts), MAX_REPORTED),
             "news": (len(target._protocol.queue), 512),
-            "complaints": (len(target._reachability._complaints), 2),
+            "complaints": (len(target._reachability._unreachable_reports), 2),
         }
         for name, (size, limit) in sizes.items():
             assert 0 <= size <= limit, f"{name}: {size} of {limit} {where}"

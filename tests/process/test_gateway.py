@@ -12,7 +12,7 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.nat.port_mapping import GatewayFailed, Mapped
-from overlay.nat.upnp import MOST_FILES, UpnpGateway, is_installed
+from overlay.nat.upnp import MAX_REQUESTS, UpnpGateway, is_installed
 from tests.process.harness.fake_gateway import FakeGateway, junk_pages
 from tests.process.test_sockets import Run, run
 from tests.process.test_swarm_process import ROOT
@@ -126,7 +126,7 @@ def test_a_router_that_talks_nonsense(run: Run, name: str, pages: dict[str, Any]
             print(caught.value)
             assert len(str(caught.value)) < 300, name
             assert fake.mappings == {}
-            assert len(fake.asked) <= MOST_FILES
+            assert len(fake.asked) <= MAX_REQUESTS
 
     run(main())
 

@@ -116,11 +116,11 @@ def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
             await until(lambda: second.addresses() == [Address(LOCAL, 9001)], "the second sees the first")
             await until(lambda: first.ignored >= 1, "the other run's was heard, and ignored")
             assert other.addresses() == []
-            assert (first.shall_found(), second.shall_found()) == (True, False)
+            assert (first.should_found(), second.should_found()) == (True, False)
             first.own = first.own._replace(joined=True)
             await lans[0].announce(first.own)
-            await until(second.is_somebody_in, "the second hears that the first is in")
-            assert not first.is_somebody_in()
+            await until(second.is_any_joined, "the second hears that the first is in")
+            assert not first.is_any_joined()
             for lan in lans:
                 await lan.stop()  # and once more at the end
 

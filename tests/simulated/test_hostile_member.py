@@ -215,8 +215,8 @@ def test_lists_and_numbers_have_bounds() -> None:
 
 def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that asks as fast as it can gets its burst and its rate, then a reason a second later; others go on."""
-    monkeypatch.setattr(requests, "REQUESTS", RateLimit(50.0, 100.0))
-    monkeypatch.setattr(requests, "OPEN_OF_ONE", 16)
+    monkeypatch.setattr(requests, "REQUEST_RATE", RateLimit(50.0, 100.0))
+    monkeypatch.setattr(requests, "MAX_CONCURRENT_PER_PEER", 16)
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)

@@ -77,7 +77,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         assert len(members.conflicts) == len(members.dead_contacts) == 0
         assert len(members.negative) <= 4096
         assert len(node._protocol.queue) <= 512
-        assert len(node._reachability._complaints) == 0, "a stranger's complaint is nobody's"
+        assert len(node._reachability._unreachable_reports) == 0, "a stranger's complaint is nobody's"
         await asyncio.sleep(3)
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()

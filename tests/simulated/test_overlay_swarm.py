@@ -404,10 +404,10 @@ def test_stalled_and_paused_peers_are_not_drawn() -> None:
         nodes[1].announce(activity=Activity.PAUSED)
         nodes[2].announce(activity=Activity.STALLED)
         await nodes[0].query_steps([nodes[1].node_id, nodes[2].node_id])
-        drawn = {peer.node_id for peer in nodes[0].draw(10)}
+        drawn = {peer.node_id for peer in nodes[0].sample(10)}
         assert drawn == {nodes[3].node_id, nodes[4].node_id, nodes[5].node_id}
         assert nodes[0].workers() == 4.0
-        assert len(nodes[0].draw(2)) == 2
+        assert len(nodes[0].sample(2)) == 2
         await world.stop()
 
     play(story())
@@ -430,11 +430,11 @@ def test_the_estimate_follows_a_large_swarm() -> None:
         # All nodes share one set of ids, and so its deviation (3 % for 100 ids): the misses come together.
         assert held >= 70
         assert all(80 < node.workers() < 125 for node in nodes[:5])
-        drawn = {peer.node_id for node in nodes[:10] for _ in range(20) for peer in node.draw(10)}
+        drawn = {peer.node_id for node in nodes[:10] for _ in range(20) for peer in node.sample(10)}
         assert len(drawn) > 90
-        nodes[0].everyone()
+        nodes[0].all_members()
         await asyncio.sleep(5)
-        assert len(nodes[0].everyone()) >= 97
+        assert len(nodes[0].all_members()) >= 97
         await world.stop()
 
     play(story())

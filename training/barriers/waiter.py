@@ -68,7 +68,9 @@ class BarrierWaiter:
     async def _passes(self, step: int, started: float) -> bool:
         began = self._began_at
         sample = (
-            self._overlay.everyone(began) if self.barrier.complete else self._overlay.draw(self.sample_now(), began)
+            self._overlay.all_members(began)
+            if self.barrier.complete
+            else self._overlay.sample(self.sample_now(), began)
         )
         sufficient_step = self.barrier.enough(step)
         lagging = [peer.node_id for peer in sample if sufficient_step is None or peer.step < sufficient_step]
@@ -94,7 +96,7 @@ class BarrierWaiter:
     def _counted(self, node_id: bytes, queried: list[bytes], queried_at: float, now: float) -> Peer | None:
         """The peer if it counts for this test, after the answers have come in."""
         peer = self._overlay.peers.get(node_id)
-        if peer is None or not self._overlay.is_alive(node_id) or not peer.takes_part(now, self._began_at):
+        if peer is None or not self._overlay.is_alive(node_id) or not peer.counts_for_barrier(now, self._began_at):
             return None
         unanswered = node_id in queried and peer.last_heard < queried_at
         return None if unanswered and not self.barrier.complete else peer

@@ -6,8 +6,8 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.bootstrap.local_network import (
-    MOST_ADDRESSES,
-    MOST_SIGHTINGS,
+    MAX_ADDRESSES,
+    MAX_DISCOVERED,
     Announcement,
     DiscoveredNode,
     LocalNetwork,
@@ -26,7 +26,7 @@ def test_an_announcement_of_our_run_is_read() -> None:
     sighting = read(OTHER.properties(), hosts, 9000, OWN)
 
     assert sighting is not None
-    assert (sighting.node_id, sighting.joined, len(sighting.addresses)) == (OTHER.node_id, True, MOST_ADDRESSES)
+    assert (sighting.node_id, sighting.joined, len(sighting.addresses)) == (OTHER.node_id, True, MAX_ADDRESSES)
     assert sighting.addresses[:2] == (Address("192.168.1.5", 9000), Address("fe80::5", 9000))
 
 
@@ -62,21 +62,21 @@ def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int
     place.heard("x", properties, hosts, port)
 
     assert place.addresses() == []
-    assert place.shall_found()
+    assert place.should_found()
 
 
 def test_the_lowest_of_those_that_start_together_founds() -> None:
     """Unless one is in a swarm already; those that only said so and are silent are given up."""
     place = LocalNetwork(OWN)
-    assert place.shall_found()
+    assert place.should_found()
     place.heard("higher", OTHER._replace(joined=False).properties(), ["10.0.0.1"], 1)
-    assert place.shall_found()
+    assert place.should_found()
     place.heard("lower", OTHER._replace(node_id=b"\x01" * ID_BYTES, joined=False).properties(), ["10.0.0.2"], 1)
-    assert not place.shall_found()
+    assert not place.should_found()
     place.give_up()
-    assert place.shall_found()
+    assert place.should_found()
     place.heard("higher", OTHER.properties(), ["10.0.0.1"], 1)
-    assert not place.shall_found()
+    assert not place.should_found()
     place.give_up()
     assert place.addresses() == [Address("10.0.0.1", 1)]
 
@@ -86,8 +86,8 @@ def test_a_flood_of_announcements_is_bounded() -> None:
     place = LocalNetwork(OWN)
     for number in range(1000):
         place.heard(str(number), OTHER.properties(), [f"10.0.{number // 250}.{number % 250 + 1}"], 1)
-    assert len(place.addresses()) == MOST_SIGHTINGS
-    assert place.ignored == 1000 - MOST_SIGHTINGS
+    assert len(place.addresses()) == MAX_DISCOVERED
+    assert place.ignored == 1000 - MAX_DISCOVERED
     place.heard("0", OTHER.properties(), ["10.9.9.9"], 2)
     assert place.addresses()[0] == Address("10.9.9.9", 2)
     assert DiscoveredNode(b"", False, ()) == (b"", False, ())

@@ -7,7 +7,14 @@ import json
 import pytest
 
 from overlay.addresses import Address
-from overlay.bootstrap.peer_store import FULL_WRITE_S, MEMORY_S, MOST_PEERS, PEERS_FILE, WRITE_S, PeerStore
+from overlay.bootstrap.peer_store import (
+    FULL_WRITE_INTERVAL_S,
+    MAX_AGE_S,
+    MAX_STORED,
+    PEERS_FILE,
+    WRITE_INTERVAL_S,
+    PeerStore,
+)
 from overlay.peers import Activity, Contact, Peer
 from tests.harness.environment import MemoryDisk, make_environment
 from tests.unit.training.test_checkpoint import Lines
@@ -64,7 +71,7 @@ def test_who_was_met_is_there_after_a_restart() -> None:
 
     assert ports(memory(disk, clock)[0]) == [1002, 1001]
 
-    clock.now += MEMORY_S - 30.0
+    clock.now += MAX_AGE_S - 30.0
     later, _ = memory(disk, clock)
     later.note([])
     assert ports(later) == [1002]
@@ -85,11 +92,11 @@ def test_a_peer_that_moved_is_remembered_where_it_is() -> None:
 def test_it_is_written_soon_until_it_is_full() -> None:
     """A swarm of seconds is remembered; a large one, whose peers come and go, costs the disk little."""
     found, _ = memory(MemoryDisk())
-    found.note(peer(number) for number in range(MOST_PEERS - 1))
-    assert found.write_s == WRITE_S
-    found.note(peer(number) for number in range(MOST_PEERS + 9))
-    assert found.write_s == FULL_WRITE_S
-    assert len(found.addresses()) == MOST_PEERS
+    found.note(peer(number) for number in range(MAX_STORED - 1))
+    assert found.write_s == WRITE_INTERVAL_S
+    found.note(peer(number) for number in range(MAX_STORED + 9))
+    assert found.write_s == FULL_WRITE_INTERVAL_S
+    assert len(found.addresses()) == MAX_STORED
 
 
 def test_the_file_of_an_older_version_is_read() -> None:

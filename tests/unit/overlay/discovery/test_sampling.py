@@ -56,9 +56,9 @@ def test_a_sample_takes_each_peer_from_another_ball_while_there_are_balls() -> N
     for ball in balls:
         pool.add(ball, 0.0, 12)
     for _ in range(50):
-        drawn = pool.draw(4, lambda _: True, rng)
+        drawn = pool.sample(4, lambda _: True, rng)
         assert sorted(sum(node_id in ball for node_id in drawn) for ball in balls) == [1, 1, 1, 1]
-        assert len(set(pool.draw(5, lambda _: True, rng))) == 5
+        assert len(set(pool.sample(5, lambda _: True, rng))) == 5
 
 
 def test_the_dead_leave_a_pool_and_the_oldest_ball_makes_room() -> None:
@@ -109,7 +109,7 @@ def test_a_pool_forgets_and_draws_without_replacement() -> None:
     nodes = ids(12)
     pool.add(nodes[:8], 0.0, 12)
     pool.add(nodes[4:], 60.0, 12)
-    drawn = pool.draw(20, lambda node_id: node_id != nodes[5], random.Random(1))
+    drawn = pool.sample(20, lambda node_id: node_id != nodes[5], random.Random(1))
 
     assert sorted(drawn) == sorted(set(nodes) - {nodes[5]})
     pool.expire(121.0)

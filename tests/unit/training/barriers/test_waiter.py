@@ -59,7 +59,7 @@ class FakeOverlay:
     def population(self) -> Population:
         return Population(self.estimate, self.estimate, self.estimate, True, 1, None)
 
-    def draw(self, count: int, since: float = 0.0) -> list[Peer]:
+    def sample(self, count: int, since: float = 0.0) -> list[Peer]:
         self.draws.append(count)
         if self.samples is None:
             chosen = [peer.node_id for peer in self.peers]
@@ -72,9 +72,9 @@ class FakeOverlay:
         assert peer is not None
         return peer
 
-    def everyone(self, since: float = 0.0) -> list[Peer]:
+    def all_members(self, since: float = 0.0) -> list[Peer]:
         now = self.clock.monotonic()
-        return [peer for peer in self.peers if peer.takes_part(now, since) and self.is_alive(peer.node_id)]
+        return [peer for peer in self.peers if peer.counts_for_barrier(now, since) and self.is_alive(peer.node_id)]
 
     def is_alive(self, node_id: bytes) -> bool:
         return node_id in self.peers and node_id not in self.dead
