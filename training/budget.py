@@ -1,7 +1,7 @@
-"""The memory a node needs for the exchange, part by part, before it is taken. Pure.
+"""Computes the memory that the exchange of a node needs, part by part, before it is allocated. Pure.
 
-Sizes follow from the length of the vector, the settings of the exchange and how many nodes share the shards. The
-trainer's own memory (model, optimiser, activations) is the user's and not counted.
+The sizes follow from the length of the vector, the settings of the exchange, and the number of nodes that share the
+shards. The trainer's own memory (model, optimiser, activations) is not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FLOAT32_BYTES = 4
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Bytes by part. `replica` (which is the base of the next delta too) and `delta` are shared with the trainer."""
+    """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer."""
 
     replica: int
     delta: int
@@ -33,19 +33,19 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def shared(self) -> int:
-        """What `training.trainer_link.shared_memory` claims."""
+        """The part in shared memory (`training.trainer_link.shared_memory`)."""
         return self.replica + self.delta
 
     def parts(self) -> dict[str, int]:
-        """Bytes by the parts' names, for `/status`."""
+        """Bytes by part, for `/status`."""
         return {f"{name}_bytes": getattr(self, name) for name in self.__struct_fields__}
 
 
 def budget(values: int, settings: ExchangeSettings, nodes: float) -> Budget:
-    """For a vector of `values` float32 whose shards lie on `nodes` nodes, this one included (at least 1).
+    """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
-    A shard is its value, and under an outer momentum the momentum and the accumulated delta too. With one node there
-    is no backup; with `replicas = 0` never.
+    A shard is its value and, with an outer momentum, the momentum and the accumulated delta. With one node, or with
+    `replicas = 0`, there are no backups.
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
@@ -69,7 +69,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float) -> Budget:
 
 
 def _windows_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) -> int:
-    """Deltas that wait for their window, at owner and backup: one of each member, as a rule."""
+    """Deltas that wait for their window, at owner and backup: normally one of each member."""
     if settings.robust != "trimmed-mean" or nodes < FIRST_MEMBERS - 0.5:
         return 0
     return round(vector_bytes / nodes * min(nodes, MAX_MEMBERS)) * (1 + settings.replicas)

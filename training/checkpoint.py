@@ -1,10 +1,9 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all, and read back by the newest whole one.
+"""Checkpoints in safetensors and JSON: written atomically, and read from the newest complete one.
 
 A checkpoint is the folder `checkpoints/step-N`: `vector.safetensors` (every tensor by its canonical name, float32),
 `trainer.state` (written by the trainer: optimiser, schedule, random state, data position; may be missing) and
-`state.json`, which is written last and so marks the others as whole. `states-N.bin` beside them are the shards that the
-node owned and backed up (`training.exchange.store.state_files`); a node that leaves writes these anew when it has
-handed over.
+`state.json`, which is written last and so marks the others as complete. `states-N.bin` are the shards that the node
+owned and backed up (`training.exchange.store.state_files`); a leaving node writes them again after its hand-over.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[tuple[int, str, int]]
 
     def terms(self) -> list[tuple[Term, int]]:
-        """The marks as the exchange has them."""
+        """`marks` as terms and versions."""
         return [(Term(number, bytes.fromhex(node)), version) for number, node, version in self.marks]
 
 
@@ -47,8 +46,8 @@ def folder_of(step: int) -> str:
 
 
 def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, keep: int) -> None:
-    """Write a checkpoint and remove all but the newest `keep`. Raises `OSError`; the earlier ones stay as they are."""
-    import safetensors.numpy  # here: it takes 0.8 MB, which a daemon that has nothing to write yet need not
+    """Write a checkpoint and remove all but the newest `keep`. Raises `OSError` and then leaves the earlier ones."""
+    import safetensors.numpy  # here: its 0.8 MB are not needed before the first checkpoint
 
     folder = folder_of(state.step)
     tensors = {
@@ -58,11 +57,11 @@ def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, ke
     disk.write(f"{folder}/state.json", msgspec.json.format(msgspec.json.encode(state)))
     complete = _complete(disk)
     for old in complete[:-keep]:
-        # The marker goes first: a half-removed checkpoint must not look whole.
+        # The marker goes first: a half-removed checkpoint must not look complete.
         disk.remove(f"{old}/state.json")
     kept = [f"{name}/" for name in complete[-keep:]]
     for name in disk.names(FOLDER):
-        # What older ones, and attempts that failed, have left behind.
+        # Files of older checkpoints and of failed attempts.
         if not name.startswith(tuple(kept)):
             disk.remove(name)
 
@@ -73,7 +72,7 @@ def write_states(disk: Disk, folder: str, number: int, raw: bytes) -> None:
 
 
 def keep_states(disk: Disk, folder: str, count: int) -> None:
-    """Remove the files of shard states beyond so many."""
+    """Remove all files of shard states but the first `count`."""
     for name in _state_files(disk, folder):
         if name >= _states_file(folder, count):
             disk.remove(name)
@@ -82,7 +81,7 @@ def keep_states(disk: Disk, folder: str, count: int) -> None:
 def read_states(
     disk: Disk, state: CheckpointState, bounds: list[tuple[int, int]], parameter_total: int, log: Log
 ) -> dict[int, StoredState]:
-    """The shard states of a checkpoint; damaged files are reported and passed over."""
+    """The shard states of a checkpoint; damaged files are logged and skipped."""
     found: dict[int, StoredState] = {}
     for name in _state_files(disk, folder_of(state.step)):
         try:
@@ -104,7 +103,7 @@ def _state_files(disk: Disk, folder: str) -> list[str]:
 
 
 def newest(disk: Disk, log: Log) -> CheckpointState | None:
-    """The newest checkpoint whose state can be read; damaged ones are reported and passed over."""
+    """The newest checkpoint whose state can be read; damaged ones are logged and skipped."""
     for folder in reversed(_complete(disk)):
         try:
             raw = disk.read(f"{folder}/state.json")
@@ -129,7 +128,7 @@ def read_vector(disk: Disk, state: CheckpointState, layout: Layout, into: Vector
         found = tensors.get(entry.name)
         if found is None or found.size != entry.size:
             raise ValueError(f"tensor {entry.name} is missing or of another size")
-    for entry in layout.entries:  # only now: half a vector would be worse than none
+    for entry in layout.entries:  # after all checks: half a vector would be worse than none
         into[entry.offset : entry.offset + entry.size] = np.ravel(tensors[entry.name])
 
 

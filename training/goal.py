@@ -20,7 +20,7 @@ class Goal:
 
     @classmethod
     def parse(cls, text: str) -> Goal | None:
-        """None for the empty text; `ValueError` says what was expected."""
+        """None for the empty text. Raises `ValueError` for any other text that is no goal."""
         if not text.strip():
             return None
         match = _UNTIL.match(text)

@@ -1,7 +1,7 @@
-"""The manifest: what all nodes of a swarm must agree on, and how a disagreement is said.
+"""The manifest: what all nodes of a swarm must agree on, and the comparison of two manifests.
 
-The founder's manifest is the swarm's; a joiner builds its own from its model and settings and is refused, with both
-sides' values, where they differ. Pure.
+The founder's manifest is the swarm's. A joiner builds its own from its model and settings; where the two differ, it is
+refused with both values. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from training.settings import BarrierSettings, ExchangeSettings, TrainingSetting
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
-#: Raised whenever nodes of the old and the new code could not work in one swarm.
+#: Increased when nodes of two versions cannot work in one swarm.
 PROTOCOL = 3
 
 
@@ -54,7 +54,7 @@ def propose(
     barrier: BarrierSettings,
     exchange: ExchangeSettings,
 ) -> Manifest:
-    """The manifest as this node's settings and model would have it."""
+    """The manifest that follows from this node's settings and model."""
     return Manifest(
         protocol=PROTOCOL,
         run=run,
@@ -68,7 +68,7 @@ def propose(
         weight=exchange.weight,
         replicas=exchange.replicas,
         local_steps=training.local_steps,
-        # Deltas become visible at another moment under bsp: that, and nothing else of the barrier, must be shared.
+        # Under bsp deltas become visible at another time. Nothing else of the barrier has to be equal.
         barrier_family="bsp" if barrier.method == "bsp" else "relaxed",
         max_steps=training.max_steps,
         until=training.until,
@@ -76,7 +76,7 @@ def propose(
 
 
 def compare(mine: Manifest, theirs: Manifest) -> list[Mismatch]:
-    """The fields that differ, most telling first; empty when the two can train together."""
+    """The fields that differ, the most informative first; empty when the two nodes can train together."""
     found = [
         Mismatch(name, str(getattr(mine, name)), str(getattr(theirs, name)))
         for name in ("protocol", "run", "genesis", "task", "task_version")
@@ -94,7 +94,7 @@ def compare(mine: Manifest, theirs: Manifest) -> list[Mismatch]:
 
 
 def explain(mismatches: list[Mismatch], *, peer: str) -> str:
-    """One sentence that names both sides' values."""
+    """One sentence with both values of every mismatch."""
     listed = "; ".join(f"{item.field}: mine {item.mine}, theirs {item.theirs}" for item in mismatches)
     return f"this node does not fit the swarm of {peer}: {listed}"
 

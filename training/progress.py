@@ -1,4 +1,4 @@
-"""How far this node's training is: steps, samples, losses, and the steps kept for `/steps`. Pure."""
+"""Progress of this node's training: step, samples, losses, and the last steps for `/steps`. Pure."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class StepRow(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Progress:
-    """What `/status` and `/steps` show of training."""
+    """The fields of training in `/status` and `/steps`; the step loop writes them."""
 
     step: int = 0
     loss: float | None = None
-    #: As reported while training, and of the shared vector as last evaluated: the latter is what counts.
+    #: As reported during training, and as evaluated on the shared vector; the latter decide about the goal.
     training_metrics: dict[str, float] = field(default_factory=dict)
     evaluated_metrics: dict[str, float] = field(default_factory=dict)
     evaluated_step: int | None = None
@@ -56,5 +56,5 @@ class Progress:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name; an evaluated one hides one of the same name that was only seen in training."""
+        """Metrics by name; an evaluated metric replaces one of the same name from training."""
         return {**self.training_metrics, **self.evaluated_metrics}

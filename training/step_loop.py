@@ -1,8 +1,8 @@
-"""One node's training: train, push, advance, barrier, pull, and again, until the run ends.
+"""The training loop of one node: train, push, count the step, wait at the barrier, pull, until the run ends.
 
-The loop owns the step counter and the order of things; it decides nothing about barriers
-(`training.barriers.predicates`), shards (`training.exchange`) or tensors (the trainer). Progress, waiting and failures
-are events and fields of `Progress`, so that "waiting" and "slow" can be told apart from outside.
+The loop has the step counter and the order of the phases; barriers (`training.barriers`), shards (`training.exchange`)
+and tensors (the trainer) are elsewhere. Progress, waiting and failures are logged and recorded in `Progress`, so that a
+waiting node can be distinguished from a slow one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from training.settings import ExchangeSettings, TrainingSettings
 from training.swarm import Swarm
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
 
-RESTART_FIRST_S = 0.5
-RESTART_MOST_S = 30.0
-#: A trainer that failed this often in a row is said to be crash-looping: the node leaves samples and counts.
-CRASH_LOOP = 2
-#: `until` must hold in this many evaluations in a row.
+FIRST_RESTART_S = 0.5
+MAX_RESTART_S = 30.0
+#: A trainer that failed this often in a row is crash-looping: the node is announced as stalled and no longer sampled.
+CRASH_LOOP_FAILURES = 2
+#: `until` must hold in this many consecutive evaluations.
 CONFIRMATIONS = 2
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
 
@@ -61,14 +61,14 @@ class StepLoop:
         self._recent: deque[float] = deque(maxlen=20)
         self._base_step = 0
         self._restore_file = ""
-        #: Clear between the end of a step's training and its announcement.
+        #: Clear from the end of a step's training until the step is counted.
         self._step_published = asyncio.Event()
         self._step_published.set()
 
     # -- control ------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stop training after the step in hand; the node goes on owning."""
+        """Stop training after the current step; the node continues to own its shards."""
         self.progress.paused = True
         self._resumed.clear()
 
@@ -77,12 +77,14 @@ class StepLoop:
         self._resumed.set()
 
     def restart_from(self, file: str) -> None:
-        """A trainer that has to be started again begins from this state of its own."""
+        """If the trainer has to be restarted, it restores this file."""
         self._restore_file = file
 
     async def finish_push(self, timeout_s: float) -> None:
-        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: it would be
-        trained again under the same number."""
+        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet.
+
+        After a restart that step would be trained again under the same number.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._step_published.wait()
@@ -90,7 +92,7 @@ class StepLoop:
             self._log.warning("step_cut_short", step=self.progress.step + 1)
 
     def set_stalled(self, stalled: bool) -> None:
-        """Told by the trainer's supervision: hung, or moving again."""
+        """Callback of the trainer's supervisor: the trainer hangs, or makes progress again."""
         if stalled != self.progress.stalled:
             self.progress.stalled = stalled
             self._announce_activity()
@@ -144,7 +146,7 @@ class StepLoop:
         self._log.info("paused", step=self.progress.step)
         await self._resumed.wait()
         self._announce_activity()
-        # What was trained meanwhile by the others is the base now, and their step is where this node goes on.
+        # The deltas of the others since the pause are the new base, and this node continues at their step.
         await self._catch_up()
         self._log.info("resumed", step=self.progress.step)
 
@@ -180,7 +182,7 @@ class StepLoop:
         else:
             self._trainer.vector += self._trainer.delta
         if self._fell_behind(base_step):
-            # Whoever waits for this node would wait for as many steps as it has missed.
+            # Otherwise other nodes would wait at their barriers until this node has made up all these steps.
             self._log.info("caught_up", was=step, step=base_step)
             step = base_step
             self._advance(step)
@@ -198,13 +200,15 @@ class StepLoop:
             await self._evaluate(step)
 
     def _fell_behind(self, base_step: int) -> bool:
-        """While it made one step the others have made so many that its delta counts as late: it was stopped, or cut
-        off, for it went on from the step before like everybody. The vector is there now: it goes on where they are."""
+        """Whether the others made so many steps during one step of this node that its delta counts as late.
+
+        Then it was suspended or disconnected. It has the present vector now, so it continues at the step of the others.
+        """
         limit = self._exchange.context.stale_limit
         return limit is not None and base_step - self._base_step > limit and base_step > self.progress.step
 
     async def _publish(self, step: int, report: StepReport, began: float) -> StepRow:
-        """Push the delta and count the step; returns what is known of it by then."""
+        """Push the delta and count the step; returns its row for `/steps` so far."""
         self._note_training(report)
         trained = self._clock.monotonic()
         row: StepRow = {
@@ -223,7 +227,7 @@ class StepLoop:
         return row
 
     def _is_first(self) -> bool:
-        """Whether this node has the lowest id of the workers known: scripts let it do what one should do."""
+        """Whether this node has the lowest id of the known workers; scripts let it do what one node should do."""
         now = self._clock.monotonic()
         me = self._overlay.node_id
         return not any(peer.node_id < me and peer.is_worker(now) for peer in self._overlay.members())
@@ -278,15 +282,15 @@ class StepLoop:
             return report
 
     async def _restart(self, error: TrainerFailed, failures: int) -> None:
-        """Bring a dead trainer back, from the last base and its last saved state; for ever, with backoff."""
+        """Restart a failed trainer from the last base and its last saved state, with backoff, until cancelled."""
         while True:
             self.progress.trainer_failures += 1
             self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=failures)
             if error.fatal:
                 raise error
-            if failures >= CRASH_LOOP:
+            if failures >= CRASH_LOOP_FAILURES:
                 self.set_stalled(True)
-            await asyncio.sleep(min(RESTART_MOST_S, RESTART_FIRST_S * 2 ** (failures - 1)))
+            await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (failures - 1)))
             try:
                 await self._trainer.start(self._restore_file)
             except TrainerFailed as again:

@@ -1,8 +1,9 @@
-"""Sharded exchange: one owner per shard, a backup beside it, and everybody pushing to and pulling from the owners.
+"""Sharded exchange: each shard has one owner and one backup; all nodes push to and pull from the owners.
 
-`store` decides (pure: roles, terms, identities), `repair` keeps what ends a split (pure). `serving` takes deltas,
-`answering` shows what is held, `receiving` takes states and offices; `pushing` and `pulling` are the client's side.
-`keeping` moves shards (backups, hand-over), `taking` takes over what has no owner, `mending` ends splits, `service`
-composes them. The protocol is `docs/protocol.md`; why each rule is as it is
-stands in `docs/architecture.md`, and what the tests found in `docs/faults.md`.
+`store` holds the state of the shards and decides by roles, terms and identities (pure). `owner` serves pushes and
+pulls, `backup` receives forwarded deltas and states, `client` pushes and pulls. `recovery` moves shards, takes over
+those without an owner, and reconciles the two sides of a split. `exchange` composes the services.
+
+Imports run one way: terms and messages, store, rpc and context, directory and owner, backup and client, recovery,
+exchange. The protocol is described in `docs/protocol.md`, its reasons in `docs/architecture.md`.
 """

@@ -1,22 +1,22 @@
-"""Long work on the event loop, cut so that other tasks run in between."""
+"""Cuts long work on the event loop, so that other tasks run in between."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 
-#: Values decoded, added or copied before the loop gets a turn.
+#: Values decoded, added or copied before other tasks run: about half a millisecond of work.
 VALUES_PER_TURN = 1 << 18
 
 
 @dataclass(slots=True)
 class LoopYielder:
-    """Work on many values, cut so that the loop has a turn after each half a millisecond or so of it."""
+    """Counts the values worked on, and yields to the event loop after every `VALUES_PER_TURN`."""
 
     done: int = 0
 
     async def after(self, values: int) -> None:
-        """So many values have just been worked on. What was looked at before may have changed when this returns."""
+        """So many values have just been worked on. State read earlier may have changed when this returns."""
         self.done += values
         if self.done >= VALUES_PER_TURN:
             self.done = 0

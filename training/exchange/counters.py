@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """What went over the wire and what was turned away, since the start."""
+    """Bytes, refusals and losses since the start."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
     refused: int = 0  # our deltas, by owners
-    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by us, by reason
-    unusual_norms: int = 0  # shards of deltas that were far longer than the median
-    clipped: int = 0  # shards of deltas that were shortened
+    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
+    unusual_norms: int = 0  # shards of deltas with a norm far above the median
+    clipped: int = 0  # shards of deltas that were scaled down
     lost: int = 0  # our deltas dropped from a full outbox
-    repaired: int = 0  # deltas of one shard that another side of a split had, added here
-    lost_in_splits: int = 0  # of one shard, acknowledged on our side of a split, and out of the log's reach
+    repaired: int = 0  # deltas of one shard from the other side of a split, added here
+    lost_in_splits: int = 0  # acknowledged on our side of a split, and no longer in the log

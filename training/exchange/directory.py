@@ -1,7 +1,7 @@
-"""Finding the owner of a shard: belief first, then questions, then an appeal to whoever should take over.
+"""Finds the owners of shards: known owners first, then questions to candidates, then a request to take over.
 
-Beliefs come from answers and redirects. Where an owner is dead, silent or unknown, the candidates of the shard are
-asked; where nobody living owns it, the first living candidate is told so.
+Answers and redirects name owners. If an owner is dead, silent or unknown, the candidates of the shard are asked. If no
+living node owns the shard, the first living candidate is asked to take it over.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PullRes
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
 from training.exchange.terms import OwnerInfo, Term
 
-#: Small questions are answered at once or not at all.
+#: For requests without bodies, which a living node answers at once.
 QUESTION_TIMEOUT_S = 1.0
-#: An owner's word that it owns a shard no more counts this long against hearsay that it does.
+#: After an owner denied that it owns a shard, claims of others that it does are ignored for this long.
 DENIAL_S = 5.0
 #: A request to an owner that failed this recently makes the owner doubtful.
 RECENT_FAILURE_S = 2.0
-#: Candidates asked per shard; more are asked in later rounds because liveness has dropped the silent ones by then.
+#: Candidates asked per shard. By the next round the failure detector has removed the silent ones, so others follow.
 CANDIDATES_ASKED = 3
 
 
 def shard_key(genesis: bytes, shard: int) -> bytes:
-    """The point of the id space around which a shard's candidates live: SHA-1(genesis, shard) (DESIGN section 4)."""
+    """The point of the id space to which the ids of a shard's candidates are closest: SHA-1(genesis, shard)."""
     return hashlib.sha1(genesis + shard.to_bytes(4, "big"), usedforsecurity=False).digest()
 
 
 class OwnerDirectory:
-    """Resolves shards to owners for pushing and pulling."""
+    """Maps shards to their owners."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
@@ -44,45 +44,49 @@ class OwnerDirectory:
         self._rebalance = context.rebalance
         self._clock = context.environment.clock
         self._log = context.environment.log
-        #: What believed owners have denied: shard → (term believed, owner, when).
+        #: Shards whose known owner denied it: shard → (term, owner, time).
         self._denials: dict[int, tuple[Term, bytes, float]] = {}
-        #: Claims that were passed over because this node has seen a higher term.
+        #: Claims that were ignored because this node has seen a higher term.
         self._below: dict[int, OwnerInfo] = {}
 
     def by_owner(self, shards: Iterable[int]) -> tuple[list[tuple[Contact, list[int]]], list[int]]:
-        """Shards grouped by believed living owner, in an order rotated by this node's id so that nodes do not all
-        begin with the same owner; and the shards without one."""
+        """Shards grouped by known living owner, and the shards without one.
+
+        The order of the groups starts at this node's id, so that nodes do not all begin with the same owner.
+        """
         groups: dict[bytes, tuple[Contact, list[int]]] = {}
-        owners: dict[bytes, Contact | None] = {}  # looked at once, not for each shard; None: gone
+        owners: dict[bytes, Contact | None] = {}  # looked up once, not for each shard; None: gone
         unknown = []
         store, me = self._store, self._swarm.node_id
         for shard in shards:
-            belief = store.ownership.known_owners.get(shard)
-            if belief is None or self._is_denied(shard) or (belief.owner.node_id == me and shard not in store.owned):
+            known = store.ownership.known_owners.get(shard)
+            if known is None or self._is_denied(shard) or (known.owner.node_id == me and shard not in store.owned):
                 unknown.append(shard)
                 continue
-            node_id = belief.owner.node_id
+            node_id = known.owner.node_id
             if node_id not in owners:
-                owners[node_id] = None if self._view.is_gone(node_id) else self._swarm.contact(node_id) or belief.owner
+                owners[node_id] = None if self._view.is_gone(node_id) else self._swarm.contact(node_id) or known.owner
             owner = owners[node_id]
             if owner is None:
                 unknown.append(shard)
             else:
                 groups.setdefault(node_id, (owner, []))[1].append(shard)
         order = sorted(groups)
-        turn = next((place for place, node in enumerate(order) if node >= me), 0)
-        return [groups[node] for node in order[turn:] + order[:turn]], unknown
+        start = next((place for place, node in enumerate(order) if node >= me), 0)
+        return [groups[node] for node in order[start:] + order[:start]], unknown
 
     def failed(self, owner: Contact, error: TransportError) -> None:
-        """An owner did not answer: liveness looks at it at once, and the others are asked about its shards."""
+        """An owner did not answer: have it probed now, and ask other nodes about its shards."""
         self._swarm.suspect(owner.node_id, error.detail)
         self._view.note_failure(owner.node_id)
         self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
     def answered(self, owner: Contact, results: Iterable[PushResult | PullResult]) -> None:
-        """A believed owner that redirects does not own. Its redirect is followed only to a higher term, which is
-        believed then; whatever else it says, the next step is a new lookup, not the same question: redirects cannot
-        run in a circle."""
+        """Learn from the answers of a known owner: one that redirects does not own.
+
+        A redirect is followed only to a higher term. In every other case the next step is a new lookup, not the same
+        question, so that redirects cannot form a cycle.
+        """
         for result in results:
             if result.where is not None:
                 self._store.note_owners([result.where])
@@ -90,20 +94,21 @@ class OwnerDirectory:
                 self.denied(result.shard, owner)
 
     def denied(self, shard: int, owner: Contact) -> None:
-        """A node that this one believed to own a shard says that it does not."""
-        belief = self._store.ownership.known_owners.get(shard)
-        if belief is not None and belief.owner.node_id == owner.node_id:
-            self._denials[shard] = (belief.term, owner.node_id, self._clock.monotonic())
+        """The known owner of a shard denied that it owns it."""
+        known = self._store.ownership.known_owners.get(shard)
+        if known is not None and known.owner.node_id == owner.node_id:
+            self._denials[shard] = (known.term, owner.node_id, self._clock.monotonic())
 
     def _is_denied(self, shard: int) -> bool:
-        denial, belief = self._denials.get(shard), self._store.ownership.known_owners.get(shard)
-        if denial is None or belief is None:
+        denial, known = self._denials.get(shard), self._store.ownership.known_owners.get(shard)
+        if denial is None or known is None:
             return False
         term, owner, at = denial
-        return (term, owner) == (belief.term, belief.owner.node_id) and self._clock.monotonic() - at < DENIAL_S
+        is_same = (term, owner) == (known.term, known.owner.node_id)
+        return is_same and self._clock.monotonic() - at < DENIAL_S
 
     async def candidates(self, shard: int) -> list[Contact]:
-        """The shard's eligible candidates, best first; this node among them where it is one."""
+        """The shard's eligible candidates, best first; this node is included where it is one."""
         return await self._swarm.candidates(shard_key(self._context.genesis, shard))
 
     async def learn_all(self, source: Contact) -> None:
@@ -128,19 +133,19 @@ class OwnerDirectory:
                     asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
         await asyncio.gather(*(self._ask(contact, theirs) for contact, theirs in asked.values()))
         await self._send_fences()
-        await self._appeal({shard: to for shard, to in first.items() if self._ownerless(shard)})
+        await self._request_takeovers({shard: to for shard, to in first.items() if self._ownerless(shard)})
 
     def _doubtful(self, shard: int) -> bool:
         if self._ownerless(shard):
             return True
-        belief = self._store.ownership.known_owners[shard]
-        return self._view.failed_within(belief.owner.node_id, RECENT_FAILURE_S)
+        known = self._store.ownership.known_owners[shard]
+        return self._view.failed_within(known.owner.node_id, RECENT_FAILURE_S)
 
     def _ownerless(self, shard: int) -> bool:
-        belief = self._store.ownership.known_owners.get(shard)
-        if belief is None:
+        known = self._store.ownership.known_owners.get(shard)
+        if known is None:
             return True
-        owner = belief.owner.node_id
+        owner = known.owner.node_id
         if owner == self._swarm.node_id:
             return shard not in self._store.owned
         return self._view.is_gone(owner) or self._is_denied(shard)
@@ -155,13 +160,13 @@ class OwnerDirectory:
         self._store.note_owners(answer.known)
         for where in answer.known:
             if where.owner == contact.node_id and self._is_denied(where.shard):
-                # Its own word, under the very term under which another was believed in who says that it is not so.
+                # It claims the term under which the known owner denied: the known owner was wrong.
                 self._store.correct_owner(where.shard, where.term, contact)
             if where.shard < len(self._store) and where.term < self._store.ownership.fence(where.shard):
                 self._below[where.shard] = where
 
     async def _send_fences(self) -> None:
-        """Owners are said to live under terms below what this node has seen: they cannot know, unless they are told."""
+        """Send fences to owners whose terms are below the ones seen here: they have no other way to learn of them."""
         below, self._below = self._below, {}
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard, where in below.items():
@@ -174,16 +179,16 @@ class OwnerDirectory:
         await asyncio.gather(*(self._ask(contact, shards) for contact, shards in asked.values()))
         self._below.clear()
 
-    async def _appeal(self, orphans: dict[int, Contact | None]) -> None:
-        appeals: dict[bytes, tuple[Contact, list[int]]] = {}
+    async def _request_takeovers(self, orphans: dict[int, Contact | None]) -> None:
+        requests: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard, to in orphans.items():
             if to is None or to.node_id == self._swarm.node_id:
                 self._rebalance.take_over(shard)
             else:
-                appeals.setdefault(to.node_id, (to, []))[1].append(shard)
+                requests.setdefault(to.node_id, (to, []))[1].append(shard)
         if self._rebalance.has_orphans:
             self._rebalance.wake()
-        for contact, shards in appeals.values():
+        for contact, shards in requests.values():
             try:
                 message = TakeoverRequest(self._context.genesis, shards)
                 await self._rpc.ask(contact, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)

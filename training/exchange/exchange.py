@@ -1,4 +1,4 @@
-"""The exchange as the step loop sees it: found or join the vector, push a delta, pull the values, leave."""
+"""The exchange of one node: composes its services, and offers found, join, push, pull, leave to the step loop."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ from training.shards.state import ShardState
 from training.swarm import Swarm
 
 FENCES_FILE = "fences.msgpack"
-#: A pull under relaxed barriers goes on with the older copy of a shard after this long; the detection bound under bsp.
+#: A step under relaxed barriers continues with the older copy of a shard after this long.
 RELAXED_PULL_S = 5.0
+#: Under bsp it waits until a failed owner has been replaced.
 DETECTION_BOUND_S = 10.0
-#: The question for the own past: of more than comfort only where a state directory was put back from a copy.
+#: For the question which deltas this node has pushed; the answer matters where its state directory is a restored copy.
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
 
 
 class Exchange:
-    """Owner and client of shards in one. `replica` is float32[total], the trainer's shared vector."""
+    """Owner and client of shards. `replica` is the trainer's shared vector, float32[total]."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Exchange:
             genesis=genesis,
             settings=settings,
             synchronous=manifest.barrier_family == "bsp",
-            # Promise 8: more than max(10, 4·s) steps behind is refused; without a staleness nothing is too late.
+            # Without a staleness no delta is too old.
             stale_limit=None if staleness is None else max(10, 4 * staleness),
             store=store,
             replica=Replica(replica, bounds),
@@ -121,7 +122,7 @@ class Exchange:
         self._run.incarnation = incarnation
 
     async def start(self) -> None:
-        """Serve, and keep the shards."""
+        """Serve requests and start the rebalancer."""
         for handlers in (self.deltas, self.reads, self.backup):
             handlers.register()
         self.context.swarm.on_change(self._on_change)
@@ -138,10 +139,10 @@ class Exchange:
             self.view.invalidate()
             self.context.rebalance.wake()
 
-    # -- how a node comes to the vector -------------------------------------------------------------------------
+    # -- the vector ---------------------------------------------------------------------------------------------
 
     def found(self) -> None:
-        """Own every shard, with the replica as it stands as the swarm's first value."""
+        """Own every shard; the replica is the swarm's first value."""
         self._found(range(len(self.store)))
 
     def _found(self, shards: Iterable[int]) -> None:
@@ -155,19 +156,19 @@ class Exchange:
             self._replica.set_version(shard, term, version)
 
     def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
-        """The replica holds a checkpoint of these terms and versions: offer it when owners are looked for."""
+        """The replica holds a checkpoint of these terms and versions: offer it to take-overs."""
         self._replica.restore_versions(versions)
 
     def offer_states(self, states: dict[int, StoredState]) -> None:
-        """What this node owned and backed up when it last wrote it: shown like its replica until owners are known."""
+        """The states that this node last wrote to disk: offer them to take-overs until the owners are known."""
         self.store.offer_stored(states)
 
     def delay_takeover(self, seconds: float) -> None:
-        """Take nothing over for so long, or until the vector is there: first learn who else is there."""
+        """Take no shard over for so long, or until the vector is there."""
         self.rebalancer.delay_takeover(seconds)
 
     async def resume(self, expected: int, wait_s: float) -> None:
-        """Found again what was switched off: every shard from the highest state that anybody offers (promise 7)."""
+        """Restart a whole swarm: own every shard, from the best state that any node offers."""
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
         rest = [shard for shard in range(len(self.store)) if self._is_nobodys(shard)]
@@ -177,8 +178,8 @@ class Exchange:
         lost = incomplete_deltas(known)
         count = sum(high - low + 1 for _, _, low, high in lost)
         names = [f"{node.hex()[:8]}/{incarnation}:{low}-{high}" for node, incarnation, low, high in lost]
-        say = self._log.info if clean and not count else self._log.warning
-        say(
+        log = self._log.info if clean and not count else self._log.warning
+        log(
             "swarm_resumed",
             nodes=nodes,
             expected=expected + 1,
@@ -198,7 +199,7 @@ class Exchange:
         self.rebalancer.allow_takeover()
 
     async def highest_pushed(self) -> tuple[int, int]:
-        """The highest incarnation and step under which this node has pushed, as its shards' owners know it."""
+        """The highest incarnation and step under which this node has pushed, according to the owners."""
         me = self.context.swarm.node_id
         groups, _ = self.directory.by_owner(range(len(self.store)))
         found = [highest_step_of(me, self.store.known_deltas())]
@@ -219,7 +220,7 @@ class Exchange:
         return max(incarnation for incarnation, _ in found), max(step for _, step in found)
 
     async def join(self, source: Contact) -> PullReport:
-        """Learn the owners from a peer and fetch the whole vector. Raises `TransportError`."""
+        """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
         await self.directory.learn_all(source)
         report = await self.pull_client.pull(self._run.step, deadline_s=None)
         self._settle()
@@ -236,10 +237,10 @@ class Exchange:
         return await self.pull_client.pull(step, deadline_s=deadline_s)
 
     def take_merged(self) -> dict[bytes, int]:
-        """Whose deltas were added here since the last call: node → its latest step."""
+        """The nodes whose deltas were added here since the last call, each with its latest step."""
         return self.deltas.take_merged()
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- leaving ------------------------------------------------------------------------------------------------
 
     async def leave(self, timeout_s: float) -> tuple[int, int]:
         """Deliver the outbox and hand over every shard; returns (steps left, shards left)."""
@@ -247,28 +248,28 @@ class Exchange:
         return left, await self.rebalancer.leave(timeout_s / 2)
 
     async def close(self, timeout_s: float) -> None:
-        """Acknowledge nothing from now on, and let what is in flight land: then the states are what they stay."""
+        """Acknowledge no delta from now on and wait for those in flight; after this the states do not change."""
         self._run.enter(Phase.CLOSED)
         await self.deltas.drained(list(self.store.owned), timeout_s)
         self._run.enter(Phase.DRAINED)
 
     def states_to_save(self) -> list[tuple[int, Term, ShardState]]:
-        """Every state that this node could be asked for after a restart, with the term it is worth: not copies."""
+        """Every state that other nodes may need after a restart, with the term by which it ranks; not copied."""
         found = {shard: (shard, owned.rank_term, owned.state) for shard, owned in self.store.owned.items()}
         for shard in range(len(self.store)):
             if shard not in found and (copy := self.store.unowned_copy(shard)) is not None:
                 found[shard] = (shard, *copy)
         for shard, stored in self.store.stored.items():
-            # Whoever leaves before it knows the owners must not forget what it came with.
+            # A node that leaves before it knows the owners must keep the states it loaded.
             found.setdefault(shard, (shard, stored.term, stored.state))
         return list(found.values())
 
     def is_clean(self) -> bool:
-        """Whether nothing can have been acknowledged beyond `held`, now that this node is closed."""
+        """Whether this node is closed and `states_to_save` has every delta that it acknowledged."""
         return self._run.is_drained and all(stored.clean for stored in self.store.stored.values())
 
     async def stop(self) -> None:
-        """End all tasks; idempotent."""
+        """Cancel all tasks; idempotent."""
         await self.push_client.stop()
         for task in self._tasks:
             task.cancel()
@@ -291,8 +292,10 @@ class Exchange:
                 self.store.ownership.raise_fence(shard, Term(number, node))
 
     async def _save_fences(self) -> None:
-        """Write the fences when they changed, at most once a second: what a crash in between forgets, the survey of
-        a take-over asks the others for."""
+        """Write the fences when they changed, at most once a second.
+
+        Fences that a crash loses in between are found again by the survey of a take-over.
+        """
         while True:
             await asyncio.sleep(1.0)
             if (fences := self.store.ownership.take_unsaved_fences()) is not None:

@@ -1,6 +1,6 @@
-"""What other parts of the exchange ask of the rebalancer: a look at the shards soon, take-overs, answers to fences.
+"""Requests of other parts of the exchange to the rebalancer: an early tick, take-overs, answers to fences.
 
-They lie below the rebalancer and do not know it; it collects the requests in its next tick.
+Those parts are below the rebalancer and do not import it; it collects the requests in its next tick.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RebalanceRequests:
         self._challenges: dict[int, Term] = {}
 
     def wake(self) -> None:
-        """Look at the shards at once instead of at the next regular tick."""
+        """Start the next tick at once."""
         self._awake.set()
 
     async def wait(self, timeout_s: float) -> None:

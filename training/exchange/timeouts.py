@@ -1,9 +1,9 @@
-"""How long to wait for an answer: the median of what was measured, and a few deviations.
+"""Adaptive request timeouts: median response time plus four median absolute deviations, between a floor and a ceiling.
 
-A deadline bounds silence, not a transfer: a slow line that moves is waited for. Per kind of request and per peer, so
-that one slow peer makes nobody else wait; of a peer not measured yet, what the others take counts. A peer that was
-silent is given more time for once, step by step up to the ceiling, because its answers may have become slower than any
-measured (as RFC 6298 section 5.5 does). `median + 4 MAD`, floor and ceiling: reference/exchange.md section 7. Pure.
+A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for. Response times are measured
+per kind of request and per peer, so that one slow peer delays no other; for a peer without measurements those of all
+peers count. After a timeout the next one is longer, up to the ceiling, as in RFC 6298 section 5.5: the peer may have
+become slower than any measurement. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend"]
 
-#: Answers remembered per kind and peer, and how many of them say something.
+#: Response times kept per kind and peer, and how many are needed for an estimate.
 MAX_MEASUREMENTS, MIN_MEASUREMENTS = 16, 4
-#: Peers and kinds remembered; the one longest without an answer goes.
+#: Pairs of kind and peer kept; the one with the oldest answer is dropped.
 MAX_KEYS = 1024
 DEVIATIONS = 4.0
 BACKOFF = 1.5
@@ -30,14 +30,14 @@ class Range(NamedTuple):
     ceiling_s: float
 
 
-#: The ceiling keeps detection, take-over and first answer within the detection bound of 10 s.
+#: With this ceiling detection, take-over and first answer stay within the detection bound of 10 s.
 REQUEST = Range(3.0, 2.0, 4.5)
-#: Below the floor of every request: an owner that waits for its backup answers "retry" before its callers give up.
+#: Below the floor of every request: an owner that waits for its backup answers `retry` before its callers time out.
 FORWARD = Range(1.5, 0.75, 1.75)
 
 
 class AdaptiveTimeouts:
-    """What one node has measured of the others."""
+    """The response times of the peers of one node."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[Kind, bytes], deque[float]] = {}
@@ -45,7 +45,7 @@ class AdaptiveTimeouts:
         self._backed_off: dict[tuple[Kind, bytes], float] = {}
 
     def timeout_s(self, kind: Kind, peer: bytes) -> float:
-        """Seconds of silence after which a request of this kind to this peer is given up."""
+        """Seconds of silence after which a request of this kind to this peer has failed."""
         limits = FORWARD if kind == "forward" else REQUEST
         own = self._measured.get((kind, peer), ())
         seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())
@@ -57,7 +57,7 @@ class AdaptiveTimeouts:
         return min(wanted_s, limits.ceiling_s)
 
     def on_response(self, kind: Kind, peer: bytes, seconds: float) -> None:
-        """It took so long from the request to the beginning of the answer."""
+        """The answer began so many seconds after the request."""
         key = (kind, peer)
         own = self._measured.pop(key, None) or deque(maxlen=MAX_MEASUREMENTS)
         own.append(seconds)
@@ -68,7 +68,7 @@ class AdaptiveTimeouts:
             del self._measured[next(iter(self._measured))]
 
     def on_timeout(self, kind: Kind, peer: bytes) -> None:
-        """The deadline passed without an answer."""
+        """The timeout passed without an answer."""
         key = (kind, peer)
         more = min(self._backed_off.pop(key, 1.0) * BACKOFF, REQUEST.ceiling_s / REQUEST.floor_s)
         self._backed_off[key] = more

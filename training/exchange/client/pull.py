@@ -1,12 +1,12 @@
-"""The puller's side: bring the replica up to date, from several owners at once, changed shards only.
+"""Pulls changed shards from all owners at once and writes them into the replica.
 
-Values land in the replica as they arrive, the shards that were last had longest ago first: on a line too slow for the
-whole vector every shard has its turn. A pull goes on where the last one was cut off. What could not be had within the
-deadline is reported, never hidden: the step goes on with the older copy of those shards and says so.
+The shards that were updated longest ago come first, so that each has its turn on a link too slow for the whole vector.
+A pull continues where the previous one was cut off. Shards that did not arrive by the deadline are reported as missing:
+the step continues with their older copy.
 
-A joiner, which waits for the whole vector, changes donors: once half of the owners are done and the rest takes as
-long again, other nodes are asked for their copies of what is left, from its far end. A copy may lack the latest deltas;
-it is good enough to begin with, and fetched anew from the owner after the first step.
+A joiner waits for the whole vector. Once half of the owners are done and the others need as long again, it asks other
+nodes for copies of the rest, in reverse order. A copy may lack the latest deltas; the joiner pulls the shard anew from
+its owner after the first step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, Wanted
 from training.exchange.terms import Term
 
-#: Once half of a joiner's owners are done, the rest has as long again, and at least so long.
+#: Once half of a joiner's owners are done, the others have as long again, and at least so long.
 MIN_RELIEF_DELAY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """Shards that changed, that were up to date, and that could not be had in time."""
+    """Shards that changed, that were up to date, and that did not arrive in time."""
 
     changed: int
     unchanged: int
@@ -41,7 +41,7 @@ class PullReport:
 
 @dataclass(slots=True)
 class Job:
-    """One pull: the shards it waits for, and how many have changed so far. A joiner's ends with the whole vector."""
+    """One pull: the shards it waits for, and how many have changed so far."""
 
     step: int
     waiting: dict[int, None]
@@ -65,15 +65,15 @@ class PullClient:
         self._log = context.environment.log
         self._random = context.environment.entropy.random
         self._directory = directory
-        #: When each shard was last settled, in turns.
-        self._settled: dict[int, int] = {}
-        self._turn = 0
+        #: The number of the last update of each shard, counted over all shards.
+        self._updates: dict[int, int] = {}
+        self._update_count = 0
 
     async def pull(self, step: int, *, deadline_s: float | None) -> PullReport:
         """Fetch every shard that changed, as of a node that has passed the barrier of `step`.
 
-        With `deadline_s` None it waits until all are there: a joiner cannot begin with half a vector. Its pieces carry
-        checksums, for all that it trains rests on them.
+        With `deadline_s` None it waits until all are there: a joiner cannot train on half a vector. Its frames carry
+        checksums, because all its training builds on them.
         """
         self._run.pass_barrier(step)
         waiting = dict.fromkeys(range(len(self._store)))
@@ -83,7 +83,7 @@ class PullClient:
             async with asyncio.timeout(deadline_s):
                 while waiting:
                     before = len(waiting)
-                    longest_ago_first = sorted(waiting, key=lambda shard: self._settled.get(shard, 0))
+                    longest_ago_first = sorted(waiting, key=lambda shard: self._updates.get(shard, 0))
                     groups, _ = self._directory.by_owner(longest_ago_first)
                     if job.is_joiners:
                         await self._fetch_with_relief(groups, job)
@@ -102,15 +102,15 @@ class PullClient:
         return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing)
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
-        """A shard is up to date: it counts, even if the pull is cut off after it."""
+        """A shard is up to date; this stays so if the pull is cut off later."""
         if shard in job.waiting:
             del job.waiting[shard]
             job.changed += changed
-        self._turn += 1
-        self._settled[shard] = self._turn
+        self._update_count += 1
+        self._updates[shard] = self._update_count
 
     async def _fetch_with_relief(self, groups: list[tuple[Contact, list[int]]], job: Job) -> None:
-        """Fetch from all owners; what slow ones have still to send comes from others too, whoever is first."""
+        """Fetch from all owners; shards of slow owners are fetched from other nodes too, and the first copy counts."""
         fetches = [asyncio.create_task(self._fetch(owner, shards, job)) for owner, shards in groups]
         relief = asyncio.create_task(self._relieve(groups, fetches, job))
         try:
@@ -119,7 +119,7 @@ class PullClient:
                 done, _ = await asyncio.wait({*left, relief}, return_when=asyncio.FIRST_COMPLETED)
                 left -= done
                 if relief in done:
-                    if job.waiting:  # nobody else could help
+                    if job.waiting:  # no other node has them
                         await asyncio.gather(*left)
                     break
         finally:
@@ -133,7 +133,7 @@ class PullClient:
     async def _relieve(
         self, groups: list[tuple[Contact, list[int]]], fetches: list[asyncio.Task[None]], job: Job
     ) -> None:
-        """Once half of the owners are done, and the rest takes as long again: ask others, one after another."""
+        """Once half of the owners are done and the others take as long again, ask other nodes, one after another."""
         began_s = self._clock.monotonic()
         while 2 * sum(fetch.done() for fetch in fetches) < len(fetches):
             await asyncio.wait([fetch for fetch in fetches if not fetch.done()], return_when=asyncio.FIRST_COMPLETED)
@@ -154,7 +154,7 @@ class PullClient:
             await self._fetch(donor, missing, job, takes_copies=True)
 
     def _donor(self, tried: Container[bytes]) -> Contact | None:
-        """Somebody who trains, and so has a whole vector."""
+        """A node that trains, and so has the whole vector."""
         now = self._clock.monotonic()
         found = {
             peer.node_id: peer.contact
@@ -192,12 +192,12 @@ class PullClient:
                     self._counters.bytes_received += len(encoded)
                     term = result.term
                     if term < self._store.ownership.fence(result.shard):
-                        continue  # an owner that does not know yet that it is none: ask where the higher term lives
+                        continue  # this owner was replaced: the next round asks for the higher term
                     is_copy = result.status == "copy"
                     if is_copy and result.shard not in job.waiting:
-                        continue  # the owner was first after all
+                        continue  # the owner was faster
                     codecs.decode(encoded, codec, self._replica.slice_of(result.shard))
-                    # A copy's version says nothing of which deltas are in it: the owner's is fetched in the next pull.
+                    # The version of a copy does not tell which deltas it has: with 0 the next pull fetches the shard.
                     self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
                     if not is_copy:
                         self._store.note_owner(result.shard, term, owner)
@@ -208,9 +208,11 @@ class PullClient:
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     async def _copy_own(self, shards: list[int], job: Job) -> None:
-        """Bring the replica up to date with what is owned here, in turns that hold the loop for less than a
-        millisecond. What is added to a shard meanwhile has another version, and comes with the next pull."""
-        turn = LoopYielder()
+        """Copy the shards owned here into the replica, and yield to the event loop every half a millisecond.
+
+        What is added to a shard during the copy has another version, and comes with the next pull.
+        """
+        yielder = LoopYielder()
         for shard in shards:
             owned = self._store.owned.get(shard)
             if owned is None:
@@ -225,7 +227,7 @@ class PullClient:
             for first in range(start, stop if is_new else start, VALUES_PER_TURN):
                 last = min(first + VALUES_PER_TURN, stop)
                 self._replica.vector[first:last] = value[first - start : last - start]
-                await turn.after(last - first)
+                await yielder.after(last - first)
             if is_new:
                 self._replica.set_version(shard, *mark)
             self._settle(shard, job, changed=is_new)

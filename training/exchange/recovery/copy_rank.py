@@ -10,11 +10,12 @@ from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term
 
 
 class CopyRank(NamedTuple):
-    """How copies of a shard rank: by term, by role, learners by what was promised to them, then by version; of equal
-    ones a state from disk, for it knows its deltas, before a bare value.
+    """The rank of a copy: by term, by role, learners by the term promised to them, then by version.
 
-    Of terms with one number neither comes after the other, for whoever goes on raises it: they are two sides of a
-    split. There the state with its history is worth more than a replica, whosever node id is higher.
+    Among equals a state from disk ranks above a bare value, because it knows its deltas.
+
+    Two terms with the same number belong to the two sides of a split: neither came after the other, since every
+    take-over raises the number. Among these a state with its history ranks above a replica, whatever the node ids.
     """
 
     number: int
@@ -26,11 +27,12 @@ class CopyRank(NamedTuple):
     is_stored: bool
 
 
-def rank_copy(standing: CopyStatus, spoken: Container[Term] = ()) -> CopyRank:
-    """A learner is the backup, though it has not heard so, if its owner is known to have `spoken` under its promise."""
+def rank_copy(standing: CopyStatus, seen: Container[Term] = ()) -> CopyRank:
+    """`seen` are the terms known to be in use. If the term promised to a learner is in use, the learner is the backup,
+    although it has not received a message under that term yet."""
     role, term, promise = ROLE_RANK[standing.role], standing.term, ZERO_TERM
     if standing.role == "learner":
-        if standing.fence in spoken:
+        if standing.fence in seen:
             role, term = ROLE_RANK["backup"], standing.fence
         else:
             promise = standing.fence

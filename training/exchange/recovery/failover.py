@@ -1,9 +1,9 @@
-"""Taking over what has no living owner, and rising above a fence: both begin with the question who has what.
+"""Takes over shards without a living owner, and answers fences. Both begin with a survey of the copies.
 
-A take-over goes on from the best copy that can be reached, and never against a living owner's word. An owner that hears
-of a term above its own asks the same question: if that term has an owner it yields to it, if a dead owner's heir has a
-better copy it yields to that, and otherwise it rises above, because a bare fence that somebody remembers would shut
-that node out for ever.
+A take-over continues from the best reachable copy, and never while the owner answers that it owns the shard. An owner
+that learns of a term above its own makes the same survey. If that term has an owner, it yields. If another node has a
+better copy with history, it yields to that node. Otherwise it raises its term above the fence: a node that remembers
+the fence would reject this owner as long as its term is lower.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from training.exchange.store.replica_copies import replica_copy
 from training.exchange.terms import Fence, OwnerInfo, Term
 from training.shards.state import ShardState
 
-#: Candidates surveyed before a take-over: all of them, the backup may be any.
+#: Candidates surveyed before a take-over: all of them, because any may be the backup.
 CANDIDATES_SURVEYED = 20
-#: A replica is taken when for this long nobody better was found: others may notice the death this much later. With
-#: 5.5 s of detection and a survey it stays within the detection bound of 10 s.
+#: A replica is used only when no better copy was found for this long, because a backup may detect the failure this much
+#: later. With 5.5 s of detection and a survey this stays within the detection bound of 10 s.
 REPLICA_GRACE_S = 2.5
-#: Swarms up to this size are told of a new owner node by node; larger ones learn it from answers.
+#: With at most this many peers a new owner is announced to each; in larger swarms nodes learn it from answers.
 BROADCAST_MAX_PEERS = 20
+#: How long after a search that found only replicas the next one starts.
 RECHECK_DELAY_S = 0.4
-#: While a swarm that was switched off comes together, how often the others are asked whether they are ready.
+#: How often the other nodes are asked whether they are ready, while a whole swarm restarts.
 RESUME_POLL_INTERVAL_S = 0.25
-#: A holder that dies while its state is fetched leaves the shard to the next best; one that does not answer is asked
-#: again.
+#: Attempts to take every shard while a whole swarm restarts, and to survey a node: one may fail during its transfer.
 RESUME_ROUNDS = 3
 
 FoundCopies = list[tuple[Contact, CopyStatus]]
 
 
 class Failover:
-    """Take-overs, and the answers to fences."""
+    """Take-overs and answers to fences of one node."""
 
     def __init__(self, context: ExchangeContext, directory: OwnerDirectory) -> None:
         self._context = context
@@ -64,22 +64,22 @@ class Failover:
         self._clock = context.environment.clock
         self._log = context.environment.log
         self._directory = directory
-        #: Shards of which only replicas were found: since when, and when last.
+        #: Shards of which only replicas were found: since when, and at which time last.
         self._replica_only: dict[int, tuple[float, float]] = {}
-        #: Whether `resume` has looked around for as long as it should: replicas may be taken at once.
+        #: Set while `resume` takes over: replicas may be used at once.
         self._resuming = False
         self._rpc.register("appeal", TakeoverRequest, self._on_appeal)
 
     async def _on_appeal(self, sender: Contact, message: TakeoverRequest, _stream: object) -> Response:
-        """Somebody finds no owner. Nothing is believed here: the survey of a take-over asks the believed one too."""
+        """Another node finds no owner. This one surveys before it takes over, and asks the known owner too."""
         taken = []
         for shard in message.shards:
             if shard < len(self._store) and shard not in self._store.owned:
                 self._rebalance.take_over(shard)
                 taken.append(shard)
-                belief = self._store.ownership.known_owners.get(shard)
-                if belief is not None and not self._view.is_gone(belief.owner.node_id):
-                    self._swarm.suspect(belief.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
+                known = self._store.ownership.known_owners.get(shard)
+                if known is not None and not self._view.is_gone(known.owner.node_id):
+                    self._swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self._rebalance.wake()
         others = [where for shard in message.shards if (where := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
@@ -87,21 +87,21 @@ class Failover:
     # -- take-over ----------------------------------------------------------------------------------------------
 
     async def take_over(self, shards: list[int]) -> None:
-        """Own shards whose owner is gone: ask the candidates what they have, take the best, raise the term, tell."""
+        """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self._store.ownership.fence(shard) for shard in shards}
-        standings = await self._survey(shards)
-        told: list[OwnerInfo] = []
+        copies = await self._survey(shards)
+        taken_over: list[OwnerInfo] = []
         from_replica = 0
         for shard in shards:
-            if not self._is_ownerless(shard, standings[shard]):
+            if not self._is_ownerless(shard, copies[shard]):
                 continue
-            best = await self._best_copy(shard, standings[shard])
-            # Meanwhile somebody else may have taken it, or taught this node: the survey is of no worth then.
+            best = await self._best_copy(shard, copies[shard])
+            # If meanwhile another node took the shard, or this one became its owner or backup, the survey is void.
             if best is None or shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
                 continue
             copied, state = best
             from_replica += state.era_step > 0
-            seen = [item for _, found in standings[shard] for item in (found.term, found.fence)]
+            seen = [item for _, found in copies[shard] for item in (found.term, found.fence)]
             term = self._store.next_term(shard, *seen)
             now = self._clock.monotonic()
             owned = self._store.own(shard, state, term, self._context.me(), now, has_tenure=False)
@@ -110,14 +110,16 @@ class Failover:
                 self._store.fold(shard, self._run.passed_step)
             elif state.pending:
                 self._store.close_complete(shard, self._view.worker_count())
-            told.append(OwnerInfo.of(shard, term, self._context.me()))
-        if told:
-            self._log.warning("shards_taken_over", count=len(told), from_replica=from_replica)
-            await self.announce_owners(told)
+            taken_over.append(OwnerInfo.of(shard, term, self._context.me()))
+        if taken_over:
+            self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)
+            await self.announce_owners(taken_over)
 
     async def resume(self, expected: int, wait_s: float) -> int:
-        """A swarm that was switched off: wait for so many others, at most so long; then take every shard that has no
-        owner, from the best that anybody has. Returns how many others could be asked."""
+        """Restart a whole swarm: wait for `expected` others, at most `wait_s`, then take all shards without an owner.
+
+        Each continues from the best copy of all nodes. Returns how many other nodes answered.
+        """
         deadline = self._clock.monotonic() + wait_s
         while True:
             contacts = [peer.contact for peer in self._swarm.members()]
@@ -128,14 +130,14 @@ class Failover:
         self._resuming = True
         try:
             for _ in range(RESUME_ROUNDS):
-                missing = [shard for shard in range(len(self._store)) if self._unowned(shard)]
+                missing = [shard for shard in range(len(self._store)) if self._has_no_known_owner(shard)]
                 if missing:
                     await self.take_over(missing)
         finally:
             self._resuming = False
         return answered
 
-    def _unowned(self, shard: int) -> bool:
+    def _has_no_known_owner(self, shard: int) -> bool:
         return shard not in self._store.owned and shard not in self._store.ownership.known_owners
 
     async def _is_ready(self, contact: Contact) -> bool:
@@ -147,83 +149,85 @@ class Failover:
         return True
 
     def _is_ownerless(self, shard: int, found: FoundCopies) -> bool:
-        """Dead, started anew, or it says itself that it does not own the shard. Silence of one that liveness holds for
-        alive proves nothing yet."""
-        belief, backed = self._store.ownership.known_owners.get(shard), self._store.backed.get(shard)
+        """Whether the owner is dead, has restarted, or answers that it does not own the shard.
+
+        If it does not answer although the failure detector considers it alive, it may still own the shard.
+        """
+        known, backed = self._store.ownership.known_owners.get(shard), self._store.backed.get(shard)
         if backed is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id)):
             return True
-        if belief is None or belief.owner.node_id == self._swarm.node_id:
+        if known is None or known.owner.node_id == self._swarm.node_id:
             return True
-        owner = belief.owner.node_id
-        said = next((standing for contact, standing in found if contact.node_id == owner), None)
-        return self._view.is_gone(owner) if said is None else said.role != "owner"
+        owner = known.owner.node_id
+        answered_copy = next((copy for contact, copy in found if contact.node_id == owner), None)
+        return self._view.is_gone(owner) if answered_copy is None else answered_copy.role != "owner"
 
     async def announce_owners(self, wheres: list[OwnerInfo]) -> None:
-        """Tell the members of a small swarm, or the shards' candidates, who owns them now."""
+        """Announce the owners to the members of a small swarm, or to the candidates of the shards."""
         members = self._swarm.members()
-        listeners = {peer.node_id: peer.contact for peer in members} if len(members) <= BROADCAST_MAX_PEERS else {}
-        for where in wheres if not listeners else ():
-            listeners.update({contact.node_id: contact for contact in await self._directory.candidates(where.shard)})
-        listeners.pop(self._swarm.node_id, None)
-        await asyncio.gather(*(self._tell(contact, wheres) for contact in listeners.values()))
+        receivers = {peer.node_id: peer.contact for peer in members} if len(members) <= BROADCAST_MAX_PEERS else {}
+        for where in wheres if not receivers else ():
+            receivers.update({contact.node_id: contact for contact in await self._directory.candidates(where.shard)})
+        receivers.pop(self._swarm.node_id, None)
+        await asyncio.gather(*(self._announce_to(contact, wheres) for contact in receivers.values()))
 
     async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in shards:
             contacts = (await self._directory.candidates(shard))[:CANDIDATES_SURVEYED]
             if self._resuming:
-                # Nobody may own yet, and whoever has been started again may have something.
+                # No node may own a shard yet, and any node may have a copy on disk.
                 contacts += [peer.contact for peer in self._swarm.members()]
-            belief = self._store.ownership.known_owners.get(shard)
-            if belief is not None and not self._view.is_gone(belief.owner.node_id):
-                contacts.append(belief.owner)
+            known = self._store.ownership.known_owners.get(shard)
+            if known is not None and not self._view.is_gone(known.owner.node_id):
+                contacts.append(known.owner)
             for contact in contacts:
-                theirs = asked.setdefault(contact.node_id, (contact, []))[1]
-                if contact.node_id != self._swarm.node_id and shard not in theirs:
-                    theirs.append(shard)
+                wanted = asked.setdefault(contact.node_id, (contact, []))[1]
+                if contact.node_id != self._swarm.node_id and shard not in wanted:
+                    wanted.append(shard)
         found: dict[int, FoundCopies] = {shard: [] for shard in shards}
 
-        async def ask(contact: Contact, theirs: list[int], tries: int) -> None:
+        async def ask(contact: Contact, wanted: list[int], tries: int) -> None:
             try:
-                survey = Survey(self._context.genesis, theirs)
+                survey = Survey(self._context.genesis, wanted)
                 answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
                 if tries > 1:
-                    await ask(contact, theirs, tries - 1)
+                    await ask(contact, wanted, tries - 1)
                     return
                 self._view.note_failure(contact.node_id)
                 return
-            # Somebody may know an owner that this node has not met: it is asked before anything is taken from it.
+            # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
             self._store.note_owners(answer.known)
-            for standing in answer.statuses:
-                if standing.shard in found:
-                    found[standing.shard].append((contact, standing))
+            for copy in answer.statuses:
+                if copy.shard in found:
+                    found[copy.shard].append((contact, copy))
 
-        # After a whole swarm was switched off anybody's state may be the highest, and the machines are busy starting.
+        # When a whole swarm restarts any node may have the best copy, and all are busy starting.
         tries = RESUME_ROUNDS if self._resuming else 1
-        await asyncio.gather(*(ask(contact, theirs, tries) for contact, theirs in asked.values() if theirs))
+        await asyncio.gather(*(ask(contact, wanted, tries) for contact, wanted in asked.values() if wanted))
         return found
 
     async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
-        """The state to go on from and the term it had, or None when the shard has an owner or is another's to take."""
+        """The state to continue from and its term; None when the shard has an owner or another node should take it."""
         mine = copy_status(self._store, shard, self._replica.pulled_version(shard), self._run.step)
-        for contact, standing in others:
-            if standing.role != "owner":
+        for contact, copy in others:
+            if copy.role != "owner":
                 continue
-            if standing.term >= max(mine.term, mine.fence):
-                self._store.note_owner(shard, standing.term, contact)
+            if copy.term >= max(mine.term, mine.fence):
+                self._store.note_owner(shard, copy.term, contact)
                 return None
-            if standing.term >= mine.term:
+            if copy.term >= mine.term:
                 await self._send_fence(contact, shard)
                 return None
-        spoken = {found.term: None for _, found in others if found.role != "learner"}
+        in_use = {found.term: None for _, found in others if found.role != "learner"}
         if (pulled := self._replica.pulled_version(shard)) is not None:
-            spoken[pulled[0]] = None
+            in_use[pulled[0]] = None
         ranked = sorted(
-            ((rank_copy(found, spoken), contact) for contact, found in others if found.role != "none"),
+            ((rank_copy(found, in_use), contact) for contact, found in others if found.role != "none"),
             key=lambda entry: (entry[0], entry[1].node_id),
         )
-        own_rank = rank_copy(mine, spoken)
+        own_rank = rank_copy(mine, in_use)
         if mine.role == "none" and not ranked:
             return None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
@@ -240,11 +244,14 @@ class Failover:
         try:
             return await self._fetch(shard, holder)
         except TransportError:
-            return None  # the next look asks anew
+            return None  # the next tick asks again
 
     def _grace_has_passed(self, shard: int) -> bool:
-        """A replica is the last resort: nobody knows which deltas it has. First wait for a backup to come forward; and
-        who leaves takes none, for it would go with it, under a higher term than the whole state on another's disk."""
+        """Whether a replica may be used now: no node knows which deltas it has, so first give a backup time to appear.
+
+        A leaving node never uses one: it would take the shard away under a higher term than that of the whole state on
+        another node's disk.
+        """
         if self._run.is_leaving:
             return False
         if self._resuming:
@@ -252,7 +259,7 @@ class Failover:
         now = self._clock.monotonic()
         since, last = self._replica_only.get(shard, (now, now))
         if now - last > REPLICA_GRACE_S:
-            since = now  # another time
+            since = now  # an earlier search, which has ended
         self._replica_only[shard] = (since, now)
         if now - since < REPLICA_GRACE_S:
             return False
@@ -260,14 +267,14 @@ class Failover:
         return True
 
     def waiting(self) -> list[int]:
-        """Shards that wait for a backup to come forward, and are due to be looked at again."""
+        """Shards that wait for a backup to appear and are due for another search."""
         now = self._clock.monotonic()
         return [
             shard for shard, (_, last) in self._replica_only.items() if RECHECK_DELAY_S <= now - last <= REPLICA_GRACE_S
         ]
 
     async def _request_takeover(self, holder: Contact, shard: int) -> None:
-        """A living node has the best copy: its own liveness will tell it, sooner when we do."""
+        """Ask the holder of the best copy to take over; its own failure detector may need longer."""
         try:
             await self._rpc.ask(
                 holder, "appeal", TakeoverRequest(self._context.genesis, [shard]), TransferResult, QUESTION_TIMEOUT_S
@@ -291,29 +298,29 @@ class Failover:
                 return None
             return heads[0].term, await state_stream.read_state(FrameReader(answer.body), heads[0], self._store)
 
-    async def _tell(self, to: Contact, wheres: list[OwnerInfo]) -> None:
+    async def _announce_to(self, to: Contact, wheres: list[OwnerInfo]) -> None:
         try:
             message = LocateOwners(self._context.genesis, [wheres[0].shard], wheres)
             answer = await self._rpc.ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
-            return  # it will learn from a redirect
+            return  # it will learn the owner from a redirect
         self._store.note_owners(answer.known)
 
     # -- fences -------------------------------------------------------------------------------------------------
 
     async def answer_challenges(self) -> None:
-        """Owners of ours that met a higher term: whose is it?"""
+        """Survey the shards owned here of which others have seen a higher term; yield, or raise the term above it."""
         challenges = self._rebalance.collect_challenges()
-        standings = await self._survey(list(challenges))
-        risen: list[OwnerInfo] = []
+        copies = await self._survey(list(challenges))
+        raised: list[OwnerInfo] = []
         for shard, fence in challenges.items():
-            found = standings[shard]
-            for contact, standing in found:
+            found = copies[shard]
+            for contact, copy in found:
                 owned = self._store.owned.get(shard)
-                if owned is not None and standing.role == "owner" and standing.term > owned.term:
-                    self._store.note_owner(shard, standing.term, contact)
+                if owned is not None and copy.role == "owner" and copy.term > owned.term:
+                    self._store.note_owner(shard, copy.term, contact)
             owned = self._store.owned.get(shard)
-            # While a hand-over has no answer nobody knows whose the shard is: that is found out first.
+            # While a hand-over is unanswered it is unknown which node owns the shard: that is resolved first.
             if owned is None or owned.moving or fence <= owned.term:
                 continue
             mine = rank_copy(copy_status(self._store, shard, None, self._run.step))
@@ -323,10 +330,10 @@ class Failover:
                 self._store.step_down(shard)
                 await self._request_takeover(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
                 continue
-            seen = [one for _, standing in found for one in (standing.term, standing.fence)]
+            seen = [one for _, copy in found for one in (copy.term, copy.fence)]
             self._store.drop_backup(shard, self._context.me(), fence, *seen)
-            risen.append(OwnerInfo.of(shard, owned.term, self._context.me()))
-        if risen:
-            self._log.warning("owner_rose_above_fence", count=len(risen))
+            raised.append(OwnerInfo.of(shard, owned.term, self._context.me()))
+        if raised:
+            self._log.warning("owner_rose_above_fence", count=len(raised))
             self._rebalance.wake()
-            await self.announce_owners(risen)
+            await self.announce_owners(raised)

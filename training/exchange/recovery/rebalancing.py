@@ -1,8 +1,8 @@
-"""Keeping every shard owned and backed up: learners become backups, joins and leaves hand over, deaths are taken over.
+"""Decides which node should own and back up each shard, and starts the jobs that bring it about.
 
-A loop looks at all shards twice a second, and at once when membership changes; whatever takes time runs as a job of its
-own, so that a slow transfer never delays a take-over. Never stop to copy: a new backup first takes the live deltas, the
-state streams beside them, and the switch is one round trip.
+A loop checks all shards twice a second, and at once when membership changes. Everything that takes time is a job of its
+own, so that a slow transfer never delays a take-over: learners catch up (`learners`), backups become owners
+(`handover`), shards without an owner are taken over (`failover`), and split copies are reconciled (`reconciliation`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
 
 TICK_S = 0.5
-#: While leaving, how often to look whether everything has been taken.
+#: How often a leaving node checks whether all its shards have been taken.
 LEAVE_POLL_INTERVAL_S = 0.02
 
 
@@ -39,10 +39,8 @@ class Rebalancer:
         self._store = context.store
         self._run = context.run
         self._view = context.view
-        self._rpc = context.rpc
         self._rebalance = context.rebalance
         self._clock = context.environment.clock
-        self._log = context.environment.log
         self._directory = directory
         self._deltas = deltas
         self._reconciler = reconciler
@@ -55,7 +53,7 @@ class Rebalancer:
         self._handover = ShardHandover(context, deltas)
 
     async def run(self) -> None:
-        """Look at all shards until cancelled."""
+        """Check all shards until cancelled."""
         try:
             while True:
                 await self._rebalance.wait(TICK_S)
@@ -64,7 +62,7 @@ class Rebalancer:
             await self._jobs.stop()
 
     def delay_takeover(self, seconds: float) -> None:
-        """Take no shard over for so long: a node that has just started learns first which others there are."""
+        """Take no shard over for so long: a node that has just started must first learn which others there are."""
         self._takeover_allowed_at = self._clock.monotonic() + seconds
 
     def allow_takeover(self) -> None:
@@ -72,7 +70,7 @@ class Rebalancer:
         self._rebalance.wake()
 
     async def tick(self) -> None:
-        """One look: start whatever should be under way."""
+        """Check all shards once and start the jobs that are due."""
         self._jobs.forget_done()
         self._drop_gone_partners()
         self._deltas.close_windows()
@@ -87,7 +85,7 @@ class Rebalancer:
             for shard, backed in self._store.backed.items()
             if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
         ]
-        # Who leaves takes a shard only to handovers it on: its copy is on its disk under the term that it is worth.
+        # A leaving node takes a shard over only to hand it on; without another node its copy stays on its disk.
         if (orphans or lost_owner) and not (self._run.is_leaving and not self._view.has_eligible_others()):
             self._jobs.start("take_over", b"", partial(self._failover.take_over, sorted({*orphans, *lost_owner})))
         if self._rebalance.has_challenges:
@@ -101,21 +99,21 @@ class Rebalancer:
         return await self._failover.resume(expected, wait_s)
 
     def _drop_gone_partners(self) -> None:
-        gone = self._view.is_gone
+        is_gone = self._view.is_gone
         for shard, owned in list(self._store.owned.items()):
-            if owned.backup is not None and gone(owned.backup.node_id):
+            if owned.backup is not None and is_gone(owned.backup.node_id):
                 if owned.moving:
-                    # Nobody knows whether it took the shard before it died, and perhaps taught a third node: take it
-                    # for the dead owner that it may have been, and ask around like any backup. Under our own old
-                    # term, for then that third node's copy is the better one.
+                    # It may have taken the shard before it died, and may have made a third node its backup. So treat
+                    # it as the dead owner and survey the copies like any backup, under our own old term: the copy of
+                    # that third node then ranks higher.
                     self._store.become_backup(shard, owned.backup, owned.term)
                     continue
-                # Perhaps it is not dead: then what it has must rank below what comes from now on.
+                # If it is alive after all, its copy must rank below what is added from now on.
                 self._store.drop_backup(shard, self._context.me())
-            if owned.learner is not None and gone(owned.learner.node_id):
+            if owned.learner is not None and is_gone(owned.learner.node_id):
                 owned.learner = None
 
-    # -- who should have what -----------------------------------------------------------------------------------
+    # -- placement ----------------------------------------------------------------------------------------------
 
     async def _plan_moves(self) -> None:
         now = self._clock.monotonic()
@@ -132,13 +130,13 @@ class Rebalancer:
             ]
             if not others:
                 continue
-            is_due = not owned.has_tenure or now - owned.since >= self._context.settings.tenure_s
-            settled = self._run.is_leaving or is_due
+            had_tenure = not owned.has_tenure or now - owned.since >= self._context.settings.tenure_s
+            tenure_over = self._run.is_leaving or had_tenure
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
-            if owned.moving or (elsewhere and settled and self._has(owned, others[0])):
+            if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0])):
                 if owned.backup is not None:
                     handovers.setdefault(owned.backup.node_id, (owned.backup, []))[1].append(shard)
-            elif self._needs_learner(owned, others[0], settled=settled, elsewhere=elsewhere):
+            elif self._needs_learner(owned, others[0], tenure_over=tenure_over, elsewhere=elsewhere):
                 learners.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
         for contact, shards in handovers.values():
             self._jobs.start("hand_over", contact.node_id, partial(self._handover.hand_over, contact, shards))
@@ -146,19 +144,19 @@ class Rebalancer:
             self._jobs.start("teach", contact.node_id, partial(self._learners.add_learner, contact, shards))
         self._swarm.watch(self._partners())
 
-    def _has(self, owned: Owned, first: Contact) -> bool:
-        """Whether the node that should own it has everything; a leaving owner takes any backup."""
+    def _can_hand_over(self, owned: Owned, first: Contact) -> bool:
+        """Whether the shard can be handed over: its backup is the best candidate, or the owner is leaving."""
         if owned.backup is None:
             return False
         return self._run.is_leaving or owned.backup.node_id == first.node_id
 
-    def _needs_learner(self, owned: Owned, first: Contact, *, settled: bool, elsewhere: bool) -> bool:
+    def _needs_learner(self, owned: Owned, first: Contact, *, tenure_over: bool, elsewhere: bool) -> bool:
         if owned.backup is None:
-            return bool(self._context.settings.replicas) or (elsewhere and settled)
-        return settled and owned.backup.node_id != first.node_id and not self._run.is_leaving
+            return bool(self._context.settings.replicas) or (elsewhere and tenure_over)
+        return tenure_over and owned.backup.node_id != first.node_id and not self._run.is_leaving
 
     def _partners(self) -> list[bytes]:
-        """Nodes whose death this node must notice soon: backups of its shards and owners of those it backs."""
+        """Nodes whose failure must be detected soon: backups of the shards owned here, owners of those backed here."""
         partners: dict[bytes, None] = {}
         for owned in self._store.owned.values():
             for contact in owned.targets():
@@ -168,7 +166,7 @@ class Rebalancer:
         return list(partners)
 
     async def leave(self, timeout_s: float) -> int:
-        """Hand over everything owned; returns how many shards are left when nobody takes them or time is up."""
+        """Hand over all owned shards; returns how many are left when no node takes them or the time is up."""
         self._run.enter(Phase.LEAVING)
         try:
             async with asyncio.timeout(timeout_s):

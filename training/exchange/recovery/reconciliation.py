@@ -1,12 +1,11 @@
-"""Mending splits: owners tell others of their claims, and who lost a shard offers what only it has.
+"""Reconciles the two sides of a split: owners exchange claims, and the one that lost a shard offers its deltas.
 
-Of two owners the higher term wins. The loser keeps its copy and its log, and offers the deltas by identity until the
-winner has all of them, through its backup like any push: with the weight that they would have had among all workers,
-and without momentum. What the log no longer reaches is reported as lost, with identities. (reference/ownership.md
-section 4)
+Of two owners the one with the higher term wins. The loser keeps its copy and its repair log. It offers its deltas by
+identity until the winner has all of them, replicated like any push, with the weight that they would have had among all
+workers, and without momentum. Deltas that are no longer in the log are reported as lost, with their identities.
 
-One exception: a winner that began anew from a replica, while the loser still has the whole history. Nobody could tell
-which deltas the replica had; so the loser takes the shard back, and the other's deltas are added to its copy.
+One exception: the winner started from a replica while the loser has the whole history. No node can tell which deltas
+the replica had, so the loser takes the shard back, and the deltas of the other side are added to its copy.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ from training.exchange.store.repair_log import Difference, LogEntry, Span, Super
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import Applied, DeltaId
 
-#: Owners tell one more candidate of their claims this often; at once those who come back from the dead.
+#: Owners send their claims to one more node this often, and at once to nodes that return.
 CLAIMS_INTERVAL_S = 2.0
-#: Returned peers told in one look.
+#: Returned peers that are sent the claims in one round.
 MAX_CLAIMS_PER_TICK = 8
-#: An offer that could not be settled is made again after this long.
+#: How often the deltas of superseded copies are offered.
 OFFER_INTERVAL_S = 0.5
-#: Times that others are asked for what the own log does not reach.
+#: How often other nodes are searched for deltas that the own log no longer has.
 MAX_SEARCHES = 4
-#: Nodes asked each time: in a larger swarm than this some may have it and not be asked.
+#: Nodes searched each time; in a larger swarm a node that has them may be missed.
 MAX_NODES_SEARCHED = 64
-#: Deltas of one request.
+#: Deltas of one request, in bytes.
 MAX_BATCH_BYTES = 16 * 1024 * 1024
-#: Spans of lost deltas named in one event; the others are counted.
+#: Spans of lost deltas listed in one event; the others are counted.
 MAX_LISTED = 32
 
 
 class SplitReconciler:
-    """Both sides of a repair."""
+    """Both sides of the reconciliation, of one node."""
 
     def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         self._context = context
@@ -80,12 +79,12 @@ class SplitReconciler:
         self._rpc.register("mend", Mend, self._on_mend)
 
     def on_change(self, change: PeerChange) -> None:
-        """One who was held for dead is there again: perhaps it lived on the other side of a split."""
+        """A node that was declared dead has returned: it may have been on the other side of a split."""
         if change.kind == "returned":
             self._returned[change.node_id] = None
 
     def due(self) -> bool:
-        """Whether there is anything to tell or to offer now; also moves the clock of the log."""
+        """Whether there are claims to send or deltas to offer now; also advances the clock of the log."""
         now = self._clock.monotonic()
         self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
         if self._store.superseded and now - self._offered_at >= OFFER_INTERVAL_S:
@@ -93,18 +92,18 @@ class SplitReconciler:
         return bool(self._store.owned) and (bool(self._returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
     async def reconcile(self) -> None:
-        """Tell of the shards owned here, and offer those that were lost."""
+        """Send the claims of this node, and offer the deltas of its superseded copies."""
         await self._send_claims()
         if not self._store.superseded:
             return
         self._offered_at = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in list(self._store.superseded):
-            belief = self._store.ownership.known_owners.get(shard)
+            known = self._store.ownership.known_owners.get(shard)
             if shard in self._store.owned:
                 await self._settle_own(shard)
-            elif belief is not None and not self._view.is_gone(belief.owner.node_id):
-                offers.setdefault(belief.owner.node_id, (belief.owner, []))[1].append(shard)
+            elif known is not None and not self._view.is_gone(known.owner.node_id):
+                offers.setdefault(known.owner.node_id, (known.owner, []))[1].append(shard)
             else:
                 self._rebalance.take_over(shard)
         for owner, shards in offers.values():
@@ -113,22 +112,22 @@ class SplitReconciler:
             except TransportError as error:
                 self._log.debug("offer_failed", owner=owner.node_id.hex()[:8], reason=str(error))
 
-    # -- telling ------------------------------------------------------------------------------------------------
+    # -- claims -------------------------------------------------------------------------------------------------
 
     async def _send_claims(self) -> None:
-        """Candidates exchange what they own: this is how two owners of one shard meet."""
+        """Send what this node owns: this is how two owners of one shard learn of each other."""
         self._claimed_at = self._clock.monotonic()
         me = self._context.me()
         claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
         if not claims:
             return
         known = {peer.node_id: peer.contact for peer in self._swarm.members() if peer.eligible}
-        listeners = [known[node] for node in list(self._returned)[:MAX_CLAIMS_PER_TICK] if node in known]
+        receivers = [known[node] for node in list(self._returned)[:MAX_CLAIMS_PER_TICK] if node in known]
         for node in list(self._returned)[:MAX_CLAIMS_PER_TICK]:
             del self._returned[node]
-        if not listeners and known:
-            listeners = [known[self._random.choice(sorted(known))]]
-        for contact in listeners:
+        if not receivers and known:
+            receivers = [known[self._random.choice(sorted(known))]]
+        for contact in receivers:
             shards = [claim.shard for claim in claims]
             try:
                 question = LocateOwners(self._context.genesis, shards, claims)
@@ -137,7 +136,7 @@ class SplitReconciler:
                 continue
             self._store.note_owners(answer.known)
 
-    # -- the loser's side ---------------------------------------------------------------------------------------
+    # -- the side with the lower term ---------------------------------------------------------------------------
 
     async def _offer(self, owner: Contact, shards: list[int]) -> None:
         question = Offer(self._context.genesis, shards)
@@ -145,70 +144,70 @@ class SplitReconciler:
         wanted: list[tuple[int, LogEntry]] = []
         unknown: list[int] = []
         for holding in answer.histories:
-            remnant = self._store.superseded.get(holding.shard)
-            if remnant is None or holding.status == "retry":
+            copy = self._store.superseded.get(holding.shard)
+            if copy is None or holding.status == "retry":
                 continue
             if holding.status == "not_owner":
                 self._store.note_owners([] if holding.where is None else [holding.where])
                 self._directory.denied(holding.shard, owner)
                 unknown.append(holding.shard)
-            elif self._takes_back(remnant, holding):
-                self._take_back(holding, remnant)
+            elif self._takes_back(copy, holding):
+                self._take_back(holding, copy)
             else:
-                wanted += await self._settle(holding.shard, remnant, holding)
+                wanted += await self._settle(holding.shard, copy, holding)
         await self._directory.refresh(unknown)
         while wanted:
             batch: list[tuple[int, LogEntry]] = []
-            room = MAX_BATCH_BYTES
-            while wanted and (not batch or len(wanted[-1][1].payload) <= room):
-                room -= len(wanted[-1][1].payload)
+            remaining_bytes = MAX_BATCH_BYTES
+            while wanted and (not batch or len(wanted[-1][1].payload) <= remaining_bytes):
+                remaining_bytes -= len(wanted[-1][1].payload)
                 batch.append(wanted.pop())
             await self._send(owner, batch)
 
-    def _takes_back(self, remnant: SupersededCopy, holding: OwnedHistory) -> bool:
-        newer_era = holding.era_step > remnant.state.era_step
-        # A term of the same number is another side's: what is of it cannot have begun from this copy's successor.
-        if not newer_era or self._run.is_leaving or remnant.term.number < holding.era_term[0]:
+    def _takes_back(self, copy: SupersededCopy, holding: OwnedHistory) -> bool:
+        newer_era = holding.era_step > copy.state.era_step
+        # A term with the same number is the other side's: its state cannot descend from this copy.
+        if not newer_era or self._run.is_leaving or copy.term.number < holding.era_term[0]:
             return False
-        # An era out of a state from disk knows its deltas, and may have all of ours.
-        return bool(remnant.known().without(Applied.of_rows(holding.known)).rows())
+        # If the new era started from a state on disk, it knows its deltas, and may have all of ours.
+        return bool(copy.known().without(Applied.of_rows(holding.known)).rows())
 
-    def _take_back(self, holding: OwnedHistory, remnant: SupersededCopy) -> None:
+    def _take_back(self, holding: OwnedHistory, copy: SupersededCopy) -> None:
         shard = holding.shard
         if shard in self._store.owned or self._store.ownership.fence(shard) > holding.term:
             return
-        self._own_again(shard, remnant, holding.term)
-        self._claimed_at = 0.0  # the other learns it at once
+        self._own_again(shard, copy, holding.term)
+        self._claimed_at = 0.0  # the other node learns it at once
         self._returned[holding.term.node] = None
 
-    def _own_again(self, shard: int, remnant: SupersededCopy, above: Term) -> None:
+    def _own_again(self, shard: int, copy: SupersededCopy, above: Term) -> None:
         term = self._store.next_term(shard, above)
         now = self._clock.monotonic()
-        self._store.own(shard, remnant.state, term, self._context.me(), now, has_tenure=False)
+        self._store.own(shard, copy.state, term, self._context.me(), now, has_tenure=False)
         self._log.warning("shard_taken_back", shard=shard, term=term.number)
         self._rebalance.wake()
 
-    async def _settle(self, shard: int, remnant: SupersededCopy, holding: OwnedHistory) -> list[tuple[int, LogEntry]]:
-        """What the winner lacks and we have; with nothing left to send, what is lost is said, and the copy goes."""
+    async def _settle(self, shard: int, copy: SupersededCopy, holding: OwnedHistory) -> list[tuple[int, LogEntry]]:
+        """Deltas that the winner lacks and we have. If there are none, report what is lost and drop the copy."""
         known = Applied.of_rows(holding.known)
-        # An old copy against a newer replica: nobody can tell which deltas that one has, so none is added.
-        unclear = holding.era_step > remnant.state.era_step
-        difference = compare(remnant, known, () if unclear else self._store.log.entries(shard))
+        # An old copy against a newer replica: no node can tell which deltas that one has, so none is added.
+        unclear = holding.era_step > copy.state.era_step
+        difference = compare(copy, known, () if unclear else self._store.log.entries(shard))
         if difference.wanted:
             return [(shard, entry) for entry in difference.wanted]
-        if difference.lost and not unclear and remnant.sought < MAX_SEARCHES and await self._seek(shard, difference):
-            remnant.sought += 1
-            return []  # offered in the next look
-        if self._store.superseded.get(shard) is remnant:
+        if difference.lost and not unclear and copy.sought < MAX_SEARCHES and await self._seek(shard, difference):
+            copy.sought += 1
+            return []  # offered in the next round
+        if self._store.superseded.get(shard) is copy:
             self._close(shard, difference.lost)
         return []
 
     async def _seek(self, shard: int, difference: Difference) -> bool:
-        """This copy came to us with a history that our log does not have: its former owners may. True when found."""
+        """Search former owners for deltas of this copy that our log does not have. True when some were found."""
         rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
         message = FindDeltas(self._context.genesis, shard, rows)
         before = len(self._store.log.entries(shard))
-        # Candidates on the other side of the split need not be candidates of the whole swarm.
+        # The candidates of one side of the split need not be those of the whole swarm.
         asked = {contact.node_id: contact for contact in await self._directory.candidates(shard)}
         asked |= {peer.node_id: peer.contact for peer in self._swarm.members()}
         asked.pop(self._swarm.node_id, None)
@@ -230,30 +229,30 @@ class SplitReconciler:
     async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
         if message.shard >= len(self._store):
             return Response(encode(FoundDeltas([])))
-        sought = Applied()
+        searched = Applied()
         for node, incarnation, ranges in message.identities:
-            sought.merge(Applied.of_rows([(node, incarnation, ranges)]))
+            searched.merge(Applied.of_rows([(node, incarnation, ranges)]))
         most = max(1, MAX_BATCH_BYTES // max(1, 4 * self._store.size(message.shard)))
-        entries = [entry for entry in self._store.log.entries(message.shard) if entry.identity in sought]
+        entries = [entry for entry in self._store.log.entries(message.shard) if entry.identity in searched]
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
         described = [_as_message(shard, entry) for shard, entry in batch]
         return Response(encode(FoundDeltas(described)), whole_if_small(_frames(batch), size))
 
     async def _settle_own(self, shard: int) -> None:
-        """This node owns the shard now whose former copy it kept."""
-        remnant, owned = self._store.superseded[shard], self._store.owned[shard]
-        if remnant.state is owned.state:
+        """Settle a superseded copy of a shard that this node owns now."""
+        copy, owned = self._store.superseded[shard], self._store.owned[shard]
+        if copy.state is owned.state:
             del self._store.superseded[shard]
             return
         holding = self._holding(shard)
-        if holding.status == "owner" and self._takes_back(remnant, holding):
-            # What is owned began anew from a replica, and the former copy has the whole history: change them.
+        if holding.status == "owner" and self._takes_back(copy, holding):
+            # The owned state started from a replica and the former copy has the whole history: exchange them.
             del self._store.superseded[shard]
             self._store.step_down(shard)
-            self._own_again(shard, remnant, owned.term)
+            self._own_again(shard, copy, owned.term)
             return
-        for _, entry in await self._settle(shard, remnant, holding) if holding.status == "owner" else ():
+        for _, entry in await self._settle(shard, copy, holding) if holding.status == "owner" else ():
             delta = np.empty(self._store.size(shard), dtype=np.float32)
             codecs.decode(entry.payload, entry.codec, delta)
             await self._add(
@@ -279,7 +278,7 @@ class SplitReconciler:
         async with self._rpc.request("mend", owner, message, body) as answer:
             self._rpc.decoded(owner, answer.head, MendAnswer)
 
-    # -- the winner's side --------------------------------------------------------------------------------------
+    # -- the side with the higher term --------------------------------------------------------------------------
 
     async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
@@ -323,7 +322,7 @@ class SplitReconciler:
         return result.status == "ok"
 
     def _weight(self, mended: Mended) -> float:
-        """Each side had counted only its own workers: `w · N_side / N_merged`."""
+        """`w · N_side / N_merged`: each side had counted only its own workers."""
         if self._context.settings.weight == "sum":
             return mended.weight
         return mended.weight * mended.workers / max(mended.workers, self._view.worker_count())
