@@ -112,7 +112,7 @@ class KeyRing:
     @property
     def text(self) -> str:
         """The content of a key file."""
-        lines = ["# Swarm key of p2pnode. Whoever has this file is a member: keep it as you keep an ssh key."]
+        lines = ["# Swarm key of p2pnode. Anyone with this file is a member: protect it like an ssh key."]
         for number, key in enumerate(self.keys):
             lines.append(f"# {key.fingerprint}: {'used' if number == 0 else 'accepted too, while keys are rotated'}")
             lines.append(key.text)

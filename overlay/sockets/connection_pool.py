@@ -151,7 +151,7 @@ def _connect_error(to: Address, error: OSError, *, sealed: bool) -> TransportErr
         return TransportError("foreign", to, "has no certificate of this swarm: it has another key or another run")
     if isinstance(error, ssl.SSLError):
         reason = (
-            "does not speak TLS as a node of this swarm does: it may belong to an open swarm, and this node's has a key"
+            "does not use TLS as a node of this swarm does: it may belong to an open swarm, and this node's has a key"
         )
         return TransportError("foreign", to, reason)
     number = error.errno

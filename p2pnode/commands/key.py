@@ -1,7 +1,7 @@
-"""`p2pnode key`: make, show, hand on, accept and rotate the swarm key. Only `invite` and `show --reveal` print it.
+"""`p2pnode key`: create, show, pass on, accept and rotate the swarm key. Only `invite` and `show --reveal` print it.
 
-None of these needs a running node; `invite` asks one for its addresses where it can. A running node notices by itself
-when its key file changes. What needs cryptography is imported inside, so that the other commands start fast.
+No command needs a running node; `invite` asks one for its addresses if there is one. A running node notices by itself
+when its key file changes. Modules with cryptography are imported inside functions, so that other commands start fast.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 key_app = typer.Typer(
-    help="Make, show, hand on and rotate the swarm key: whoever has it is a member.", rich_markup_mode=None
+    help="Make, show, pass on and rotate the swarm key: anyone with the key is a member.", rich_markup_mode=None
 )
 
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Key file; default: swarm.key in the state directory.")
 ]
-#: Addresses of this many peers go into an invitation beside the node's own.
+#: Peers whose addresses an invitation contains, besides the node's own.
 PEERS_INVITED_TO = 3
 
 
@@ -73,7 +73,7 @@ def show(
     reveal: Annotated[bool, typer.Option("--reveal", help="Print the key itself, as its file has it.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Say which swarm key this node uses, by its fingerprint."""
+    """Show which swarm key this node uses, by its fingerprint."""
     found = _settings(config, state_dir, settings)
     keys = _keys(found)
     if reveal:
@@ -101,7 +101,7 @@ def invite(
     state_dir: StateDirOption = None,
     settings: SetOption = None,
 ) -> int:
-    """Print one line with addresses, run and key: whoever has the line is a member.
+    """Print one line with addresses, run and key: anyone with the line is a member.
 
     Example: p2pnode key invite --out invitation.txt, or: p2pnode key invite | ssh other p2pnode start --invite -
     """
@@ -112,7 +112,7 @@ def invite(
     keys = _keys(found)
     running = find(found.state_folder)
     client = NodeClient(running.address) if running is not None and running.alive else None
-    # What the node here runs, whatever the flags of this command say.
+    # The run of the running node takes precedence over the flags of this command.
     run = str(client.status()["run"]) if client is not None else found.swarm.run
     addresses = _checked(address) if address else _known_addresses(found, client)
     if all(is_loopback(split_address(known)[0]) for known in addresses):
@@ -125,7 +125,7 @@ def invite(
         print_line(line)
     else:
         write_invitation(out, line)
-        print_line(f"wrote {out}: whoever reads it is a member")
+        print_line(f"wrote {out}: anyone who reads it is a member")
     return 0
 
 
@@ -190,7 +190,7 @@ def rotate(
                 after = keys.finished()
                 then = "the old key opens nothing here any more"
     except BadKey as error:
-        raise UserError(f"{path}: {error}", "`p2pnode key show` says which keys are valid", ExitCode.USAGE) from None
+        raise UserError(f"{path}: {error}", "`p2pnode key show` shows which keys are valid", ExitCode.USAGE) from None
     write_key_file(path, after)
     print_line(f"{path}: key {after.primary.fingerprint} is used, {len(after.keys)} valid; {then}")
     return 0
@@ -200,19 +200,19 @@ def rotate(
 
 
 def is_inline(text: str) -> bool:
-    """Whether an argument is the invitation itself, and not where to read it."""
+    """Whether an argument is the invitation itself rather than a file or standard input."""
     return text != STANDARD_INPUT and not _is_file(text)
 
 
 def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # longer than a name may be
+    except (OSError, ValueError):  # too long for a file name
         return False
 
 
 def take(text: str, folder: Path) -> tuple[Invitation, bool]:
-    """Read an invitation and keep it in a state directory; whether anything changed. Raises `UserError`."""
+    """Read an invitation and write it to a state directory; also whether anything changed. Raises `UserError`."""
     from overlay.sealing.invitation import BadInvitation, Invitation
     from p2pnode.keys.key_files import MAX_FILE_BYTES, own_input, save_invitation
 
@@ -251,7 +251,7 @@ def _checked(addresses: list[str]) -> list[str]:
 
 
 def _known_addresses(config: Config, client: NodeClient | None) -> list[str]:
-    """Of the node that runs here and of some of its peers, or else those of the invitation it came by."""
+    """Those of the running node and some of its peers, or else those of the accepted invitation."""
     if client is not None:
         known = [str(client.status()["node"]["address"])]
         return known + [str(peer["address"]) for peer in client.peers() if peer["eligible"]][:PEERS_INVITED_TO]
@@ -275,7 +275,7 @@ def _fresh() -> SwarmKey:
 
 
 def _settings(config: Path | None, state_dir: str | None, settings: list[str] | None = None) -> Config:
-    # As if a key were there: a node that listens beyond the loopback needs one, and here it is made.
+    # As if a key existed: the configuration of a node that listens beyond the loopback is invalid without one.
     return loaded(config, settings, {"node.state_dir": ("--state-dir", state_dir)}, joining=True).config
 
 

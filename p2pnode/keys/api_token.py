@@ -1,7 +1,7 @@
-"""The token of the HTTP API: a file that only its owner can read, made at the first start and kept.
+"""The token of the HTTP API: a file that only its owner can read, created at the first start and then kept.
 
-Whoever can read it may pause the node or make it leave; that is all it protects. The daemon makes and reads it, the
-commands read it. It never appears in logs, `/status`, errors or arguments.
+It authorizes changes through the API, such as pausing the node or making it leave. The daemon creates and reads it; the
+commands read it. It never appears in logs, `/status`, errors or command lines.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from p2pnode.errors import ExitCode, P2PNodeError, UserError
 #: Its name in the state directory, unless `status.token_file` names another file.
 TOKEN_FILE = "status.token"  # noqa: S105 -- a name, no token
 TOKEN_BYTES = 32
-#: A token somebody wrote by hand is refused below this length, in characters.
+#: Bounds for a token that was written by hand, in characters.
 MIN_CHARACTERS = 16
 MAX_CHARACTERS = 4096
 
 
 class TokenNotReadable(P2PNodeError):
-    """There is no token to be read there; the text says why."""
+    """The token cannot be read; the text is the reason."""
 
 
 def token_path(state_folder: Path, token_file: str) -> Path:
-    """Where the token lies: `status.token_file`, or its place in the state directory."""
+    """The path of the token: `status.token_file`, or its default in the state directory."""
     return Path(token_file).expanduser() if token_file else state_folder / TOKEN_FILE
 
 
 def load_or_create(path: Path, new: bytes) -> str:
-    """The token in the file, or `new` (random bytes) written there as text. Raises `UserError` (exit code 7)."""
+    """Read the token, or write `new` (random bytes) as text if there is none. Raises `UserError` (exit code 7)."""
     try:
         text = base64.urlsafe_b64encode(new).decode().rstrip("=")
-        # O_EXCL: never through a link, and never into a file that another made.
+        # O_EXCL: never writes through a link, or into an existing file.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         try:
@@ -55,7 +55,7 @@ def load_or_create(path: Path, new: bytes) -> str:
 
 
 def read(path: Path) -> str:
-    """The token in a file that nobody else may read or could have written. Raises `TokenNotReadable`."""
+    """The token, from a file that no other user can read or write. Raises `TokenNotReadable`."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

@@ -1,7 +1,8 @@
-"""The closed swarm of one daemon: its sealed doors, made at the start, and its key file, watched while it runs.
+"""The transport of a node of a closed swarm, and the watch on its key file.
 
-A key file that changes is taken over without a restart: certificates are made anew off the loop, then datagrams,
-tickets and streams change over together. A file that cannot be used is said once, and the keys in use stay.
+When the key file changes, the node takes over the new keys without a restart: new certificates are made off the loop,
+then datagrams, tickets and streams change at once. If the file cannot be used, the former keys stay and a warning is
+logged once.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, STANDARD_INPUT
 from p2pnode.keys.key_files import read_key_file
 
-#: Between two looks at the key file.
+#: Between two checks of the key file.
 POLL_INTERVAL_S = 2.0
-#: Members with a wrong clock are reported at most this often.
+#: Shortest time between two warnings about clocks.
 CLOCK_WARNING_INTERVAL_S = 600.0
 
 
 class ClosedSwarm:
-    """Doors of a member. `transport` is the node's; `watch` follows the key file."""
+    """`transport` is the node's transport; `watch` follows the key file."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class ClosedSwarm:
         )
 
     async def watch(self) -> None:
-        """Take over what the key file says, whenever it changes; for ever."""
+        """Use the keys of the key file whenever it changes, until cancelled."""
         path = self._key_file
         if path is None:
             return
@@ -87,7 +88,7 @@ class ClosedSwarm:
                     refused = str(error)
                     self._log.warning("swarm_key_not_changed", reason=refused, still=self.keys.fingerprints)
                 if isinstance(error, CertificateError):
-                    continue  # the file is good: try again
+                    continue  # the file is valid: try again
             seen = now
 
     async def _change(self, keys: KeyRing) -> None:
@@ -95,7 +96,7 @@ class ClosedSwarm:
             make_credentials, self._identity, keys, self._config.swarm.run, self._clock.wall(), self._folder
         )
         before, self.keys = self.keys, keys
-        # In one turn of the loop: nothing is judged by two different rings.
+        # Without an `await` in between, so that all three use the same keys at any time.
         self.transport.use(keys)
         self._tickets.use(keys)
         self._sockets.use(credentials, end_others=not set(before) <= set(keys))
@@ -111,7 +112,7 @@ class ClosedSwarm:
                 "clock_differs",
                 ahead_s=round(ahead_s, 1),
                 bound_s=CLOCK_BOUND_S,
-                reason="a member that connects is met with silence until both clocks agree; or a recording is replayed",
+                reason="a member's connections get no answer until both clocks agree; or it is a replayed recording",
             )
 
 
@@ -124,7 +125,7 @@ def _file_signature(path: Path) -> tuple[int, int, int]:
 
 
 def make_credentials(identity: Identity, keys: KeyRing, run: str, wall_s: float, folder: Path) -> Credentials:
-    """TLS contexts; takes a fraction of a second, off the loop. Raises `CertificateError`."""
+    """TLS contexts. Blocks for a fraction of a second: call it off the loop. Raises `CertificateError`."""
     return Credentials.of(make_certificates(identity, keys, run, wall_s), folder)
 
 

@@ -1,6 +1,6 @@
-"""What an invitation leaves in a state directory, and the settings that follow from it on the next start.
+"""The files that an accepted invitation leaves in a state directory, and the settings for the next start that follow.
 
-Reads no key: it only says where one is (`p2pnode.keys.key_files` reads it), so that every command may ask.
+Reads no key, only its place (`p2pnode.keys.key_files` reads it), so every command can use this module.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from p2pnode.errors import ExitCode, UserError
 #: In the state directory.
 KEY_FILE = "swarm.key"
 SWARM_FILE = "swarm.json"
-#: Holds the key itself, where neither a file nor standard input can. Taken out of the environment when it was read.
+#: Contains the key itself, where neither a file nor standard input can. It is removed from the environment once read.
 KEY_VARIABLE = "P2PNODE_SWARM_KEY"
 STANDARD_INPUT = "-"
 IN_ENVIRONMENT = f"${KEY_VARIABLE}"
 
 
 def remembered_settings(folder: Path, environment: Mapping[str, str], *, joining: bool = False) -> list[Override]:
-    """Settings that follow from the environment and from what an earlier start left in the state directory.
+    """Settings that follow from the environment and from the files of an accepted invitation.
 
-    `joining`: as if the key were there already.
+    `joining`: as if the key file existed already.
     """
     if environment.get(KEY_VARIABLE):
         return [Override("swarm.key_file", json.dumps(IN_ENVIRONMENT), f"environment variable {KEY_VARIABLE}")]
@@ -40,7 +40,7 @@ def remembered_settings(folder: Path, environment: Mapping[str, str], *, joining
 
 
 def read_swarm(folder: Path) -> tuple[str, list[str]]:
-    """Run and addresses of the invitation accepted here; an empty run where there was none."""
+    """Run and addresses of the accepted invitation; an empty run if there is none."""
     try:
         content = json.loads((folder / SWARM_FILE).read_bytes())
         return str(content["run"]), [str(address) for address in content["bootstrap"]]

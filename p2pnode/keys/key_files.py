@@ -1,8 +1,8 @@
-"""Where a node's swarm key comes from, and what an invitation leaves in its state directory.
+"""Reads a node's swarm key, and writes key files and invitations.
 
-A key is read from the file named by `swarm.key_file`, from standard input, or from the environment, in this program's
-own process; it goes to the transport and nowhere else: not into the configuration, a log, a status or an error. A file
-that others may read is refused, as ssh does with its keys.
+A key comes from the file named by `swarm.key_file`, from standard input, or from the environment. It goes to the
+transport only: it never enters the configuration, a log, the status or an error. As with ssh keys, a key file that
+others may read is refused.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, SWARM_FILE, read_swarm
 
-#: Two keys and their comments are far below it.
+#: Far more than two keys and their comments need.
 MAX_FILE_BYTES = 1 << 16
-#: A group may read it (service accounts); others may not, and nobody else may write it.
+#: The group may read a key file (service accounts). Others may not, and only the owner may write it.
 FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 
 
 def find_keys(config: Config, environment: MutableMapping[str, str], standard_input: IO[bytes]) -> KeyRing | None:
-    """The keys this configuration names, None for an open swarm. Raises `UserError`, which never repeats a key."""
+    """The keys that the configuration names; None for an open swarm. Raises `UserError`, which never contains a key."""
     source = config.swarm.key_file
     if not source:
         return None
     if source == STANDARD_INPUT:
         return _parsed(standard_input.read(MAX_FILE_BYTES), "standard input")
     if source == IN_ENVIRONMENT:
-        text = environment.pop(KEY_VARIABLE, "")  # the trainer and other children need not have it
+        text = environment.pop(KEY_VARIABLE, "")  # child processes such as the trainer must not get it
         return _parsed(text.encode(), f"the environment variable {KEY_VARIABLE}")
     return read_key_file(Path(source).expanduser())
 
 
 def read_key_file(path: Path) -> KeyRing:
-    """The keys of a file. Raises `UserError` where it is missing, open to others, or no key file."""
+    """The keys of a file. Raises `UserError` if it is missing, readable by others, or no key file."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -54,7 +54,7 @@ def read_key_file(path: Path) -> KeyRing:
         ) from None
     if os.name == "posix" and mode & FORBIDDEN_MODE:
         raise UserError(
-            f"the swarm key file {path} is open to others (mode {mode:04o}): whoever reads it is a member",
+            f"the swarm key file {path} is open to others (mode {mode:04o}): anyone who reads it is a member",
             f"chmod 600 {path}; if others may have read it, rotate the key",
             ExitCode.CONFIGURATION,
         )
@@ -74,12 +74,12 @@ def _parsed(content: bytes, where: str) -> KeyRing:
 
 
 def write_key_file(path: Path, keys: KeyRing) -> None:
-    """Replace the file, whole or not at all, readable by its owner alone. Raises `UserError`."""
+    """Replace the file atomically, readable only by its owner. Raises `UserError`."""
     _write_secret(path, keys.text, "the swarm key file")
 
 
 def write_invitation(path: Path, line: str) -> None:
-    """The same for a file with an invitation, which has the key in it."""
+    """The same for a file with an invitation, which contains the key."""
     _write_secret(path, f"{line}\n", "the invitation to")
 
 
@@ -95,10 +95,9 @@ def _write_secret(path: Path, text: str, what: str) -> None:
 
 
 def save_invitation(folder: Path, run: str, addresses: list[str], keys: KeyRing) -> bool:
-    """Keep an invitation in a state directory; whether anything changed.
+    """Write an invitation to a state directory; returns whether anything changed. Raises `UserError`.
 
-    A directory belongs to one swarm: another key is only taken beside a known one, while keys are rotated. Raises
-    `UserError`.
+    A directory belongs to one swarm: a new key is accepted only together with a known one, during a rotation.
     """
     file = folder / KEY_FILE
     known_run, known_addresses = read_swarm(folder)

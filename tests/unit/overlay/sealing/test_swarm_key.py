@@ -1,10 +1,9 @@
-"""The swarm key and the invitation: their text forms, what is derived, what is refused, and that nothing shows them."""
+"""Swarm keys: their text form, derived keys, rotation, and the reasons why a key file is refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from overlay.sealing.invitation import PREFIX, BadInvitation, Invitation
 from overlay.sealing.swarm_key import BadKey, KeyRing, SwarmKey
 
 ONE = SwarmKey(bytes(range(32)))
@@ -13,23 +12,20 @@ RING = KeyRing((ONE, TWO))
 
 
 def test_golden_forms() -> None:
-    """Text, fingerprint and derived keys never change: files, invitations and swarms outlive versions."""
+    """Text, fingerprint and derived keys never change: key files and swarms outlive versions."""
     assert ONE.text == "p2pkey1-aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dyp3ncwh"
     assert ONE.fingerprint == "6a74f893"
     assert ONE.derive("digits", "admission").hex()[:16] == "5e8b27d47a9f10d5"
 
 
 def test_text_round_trip() -> None:
-    """A key, a ring and an invitation are read back as they were written."""
+    """A key and a ring are read back as they were written."""
     assert SwarmKey.parse(f"  {ONE.text}\n") == ONE
     assert KeyRing.parse(RING.text) == RING
-    invitation = Invitation.of("digits", ["10.0.0.5:8468", "[2001:db8::1]:8468", "node.example:1"], RING)
-    assert Invitation.parse(invitation.line) == invitation
-    assert invitation.keys == RING
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "no swarm key in it"),
         ("# nothing\n", "no swarm key in it"),
@@ -42,21 +38,21 @@ def test_text_round_trip() -> None:
         ("\n".join(SwarmKey(bytes([n]) * 32).text for n in range(3)), "at most 2"),
     ],
 )
-def test_bad_key_files(text: str, says: str) -> None:
-    """Each way to spoil a key file has its sentence, which does not repeat the key."""
-    with pytest.raises(BadKey, match=says) as caught:
+def test_bad_key_files(text: str, message: str) -> None:
+    """Each mistake in a key file has its message, which does not contain the key."""
+    with pytest.raises(BadKey, match=message) as caught:
         KeyRing.parse(text)
     assert ONE.text[12:40] not in str(caught.value)
 
 
-def test_one_purpose_one_run_one_key() -> None:
-    """What is derived for another purpose, run or key is different."""
+def test_derived_keys_are_independent() -> None:
+    """Keys for another purpose, run or swarm key differ."""
     derived = [key.derive(run, purpose) for key in (ONE, TWO) for run in ("a", "b") for purpose in ("admission", "x")]
     assert len(set(derived)) == len(derived)
 
 
 def test_rotation() -> None:
-    """Prepare, switch and finish lead from one key to the next; no step can be taken out of turn."""
+    """Prepare, switch and finish lead from one key to the next; any other order is refused."""
     start = KeyRing((ONE,))
     prepared = start.prepared(TWO)
     switched = prepared.switched()
@@ -66,39 +62,9 @@ def test_rotation() -> None:
             step()
 
 
-LINE = Invitation.of("digits", ["10.0.0.5:8468"], KeyRing((ONE,))).line
-
-
-def test_white_space_of_a_terminal() -> None:
-    """A line that a terminal wrapped, or that was quoted, is read all the same."""
-    assert Invitation.parse(f"'{LINE[:30]}\n   {LINE[30:]}'\n").run == "digits"
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("", "empty"),
-        (LINE[:-1], "torn or changed"),
-        (LINE[:-20], "torn or changed"),
-        (LINE[:40] + ("A" if LINE[40] != "A" else "B") + LINE[41:], "torn or changed"),
-        (LINE.replace(":", ":!", 1), "torn or changed"),
-        (PREFIX, "torn or changed"),
-        ("p2pnode2:" + LINE[len(PREFIX) :], "version 2"),
-        ("https://example.org/join", "begins with"),
-        (ONE.text, "a swarm key, not an invitation"),
-        ("x" * 5000, "5000 characters"),
-    ],
-)
-def test_bad_invitations(line: str, says: str) -> None:
-    """Torn, foreign and newer lines are told apart, and no message repeats the key."""
-    with pytest.raises(BadInvitation, match=says) as caught:
-        Invitation.parse(line)
-    assert LINE[30:60] not in str(caught.value)
-
-
-def test_nothing_shows_a_key() -> None:
-    """`repr` and `str` of everything that holds a key show fingerprints at most."""
-    for thing in (ONE, RING, Invitation.of("digits", [], RING)):
+def test_no_text_of_a_key_contains_it() -> None:
+    """`repr` and `str` of a key and of a ring do not contain a key."""
+    for thing in (ONE, RING):
         for text in (repr(thing), str(thing)):
             assert ONE.text not in text
             assert ONE.secret.hex() not in text

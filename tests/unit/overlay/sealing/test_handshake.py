@@ -1,0 +1,96 @@
+"""The two handshake messages: what they contain, whose signature is valid, and the keys that both ends derive."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from overlay.identity import identity_from_seed
+from overlay.sealing.handshake import (
+    INIT,
+    INIT_BYTES,
+    RESPONSE,
+    RESPONSE_BYTES,
+    Epoch,
+    HandshakeInit,
+    HandshakeResponse,
+    make_init,
+    make_response,
+    session_keys,
+)
+from overlay.sealing.swarm_key import SwarmKey
+
+EPOCH, OTHER_EPOCH = Epoch(SwarmKey(b"\1" * 32), "tests"), Epoch(SwarmKey(b"\1" * 32), "other")
+INITIATOR, RESPONDER = identity_from_seed(b"i" * 32), identity_from_seed(b"r" * 32)
+EPHEMERAL, RESPONSE_EPHEMERAL = b"e" * 32, b"f" * 32
+INIT_MESSAGE = make_init(INITIATOR, EPOCH, RESPONDER.node_id, b"boot---i", 1_000_000, b"index--i", EPHEMERAL)
+RESPONSE_MESSAGE = make_response(RESPONDER, EPOCH, INIT_MESSAGE, b"boot---r", b"index--r", RESPONSE_EPHEMERAL)
+
+
+def test_messages_are_read_as_written() -> None:
+    """Both messages survive sealing under the epoch's key, with the documented sizes."""
+    init = EPOCH.seal(INIT, INIT_MESSAGE.content, b"n" * 12)
+    response = EPOCH.seal(RESPONSE, RESPONSE_MESSAGE.content, b"n" * 12)
+
+    assert (len(init), len(response)) == (INIT_BYTES, RESPONSE_BYTES)
+    assert HandshakeInit.read(EPOCH.open(init) or b"") == INIT_MESSAGE
+    assert HandshakeResponse.read(EPOCH.open(response) or b"") == RESPONSE_MESSAGE
+    assert (INIT_MESSAGE.node_id, RESPONSE_MESSAGE.node_id) == (INITIATOR.node_id, RESPONDER.node_id)
+    assert RESPONSE_MESSAGE.init_index == INIT_MESSAGE.index
+
+
+def test_another_epoch_or_kind_opens_nothing() -> None:
+    """The key of another run does not open a message, and neither does a changed first byte."""
+    sealed = EPOCH.seal(INIT, INIT_MESSAGE.content, b"n" * 12)
+
+    assert OTHER_EPOCH.open(sealed) is None
+    assert EPOCH.open(bytes([RESPONSE]) + sealed[1:]) is None
+
+
+def test_a_message_of_another_length_is_none() -> None:
+    """Content of a wrong size is not read."""
+    for size in (0, len(INIT_MESSAGE.content) - 1, len(INIT_MESSAGE.content) + 1):
+        assert HandshakeInit.read(bytes(size)) is None
+    for size in (0, len(RESPONSE_MESSAGE.content) - 1, len(RESPONSE_MESSAGE.content) + 1):
+        assert HandshakeResponse.read(bytes(size)) is None
+
+
+def test_signatures_bind_sender_epoch_and_init() -> None:
+    """A signature is invalid under another epoch, for another public key, and for a response to another init."""
+    other_init = make_init(INITIATOR, EPOCH, RESPONDER.node_id, b"boot---i", 1_000_001, b"index--i", EPHEMERAL)
+
+    assert INIT_MESSAGE.is_signed(EPOCH)
+    assert not INIT_MESSAGE.is_signed(OTHER_EPOCH)
+    assert not dataclasses.replace(INIT_MESSAGE, public_key=RESPONDER.public_key).is_signed(EPOCH)
+    assert RESPONSE_MESSAGE.is_signed(EPOCH, INIT_MESSAGE)
+    assert not RESPONSE_MESSAGE.is_signed(EPOCH, other_init)
+    assert not RESPONSE_MESSAGE.is_signed(OTHER_EPOCH, INIT_MESSAGE)
+
+
+def test_both_ends_derive_the_same_keys() -> None:
+    """One key per direction, equal at both ends and different for another response."""
+    ours = session_keys(EPOCH, INIT_MESSAGE, RESPONSE_MESSAGE, EPHEMERAL, RESPONSE_MESSAGE.ephemeral)
+    theirs = session_keys(EPOCH, INIT_MESSAGE, RESPONSE_MESSAGE, RESPONSE_EPHEMERAL, INIT_MESSAGE.ephemeral)
+    again = make_response(RESPONDER, EPOCH, INIT_MESSAGE, b"boot---s", b"index--r", RESPONSE_EPHEMERAL)
+
+    assert ours is not None
+    assert ours == theirs
+    assert ours[0] != ours[1]
+    assert session_keys(EPOCH, INIT_MESSAGE, again, EPHEMERAL, again.ephemeral) != ours
+
+
+def test_golden_keys() -> None:
+    """Messages and keys of fixed inputs never change: nodes of different versions share a swarm."""
+    keys = session_keys(EPOCH, INIT_MESSAGE, RESPONSE_MESSAGE, EPHEMERAL, RESPONSE_MESSAGE.ephemeral)
+
+    assert keys is not None
+    assert [key.hex()[:16] for key in keys] == ["1a5b0be2d6cfe3c2", "7c2bc37cb3b896c3"]
+    assert INIT_MESSAGE.content[-64:].hex()[:16] == "a8be45acf6e172a2"
+    assert RESPONSE_MESSAGE.content[-64:].hex()[:16] == "9fa9ee26ab2ed536"
+
+
+@pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31)], ids=["zero", "one"])
+def test_an_ephemeral_key_of_low_order_gives_no_keys(point: bytes) -> None:
+    """A public key that forces the shared secret to zero is refused."""
+    assert session_keys(EPOCH, INIT_MESSAGE, RESPONSE_MESSAGE, EPHEMERAL, point) is None

@@ -1,0 +1,106 @@
+"""Which handshake inits are accepted: fresh ones, once each, at a bounded rate."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlay.identity import Identity, identity_from_seed
+from overlay.sealing import init_filter
+from overlay.sealing.handshake import Epoch, HandshakeInit, make_init
+from overlay.sealing.init_filter import CLOCK_BOUND_S, INITS_PER_BURST, INITS_PER_S, InitFilter, microseconds
+from overlay.sealing.refusal import Refused
+from overlay.sealing.swarm_key import SwarmKey
+
+EPOCH, OTHER_EPOCH = Epoch(SwarmKey(b"\1" * 32), "tests"), Epoch(SwarmKey(b"\2" * 32), "tests")
+SENDER = identity_from_seed(b"s" * 32)
+STARTED = 1_767_225_600.0
+NOW, WALL = 100.0, STARTED + 100.0
+
+
+def init_at(wall: float, sender: Identity = SENDER, boot: bytes = b"b" * 8, epoch: Epoch = EPOCH) -> HandshakeInit:
+    return make_init(sender, epoch, b"r" * 20, boot, microseconds(wall), b"i" * 8, b"e" * 32)
+
+
+def filter_of(clocks: list[float] | None = None) -> InitFilter:
+    return InitFilter(0.0, STARTED, lambda _node_id, ahead_s: (clocks if clocks is not None else []).append(ahead_s))
+
+
+def refusal(inits: InitFilter, init: HandshakeInit, now: float = NOW, wall: float = WALL) -> str:
+    """The reason for which an init is refused, "" if it is accepted."""
+    try:
+        inits.check(init, EPOCH, now, wall)
+    except Refused as reason:
+        return str(reason)
+    return ""
+
+
+def test_an_init_is_accepted_once_and_never_an_older_one() -> None:
+    """After an init was accepted, the same one and older ones of the same boot are replays; a newer one is not."""
+    inits = filter_of()
+
+    assert refusal(inits, init_at(WALL)) == ""
+    assert refusal(inits, init_at(WALL)) == "replayed"
+    assert refusal(inits, init_at(WALL - 1)) == "replayed"
+    assert refusal(inits, init_at(WALL + 1)) == ""
+
+
+def test_senders_and_boots_are_independent() -> None:
+    """The time of one sender's init says nothing about another sender, or another boot of the same one."""
+    inits = filter_of()
+
+    assert refusal(inits, init_at(WALL)) == ""
+    assert refusal(inits, init_at(WALL - 1, boot=b"c" * 8)) == ""
+    assert refusal(inits, init_at(WALL - 1, sender=identity_from_seed(b"t" * 32))) == ""
+
+
+@pytest.mark.parametrize("ahead_s", [CLOCK_BOUND_S + 1, -CLOCK_BOUND_S - 1])
+def test_a_clock_beyond_the_bound_is_refused_and_reported_once(ahead_s: float) -> None:
+    """Both directions are refused; the difference is reported once per node, and only for a valid signature."""
+    clocks: list[float] = []
+    inits = filter_of(clocks)
+
+    assert refusal(inits, init_at(WALL + ahead_s, epoch=OTHER_EPOCH)) == "clock"
+    assert clocks == []
+    assert [refusal(inits, init_at(WALL + ahead_s)) for _ in range(3)] == ["clock"] * 3
+    assert clocks == [pytest.approx(ahead_s)]
+
+
+def test_an_init_from_before_our_start_is_refused() -> None:
+    """An init that is within the clock bound, but not newer than the start of this node, may be a recording."""
+    inits = filter_of()
+
+    assert refusal(inits, init_at(STARTED), wall=STARTED + 1) == "before_start"
+    assert refusal(inits, init_at(STARTED + 0.001), wall=STARTED + 1) == ""
+
+
+def test_an_unsigned_init_is_refused_and_not_remembered() -> None:
+    """A signature for another epoch is invalid, and does not block the init of the real sender."""
+    inits = filter_of()
+
+    assert refusal(inits, init_at(WALL + 5, epoch=OTHER_EPOCH)) == "unsigned"
+    assert refusal(inits, init_at(WALL)) == ""
+
+
+def test_the_rate_is_bounded_and_recovers() -> None:
+    """A burst is accepted, then inits are refused as `busy`, and one second later as many as the rate allows."""
+    inits = filter_of()
+    burst, per_second = int(INITS_PER_BURST), int(INITS_PER_S)
+    forged = init_at(WALL, epoch=OTHER_EPOCH)  # costs its sender nothing new, and the receiver a signature check
+
+    first = [refusal(inits, forged) for _ in range(burst + 10)]
+    later = [refusal(inits, forged, NOW + 1.0) for _ in range(per_second + 10)]
+
+    assert first == ["unsigned"] * burst + ["busy"] * 10
+    assert later == ["unsigned"] * per_second + ["busy"] * 10
+
+
+def test_forgotten_senders_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When memory is full the oldest sender is forgotten, and inits up to its time are refused from then on."""
+    monkeypatch.setattr(init_filter, "MAX_SENDERS", 2)
+    inits = filter_of()
+    senders = [identity_from_seed(bytes([number]) * 32) for number in range(3)]
+    for number, sender in enumerate(senders):
+        assert refusal(inits, init_at(WALL + number, sender)) == ""
+
+    assert refusal(inits, init_at(WALL, senders[0])) == "before_start"
+    assert refusal(inits, init_at(WALL + 1, senders[1])) == "replayed"
