@@ -1,0 +1,139 @@
+"""Limits on concurrent handlers and large heads, in total and per peer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from overlay.sockets import concurrency
+from overlay.sockets.concurrency import MAX_CONCURRENT_LARGE_HEADS, HandlerLimiter, TooManyRequests
+
+
+class Requests:
+    """Requests of several peers at one limiter."""
+
+    def __init__(self) -> None:
+        self.limiter = HandlerLimiter()
+        self.running: list[bytes] = []
+        self.end = asyncio.Event()
+
+    def start(self, peer: bytes, count: int = 1) -> list[asyncio.Task[str]]:
+        return [asyncio.ensure_future(self._handle(peer)) for _ in range(count)]
+
+    async def _handle(self, peer: bytes) -> str:
+        try:
+            async with self.limiter.handler(peer):
+                self.running.append(peer)
+                try:
+                    await self.end.wait()
+                finally:
+                    self.running.remove(peer)
+        except TooManyRequests as error:
+            return str(error)
+        return "done"
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concurrency, "MAX_CONCURRENT_HANDLERS", 5)
+    monkeypatch.setattr(concurrency, "MAX_HANDLERS_PER_PEER", 3)
+    monkeypatch.setattr(concurrency, "MAX_WAITING_PER_PEER", 2)
+
+
+def test_a_peer_is_limited_and_others_are_served() -> None:
+    """Of one peer three requests run, two wait and the others are refused; another peer's request runs at once."""
+
+    async def main() -> None:
+        requests = Requests()
+        hog = requests.start(b"hog", 7)
+        other = requests.start(b"other")
+        await settle()
+        assert sorted(requests.running) == [b"hog"] * 3 + [b"other"]
+        refused = [task.result() for task in hog if task.done()]
+        assert refused == ["more than 5 requests of yours are open here"] * 2
+        requests.end.set()
+        outcomes = await asyncio.gather(*hog, *other)
+        assert outcomes.count("done") == 6
+
+    asyncio.run(main())
+
+
+def test_the_total_is_limited() -> None:
+    """Requests of many peers wait for the limit of all."""
+
+    async def main() -> None:
+        requests = Requests()
+        tasks = [task for number in range(8) for task in requests.start(bytes([number + 1]))]
+        await settle()
+        assert len(requests.running) == 5
+        requests.end.set()
+        assert await asyncio.gather(*tasks) == ["done"] * 8
+
+    asyncio.run(main())
+
+
+def test_an_empty_peer_has_no_limit_of_its_own() -> None:
+    """Requests over the loopback of an open swarm share only the limit of all."""
+
+    async def main() -> None:
+        requests = Requests()
+        tasks = requests.start(b"", 8)
+        await settle()
+        assert len(requests.running) == 5
+        requests.end.set()
+        assert await asyncio.gather(*tasks) == ["done"] * 8
+
+    asyncio.run(main())
+
+
+def test_cancelled_requests_leave_nothing_behind() -> None:
+    """After all requests of a peer were cancelled, running or waiting, it has its full share again."""
+
+    async def main() -> None:
+        requests = Requests()
+        tasks = requests.start(b"peer", 5)
+        await settle()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert requests.running == []
+        assert requests.limiter._own == {}
+        again = requests.start(b"peer", 5)
+        await settle()
+        assert len(requests.running) == 3
+        requests.end.set()
+        assert await asyncio.gather(*again) == ["done"] * 5
+
+    asyncio.run(main())
+
+
+def test_large_heads_are_read_a_few_at_a_time() -> None:
+    """Two large heads of one peer and eight in total are read at once; a third one of a peer is refused."""
+
+    async def main() -> None:
+        limiter, inside, release = HandlerLimiter(), [], asyncio.Event()
+
+        async def read(peer: bytes) -> str:
+            try:
+                async with limiter.large_head(peer):
+                    inside.append(peer)
+                    await release.wait()
+            except TooManyRequests:
+                return "refused"
+            return "read"
+
+        tasks = [asyncio.create_task(read(bytes([peer]))) for peer in range(6) for _ in range(3)]
+        await settle()
+        assert sum(task.done() for task in tasks) == 6
+        assert len(inside) == MAX_CONCURRENT_LARGE_HEADS
+        release.set()
+        outcomes = await asyncio.gather(*tasks)
+        assert (outcomes.count("read"), outcomes.count("refused")) == (12, 6)
+
+    asyncio.run(main())

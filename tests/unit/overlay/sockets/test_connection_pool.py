@@ -1,0 +1,141 @@
+"""The pool without sockets: what a failed connection means, and which connections are reused."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import ssl
+from typing import Any
+
+import pytest
+
+from overlay.addresses import Address, NodeAddress
+from overlay.sockets.connection_pool import ConnectionPool, PooledConnection
+from overlay.system import SystemClock
+from overlay.transport import TransportError
+from tests.unit.overlay.sockets.wire import Wire
+
+PEER = Address("10.0.0.1", 9)
+
+
+def failed(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def failure_of(error: OSError, seal: Any = None) -> TransportError:
+    """What `connect` raises if the loop raises `error`."""
+
+    async def main() -> TransportError:
+        async def create_connection(*_arguments: Any, **_options: Any) -> None:
+            raise error
+
+        asyncio.get_running_loop().create_connection = create_connection  # type: ignore[method-assign, assignment]
+        with pytest.raises(TransportError) as caught:
+            await ConnectionPool(seal, SystemClock()).connect(PEER)
+        assert caught.value.__cause__ is error
+        return caught.value
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "detail"),
+    [
+        (failed(errno.ECONNREFUSED), "refused", "nobody listens"),
+        (failed(errno.EHOSTUNREACH), "refused", "cannot be reached"),
+        (failed(errno.ENETUNREACH), "refused", "cannot be reached"),
+        (failed(errno.ETIMEDOUT), "timeout", "did not answer"),
+        (TimeoutError(), "timeout", "did not answer"),
+        (failed(errno.ECONNRESET), "reset", "broke the connection off"),
+        (OSError("getaddrinfo failed"), "refused", "cannot be reached: getaddrinfo failed"),
+        (ssl.SSLError(1, "WRONG_VERSION_NUMBER"), "foreign", "does not use TLS"),
+        (ssl.SSLCertVerificationError(1, "unable to get local issuer"), "foreign", "no certificate of this swarm"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_kinds_of_failed_connections(error: OSError, kind: str, detail: str) -> None:
+    """Every error of connecting has its kind and names the reason."""
+    failure = failure_of(error)
+
+    assert failure.kind == kind
+    assert detail in failure.detail
+
+
+@pytest.mark.parametrize("error", [failed(errno.ECONNRESET), ConnectionAbortedError()], ids=["reset", "no number"])
+def test_a_closed_swarm_names_the_likely_causes(error: OSError) -> None:
+    """A member whose connection is closed without an answer is told to check key, run and clock."""
+
+    class Tickets:
+        def make_ticket(self, _recipient: bytes, _wall: float) -> str:
+            return "ticket"
+
+    class Seal:
+        tickets = Tickets()
+        credentials = type("Credentials", (), {"client": None})()
+
+    failure = failure_of(error, Seal())
+
+    assert failure.kind == "reset"
+    assert "same swarm key and run" in failure.detail
+
+
+def test_connections_are_reused_last_in_first_out() -> None:
+    """A released connection is taken again, the newest one first; there is none for another address."""
+
+    async def main() -> None:
+        pool = ConnectionPool(None, SystemClock())
+        first, second = (PooledConnection(Wire(b"", [1]).connection, None, b"") for _ in range(2))
+        for pooled in (first, second):
+            assert pooled.is_new
+            pool.release(PEER, pooled)
+        assert pool.take_idle(Address("10.0.0.2", 9)) is None
+        assert pool.take_idle(PEER) is second
+        assert pool.take_idle(PEER) is first
+        assert pool.take_idle(PEER) is None
+        assert not first.is_new
+
+    asyncio.run(main())
+
+
+def test_connections_that_have_ended_are_not_reused() -> None:
+    """A connection that the peer has closed, or that has unread bytes, is dropped."""
+
+    async def main() -> None:
+        pool = ConnectionPool(None, SystemClock())
+        ended, unread = Wire(b""), Wire(b"late bytes")
+        for wire in (ended, unread):
+            pool.release(PEER, PooledConnection(wire.connection, None, b""))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert pool.take_idle(PEER) is None
+
+    asyncio.run(main())
+
+
+def test_a_connection_to_another_node_is_refused() -> None:
+    """In a closed swarm a kept connection whose peer has another id than the address names is `rejected`."""
+
+    async def main() -> None:
+        seal: Any = type("Seal", (), {"credentials": type("Credentials", (), {"client": None})()})()
+        pool = ConnectionPool(seal, SystemClock())
+        wire = Wire()
+        pool.release(PEER, PooledConnection(wire.connection, None, b"a" * 20))
+        with pytest.raises(TransportError, match="we asked for") as caught:
+            pool.take_idle(NodeAddress.of(PEER, b"b" * 20))
+        assert caught.value.kind == "rejected"
+
+    asyncio.run(main())
+
+
+def test_a_closed_pool_keeps_nothing() -> None:
+    """`close` drops idle connections, and one that is released later is dropped too."""
+
+    async def main() -> None:
+        pool = ConnectionPool(None, SystemClock())
+        for _ in range(2):
+            pool.release(PEER, PooledConnection(Wire().connection, None, b""))
+            pool.close()
+            assert pool.take_idle(PEER) is None
+
+    asyncio.run(main())

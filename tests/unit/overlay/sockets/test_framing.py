@@ -1,0 +1,230 @@
+"""The framing of messages: heads and bodies as bytes, the slices of a body, and errors of either end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from overlay.sockets.connection import Connection
+from overlay.sockets.framing import (
+    COPY_BYTES,
+    SLICE_BYTES,
+    SMALL_MESSAGE_BYTES,
+    BadFraming,
+    BodyFailed,
+    BodyReader,
+    BodyWriter,
+    chunk,
+    framed,
+    known_size,
+    small_message,
+    write_body,
+)
+from overlay.sockets.http1 import HttpBody
+from overlay.transport import MAX_HEAD_BYTES, Body, SizedBody
+from tests.unit.overlay.sockets.wire import Wire
+
+
+class Sink(Connection):
+    """A connection that keeps a copy of every write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.drains = 0
+
+    def write(self, pieces: Any) -> None:
+        self.writes.append(b"".join(pieces))
+
+    async def drain(self, idle_timeout_s: float | None = None) -> None:
+        del idle_timeout_s
+        self.drains += 1
+
+
+def written(body: Body, *, in_chunks: bool = False, **callbacks: Callable[[], None]) -> Sink:
+    async def main() -> Sink:
+        sink = Sink()
+        await write_body(sink, b"begin", BodyWriter(body), in_chunks=in_chunks, **callbacks)
+        return sink
+
+    return asyncio.run(main())
+
+
+def views(buffer: bytearray, values: bytes) -> Iterator[memoryview]:
+    """Views of one buffer that is overwritten for each."""
+    for value in values:
+        buffer[:] = bytes([value]) * len(buffer)
+        yield memoryview(buffer)
+
+
+async def produced(*chunks: bytes) -> AsyncIterator[bytes]:
+    for data in chunks:
+        await asyncio.sleep(0)
+        yield data
+
+
+def test_golden_framing() -> None:
+    """A head has its length before it, and a chunk its size in hexadecimal digits."""
+    assert framed(b"head") == b"\0\0\0\4head"
+    assert chunk(b"x" * 26) == b"1a\r\n" + b"x" * 26 + b"\r\n"
+
+
+def test_known_sizes() -> None:
+    """Lists and sized bodies have a size, generators have none; a small list is one message."""
+    numbers = memoryview(bytearray(8)).cast("f")
+
+    assert known_size([b"ab", numbers]) == 10
+    assert known_size(SizedBody(iter([b"abc"]), 3)) == 3
+    assert known_size(iter([b"abc"])) is None
+    assert small_message(b"head", [b"ab", b"c"]) == b"\0\0\0\4headabc"
+    assert small_message(b"head", iter([b"abc"])) is None
+    assert small_message(b"head", [bytes(SMALL_MESSAGE_BYTES)]) is None
+
+
+def test_small_chunks_are_collected_and_copied() -> None:
+    """Small views of a reused buffer go out together in one write, each with its own contents."""
+    sink = written(views(bytearray(10), b"abc"))
+
+    assert sink.writes == [b"begin" + b"a" * 10 + b"b" * 10 + b"c" * 10]
+
+
+def test_a_large_chunk_is_written_in_slices() -> None:
+    """Each slice is written and drained before the body is asked for its next chunk, so its buffer may be reused."""
+    size = 2 * SLICE_BYTES + COPY_BYTES
+    sink = written(views(bytearray(size), b"ab"))
+
+    assert [len(data) for data in sink.writes] == [SLICE_BYTES + 5, SLICE_BYTES, COPY_BYTES] + [
+        SLICE_BYTES,
+        SLICE_BYTES,
+        COPY_BYTES,
+    ]
+    assert b"".join(sink.writes) == b"begin" + b"a" * size + b"b" * size
+    assert sink.drains == len(sink.writes)
+
+
+def test_chunked_bodies() -> None:
+    """Each chunk of an asynchronous body is an HTTP chunk, empty ones are left out, and the last one ends the body."""
+    sink = written(produced(b"abc", b"", b"de"), in_chunks=True)
+
+    assert b"".join(sink.writes) == b"begin3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+
+
+def test_callbacks_of_the_writer() -> None:
+    """`on_asking` comes before each request for a chunk, and `on_progress` after each chunk and each write."""
+    calls: list[str] = []
+    written(produced(b"abc"), on_asking=lambda: calls.append("asking"), on_progress=lambda: calls.append("progress"))
+
+    assert calls == ["progress", "asking", "progress", "progress", "asking", "progress"]
+
+
+def test_a_body_that_raises() -> None:
+    """The error of the body's iterator is kept in `BodyFailed`, and a generator is closed by `close`."""
+    closed = []
+
+    def failing() -> Iterator[bytes]:
+        try:
+            yield b"abc"
+            raise LookupError("mine")
+        finally:
+            closed.append("failing")
+
+    def left() -> Iterator[bytes]:
+        try:
+            yield b"abc"
+            yield b"def"
+        finally:
+            closed.append("left")
+
+    async def main() -> None:
+        with pytest.raises(BodyFailed) as caught:
+            await write_body(Sink(), b"", BodyWriter(failing()), in_chunks=False)
+        assert isinstance(caught.value.error, LookupError)
+        writer = BodyWriter(left())
+        assert await writer.next() == b"abc"
+        await writer.close()
+        assert closed == ["failing", "left"]
+
+    asyncio.run(main())
+
+
+def reader_of(data: bytes, **options: Any) -> tuple[Wire, BodyReader]:
+    wire = Wire(data, [7])
+    return wire, BodyReader(HttpBody(wire.connection, len(data), 5.0), lambda error: error, **options)
+
+
+def test_reading_head_and_body() -> None:
+    """The head comes first, then the body, as buffers or into the caller's memory."""
+
+    async def main() -> None:
+        wire, reader = reader_of(framed(b"head") + b"body")
+        assert await reader.head() == b"head"
+        assert b"".join([bytes(data) async for data in reader]) == b"body"
+        await wire.stop()
+        wire, reader = reader_of(framed(b"head") + b"body")
+        assert await reader.head() == b"head"
+        target = bytearray(10)
+        assert await reader.read_into(memoryview(target)) == 4
+        assert target[:4] == b"body"
+        await wire.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\0\0", "ended before its head"),
+        (b"\0\0\0\5head", "ended within its head"),
+        ((MAX_HEAD_BYTES + 1).to_bytes(4, "big") + b"x", "at most"),
+    ],
+)
+def test_bad_framing(data: bytes, message: str) -> None:
+    """A message without a whole head, and a head above the limit, are refused."""
+
+    async def main() -> None:
+        wire, reader = reader_of(data)
+        with pytest.raises(BadFraming, match=message):
+            await reader.head()
+        await wire.stop()
+
+    asyncio.run(main())
+
+
+def test_large_heads_wait_for_permission() -> None:
+    """Only a head above `small_head_bytes` is read inside `large_head()`."""
+    entered = []
+
+    @asynccontextmanager
+    async def large_head() -> AsyncIterator[None]:
+        entered.append(True)
+        yield
+
+    async def main() -> None:
+        for size, count in ((10, 0), (11, 1)):
+            wire, reader = reader_of(framed(b"h" * size), small_head_bytes=10, large_head=large_head)
+            assert await reader.head() == b"h" * size
+            assert len(entered) == count
+            await wire.stop()
+
+    asyncio.run(main())
+
+
+def test_errors_of_the_stream_are_mapped() -> None:
+    """What the stream raises reaches the reader as `map_error` has it, and the reader is marked as broken."""
+
+    async def main() -> None:
+        wire = Wire(framed(b"head") + b"bo")
+        reader = BodyReader(HttpBody(wire.connection, 20, 5.0), lambda _error: LookupError("mapped"))
+        assert await reader.head() == b"head"
+        with pytest.raises(LookupError, match="mapped"):
+            assert [data async for data in reader] == []
+        assert reader.broken
+        with pytest.raises(LookupError, match="mapped"):
+            await reader.read_into(memoryview(bytearray(3)))
+        await wire.stop()
+
+    asyncio.run(main())
