@@ -102,9 +102,13 @@ class ShardState:
         """Keep a delta until the barrier of its step has passed, or its window is complete."""
         self.pending.setdefault(identity.step, []).append(PendingDelta(identity, weight, delta, momentum))
 
-    def fold(self, step: int, rule: Rule) -> int:
-        """Make the held deltas of steps up to `step` visible, in the order of their identities; returns how many."""
+    def pass_step(self, step: int) -> None:
+        """The barrier of a step has passed."""
         self.folded_step = max(self.folded_step, step)
+
+    def fold(self, step: int, rule: Rule) -> int:
+        """Make the pending deltas of steps up to `step` visible, in the order of identities; returns how many."""
+        self.pass_step(step)
         ready = sorted(number for number in self.pending if number <= step)
         count = 0
         for number in ready:

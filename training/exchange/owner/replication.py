@@ -185,14 +185,12 @@ class DeltaReplicator:
     def _on_failure(self, to: Contact, pairs: list[Pair], reason: str) -> None:
         self._context.swarm.suspect(to.node_id, reason)
         for _, owned in pairs:
-            if owned.learner is not None and owned.learner.node_id == to.node_id:
-                owned.learner = None  # it missed a delta; a later attempt begins with a new snapshot
+            owned.remove_learner(to.node_id)  # it missed a delta
         self._rebalance.wake()
 
     def _drop_target(self, to: Contact, shard: int, owned: Owned) -> None:
         """The target answered that it does not back up this shard."""
-        if owned.learner is not None and owned.learner.node_id == to.node_id:
-            owned.learner = None
+        owned.remove_learner(to.node_id)
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
         if is_backup and self._store.owned.get(shard) is owned:
             self._store.drop_backup(shard, self._context.me())

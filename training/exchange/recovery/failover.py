@@ -105,7 +105,7 @@ class Failover:
             term = self._store.next_term(shard, *seen)
             now = self._clock.monotonic()
             owned = self._store.own(shard, state, term, self._context.me(), now, has_tenure=False)
-            owned.first_copy = copied, state.known_count
+            owned.rank_as(copied)
             if self._context.synchronous:
                 self._store.fold(shard, self._run.passed_step)
             elif state.pending:

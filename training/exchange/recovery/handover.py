@@ -29,7 +29,7 @@ class ShardHandover:
         for shard in shards:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
-                owned.moving = True
+                owned.begin_move()
                 # A term above all that this node has had or promised.
                 wheres.append(OwnerInfo.of(shard, self._store.promise(shard), to))
         if not wheres:
@@ -37,7 +37,7 @@ class ShardHandover:
         if not await self._deltas.drained([where.shard for where in wheres], DRAIN_S):
             for where in wheres:
                 if (owned := self._store.owned.get(where.shard)) is not None:
-                    owned.moving = False
+                    owned.cancel_move()
             return
         # During the drain a shard may have been lost, or may have lost its backup.
         wheres = [where for where in wheres if self._is_moving(where)]

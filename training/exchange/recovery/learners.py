@@ -81,7 +81,7 @@ class Learners:
             for head, _ in snapshots:
                 owned = self._store.owned.get(head.shard)
                 if owned is not None and owned.learner == to:
-                    owned.learner = None
+                    owned.remove_learner(to.node_id)
 
     def _attach(self, shard: int, term: Term | None, to: Contact) -> Snapshot | None:
         """Copy the state and forward every delta from now on; nothing else runs in between."""
@@ -92,8 +92,7 @@ class Learners:
         if owned.learner is not None or owned.moving:
             return None
         snapshot = describe(shard, term, owned.state), owned.state.copy()
-        owned.learner = to
-        owned.ack_windows(to.node_id, owned.closed_count)
+        owned.attach_learner(to)
         return snapshot
 
     async def _send_states(self, to: Contact, snapshots: list[Snapshot]) -> None:

@@ -111,7 +111,7 @@ class Rebalancer:
                 # If it is alive after all, its copy must rank below what is added from now on.
                 self._store.drop_backup(shard, self._context.me())
             if owned.learner is not None and is_gone(owned.learner.node_id):
-                owned.learner = None
+                owned.remove_learner(owned.learner.node_id)
 
     # -- placement ----------------------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
-"""What a node knows of one shard: as its owner, as its backup, or by hearsay. Pure."""
+"""What a node has recorded of one shard: as its owner, as its backup, or only who owns it. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from overlay.peers import Contact
+from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.messages import Window
 from training.exchange.terms import Term
@@ -16,7 +18,7 @@ from training.shards.state import ShardState
 
 @dataclass(slots=True)
 class Owned:
-    """A shard whose owner this node is. `moving` while it is being handed over: no new delta is begun."""
+    """A shard that this node owns. While it is `moving` to its backup, no new delta is added."""
 
     state: ShardState
     term: Term
@@ -24,46 +26,86 @@ class Owned:
     backup: Contact | None = None
     learner: Contact | None = None
     moving: bool = False
-    #: The highest number promised to a learner for the day it becomes backup: no two snapshots share one.
+    #: The highest term number promised to a learner: no two snapshots share one.
     promised: int = 0
-    #: Genesis and take-over owe nobody a tenure: a young swarm may spread its shards at once.
+    #: Set after a hand-over, when a minimum time as owner applies. It does not after genesis or a take-over: a young
+    #: swarm may spread its shards at once.
     has_tenure: bool = False
-    #: Of a take-over: the term of the copy it began with, and how many deltas that copy had.
+    #: After a take-over: the term of the copy that it began with, and how many deltas that copy had.
     first_copy: tuple[Term, int] | None = None
-    #: Windows of the trimmed mean made visible here that a backup or learner may not have heard of, oldest first; how
-    #: many there were before those; and how many each of them has.
+    #: Windows of the trimmed mean closed here that a target may not have received, oldest first; how many windows were
+    #: closed before those; and how many each target has acknowledged.
     closed_windows: list[Window] = field(default_factory=list)
     dropped_windows: int = 0
     acked_windows: dict[bytes, int] = field(default_factory=dict)
 
     @property
     def rank_term(self) -> Term:
-        """The term by which the state ranks among copies of the shard. A take-over adds nothing to the copy it began
-        with until the first delta: another's copy of a later pair is worth more, under however low a term."""
+        """The term by which the state ranks among copies of the shard.
+
+        Until its first delta, a take-over ranks by the copy it began with: another copy of a later pair has more, even
+        under a lower term than the take-over's own.
+        """
         if self.first_copy is not None and self.first_copy[1] == self.state.known_count:
             return self.first_copy[0]
         return self.term
 
+    def rank_as(self, term: Term) -> None:
+        """After a take-over: the state ranks by this term until its first delta."""
+        self.first_copy = term, self.state.known_count
+
+    def begin_move(self) -> None:
+        """Add no new delta until the hand-over has an answer."""
+        self.moving = True
+
+    def cancel_move(self) -> None:
+        self.moving = False
+
+    # -- targets ------------------------------------------------------------------------------------------------
+
     @property
     def has_targets(self) -> bool:
-        """Whether anybody else must be sent every delta."""
+        """Whether another node must receive every delta."""
         return self.backup is not None or self.learner is not None
 
     def targets(self) -> list[Contact]:
-        """Who must be sent every delta: the backup, and the learner that is to become one."""
+        """The nodes that must receive every delta: the backup, and the learner that is to become one."""
         return [contact for contact in (self.backup, self.learner) if contact is not None]
+
+    def attach_learner(self, learner: Contact) -> None:
+        """Forward every delta to a learner from now on; its snapshot has the windows closed so far."""
+        self.learner = learner
+        self.ack_windows(learner.node_id, self.closed_count)
+
+    def remove_learner(self, node_id: bytes) -> None:
+        """End the catch-up of a node, if it is the learner; a later attempt begins with a new snapshot."""
+        if self.learner is not None and self.learner.node_id == node_id:
+            self.learner = None
+
+    def replace_backup(self, backup: Contact, term: Term, now: float) -> Contact | None:
+        """Make the learner the backup under a new term; returns the former backup."""
+        former, self.backup, self.learner = self.backup, backup, None
+        self.term, self.since = term, now
+        return former
+
+    def drop_targets(self, term: Term) -> None:
+        """Continue alone under a new term. The learner goes too: the term promised to it is below the new one."""
+        self.backup, self.learner, self.moving = None, None, False
+        self.term, self.promised = term, term.number
+
+    # -- windows ------------------------------------------------------------------------------------------------
 
     @property
     def closed_count(self) -> int:
-        """How many windows were made visible under this ownership."""
+        """How many windows were closed under this ownership."""
         return self.dropped_windows + len(self.closed_windows)
 
     def unsent_windows(self, node_id: bytes) -> list[Window]:
-        """The windows that a node may not have heard of."""
+        """The windows that a target may not have received."""
         return self.closed_windows[max(0, self.acked_windows.get(node_id, 0) - self.dropped_windows) :]
 
     def ack_windows(self, node_id: bytes, count: int) -> None:
-        """It knows the first `count` windows; what all know is forgotten."""
+        """A target has the first `count` windows; those that all targets have are dropped."""
         self.acked_windows[node_id] = max(count, self.acked_windows.get(node_id, 0))
         known = min((self.acked_windows.get(to.node_id, 0) for to in self.targets()), default=self.closed_count)
         if known > self.dropped_windows:
@@ -75,12 +117,12 @@ class Owned:
         if rule.robust != "trimmed-mean":
             self.state.fold(step, rule)
             return
-        self.state.folded_step = max(self.state.folded_step, step)
+        self.state.pass_step(step)
         for ready in sorted(number for number in self.state.pending if number <= step):
             self.close(sorted(pending.identity for pending in self.state.pending[ready]), rule)
 
     def close(self, window: list[DeltaId], rule: Rule) -> None:
-        """Make a window visible; backup and learner are told with the next delta."""
+        """Make a window visible; the targets receive it with the next delta."""
         self.state.close(window, rule)
         self.closed_windows.append(window)
         if not self.has_targets:
@@ -101,10 +143,10 @@ class Owned:
 
 @dataclass(slots=True)
 class BufferedDelta:
-    """A delta to be added, perhaps before the state it belongs to has come.
+    """A delta to be added, possibly before the state that it belongs to has arrived.
 
-    `payload` is the delta as it came, in `codec`: the repair log keeps it, so nobody may write into it again. Without
-    one the log encodes the delta itself, in `codec`.
+    `payload` is the delta as it arrived, in `codec`. The repair log keeps it, so it must not be written to again.
+    Without a payload the log encodes the delta itself, in `codec`.
     """
 
     identity: DeltaId
@@ -114,20 +156,34 @@ class BufferedDelta:
     payload: bytes | bytearray | memoryview | None = None
     codec: CodecName = "float32"
     momentum: bool = True
-    #: The delta's length, before clipping: if all deltas grow the median has to follow.
+    #: The delta's length before clipping: the median must follow when all deltas grow.
     norm: float = 0.0
-    #: Whether a split may have another side that lacks it: not while there was never anybody else.
+    #: Whether the other side of a split may lack it: not while this node has never met another.
     is_logged: bool = True
+
+    def add_to(self, state: ShardState, rule: Rule) -> None:
+        """Add the delta to a state that lacks it, or to its pending deltas."""
+        state.norms.note(*self.identity, self.norm)
+        # A delta from the other side of a split joins no window: the others of its step are in already.
+        in_window = rule.robust == "trimmed-mean" and self.momentum
+        if self.synchronous or in_window:
+            state.add_pending(self.identity, self.weight, self.delta, momentum=self.momentum)
+        else:
+            state.apply(self.identity, self.weight, self.delta, rule, momentum=self.momentum)
+
+    def encoded(self) -> bytes | bytearray | memoryview:
+        """The delta in `codec`."""
+        return codecs.encode(self.delta, self.codec) if self.payload is None else self.payload
 
 
 @dataclass(slots=True)
 class Backed:
     """A shard whose backup this node is, or is to become.
 
-    A learner has no `state` yet, or has one with a `promised` term: it becomes the backup in office when the owner
-    first speaks under that term. Until then it neither claims nor fences anything by it, because the owner may never
-    have heard that the state arrived, and may go on with another backup. `buffered` keeps the live deltas until then:
-    should a newer snapshot replace this one, they have to be added to that one as well.
+    A learner has no `state` yet, or one with a `promised` term. It becomes the active backup with the owner's first
+    forward under that term. Until then it claims nothing and fences nothing by that term: the owner may not know that
+    the state arrived, and may choose another backup. Until then, `buffered` keeps the live deltas, for a newer snapshot
+    would lack them.
     """
 
     owner: Contact
@@ -135,22 +191,38 @@ class Backed:
     state: ShardState | None = None
     promised: Term | None = None
     buffered: list[BufferedDelta] = field(default_factory=list)
-    #: Windows closed meanwhile, to be closed in that state too.
+    #: Windows closed meanwhile, to be closed in the coming state too.
     closed_windows: list[Window] = field(default_factory=list)
-    #: The number promised for the present lesson: a call to learn that is not above it came late.
+    #: The term number promised for the present catch-up: a request without a higher one arrived late.
     attempt: int = 0
-    #: The owner was started anew since, and owns nothing: whoever backs it takes over, although it answers.
+    #: The owner has restarted and owns nothing: its backup takes over although the owner answers.
     owner_restarted: bool = False
 
     @property
     def is_active(self) -> bool:
+        """Whether this is the backup, and not a learner."""
         return self.state is not None and self.promised is None
 
     def activate(self, term: Term) -> None:
-        """The owner speaks under the term promised to this node: no other snapshot will come."""
+        """The owner uses the term promised to this learner: no other snapshot will arrive."""
         self.term, self.promised = term, None
         self.buffered.clear()
         self.closed_windows.clear()
+
+    def follow_term(self, term: Term) -> bool:
+        """The owner uses this term; True if it makes this learner the backup, or is the backup's new term."""
+        if self.promised is not None and term >= self.promised:
+            self.activate(term)
+            return True
+        if self.is_active and term > self.term:
+            self.term = term  # the same pair: the owner has raised its term above a fence
+            return True
+        return False
+
+    def buffer(self, item: BufferedDelta, closed_windows: Sequence[Window]) -> None:
+        """Keep a live delta and the windows that came with it for the coming state."""
+        self.buffered.append(item)
+        self.closed_windows += [window for window in closed_windows if window not in self.closed_windows]
 
     @property
     def buffered_bytes(self) -> int:
@@ -159,7 +231,7 @@ class Backed:
 
 @dataclass(frozen=True, slots=True)
 class KnownOwner:
-    """Who owns a shard, as far as this node knows."""
+    """The owner of a shard, as far as this node knows."""
 
     term: Term
     owner: Contact
@@ -167,7 +239,7 @@ class KnownOwner:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A state as this node last wrote it. `clean`: nothing was acknowledged after it, for the node left in order."""
+    """A state as this node last wrote it. `clean`: no delta was acknowledged after it, for the node left in order."""
 
     term: Term
     state: ShardState

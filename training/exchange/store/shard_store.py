@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from overlay.peers import Contact
-from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.messages import ForwardStatus, Window
 from training.exchange.store.ownership import Ownership
@@ -28,12 +27,12 @@ from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
-#: Live deltas kept for states that are still to come, over all shards: a slow lesson is given up and begun anew.
+#: Live deltas buffered for states that are still to come, over all shards. Beyond, a slow catch-up begins anew.
 MAX_BUFFERED_BYTES = 256 * 1024 * 1024
 
 
 class ShardStore:
-    """All shards as one node sees them. `bounds[i]` is the slice of the vector that shard *i* is."""
+    """All shards of one node. `bounds[i]` is the slice of the vector that shard *i* covers."""
 
     def __init__(
         self,
@@ -51,9 +50,9 @@ class ShardStore:
         self.backed: dict[int, Backed] = {}
         self.ownership = Ownership(len(bounds))
         self.log = log if log is not None else RepairLog(0, 0.0)
-        #: Copies that lost to a higher term, until its owner has everything that is in them.
+        #: Copies that lost to a higher term, until its owner has all of their deltas.
         self.superseded: dict[int, SupersededCopy] = {}
-        #: What this node had on disk when it started, until it knows who owns those shards now.
+        #: The states that this node had on disk when it started, until the owners of those shards are known.
         self.stored: dict[int, StoredState] = {}
 
     def __len__(self) -> int:
@@ -134,8 +133,7 @@ class ShardStore:
     def on_restart(self, node_id: bytes, me: Contact) -> None:
         """A node has restarted: it owns nothing and backs up nothing until it is asked again."""
         for shard, owned in list(self.owned.items()):
-            if owned.learner is not None and owned.learner.node_id == node_id:
-                owned.learner = None
+            owned.remove_learner(node_id)
             if owned.backup is not None and owned.backup.node_id == node_id and not owned.moving:
                 self.drop_backup(shard, me)
         for shard, backed in list(self.backed.items()):
@@ -158,7 +156,7 @@ class ShardStore:
         has_tenure: bool,
         backup: Contact | None = None,
     ) -> Owned:
-        """Become the owner under a term that must be above every one seen. Raises `ValueError` otherwise."""
+        """Become the owner. Raises `ValueError` for a term below the fence."""
         fence = self.ownership.fence(shard)
         if term < fence:
             raise ValueError(f"shard {shard}: term {term.number} is below the fence {fence.number}")
@@ -171,7 +169,7 @@ class ShardStore:
         return owned
 
     def step_down(self, shard: int) -> None:
-        """Give up ownership; deltas that only this copy has are offered to the new owner."""
+        """Give up ownership; the deltas that only this copy has are offered to the new owner."""
         owned = self.owned.pop(shard)
         self._keep_superseded(shard, owned.term, owned.state)
 
@@ -181,41 +179,37 @@ class ShardStore:
             self.superseded[shard] = copy if former is None else copy.merged_with(former)
 
     def next_term(self, shard: int, *above: Term) -> Term:
-        """A term of our own above every one seen here, held, promised or given."""
+        """A term of this node above every one that it has seen, has had, was promised or is given."""
         owned = self.owned.get(shard)
         own = (owned.term, Term(owned.promised, self.node_id)) if owned is not None else ()
         highest = max((self.ownership.fence(shard), self.promised_here(shard), *own, *above))
         return Term(highest.number + 1, self.node_id)
 
     def promised_here(self, shard: int) -> Term:
-        """The term that our owner may already use because it was promised to us: a take-over must be above it."""
+        """The term promised to this learner. Its owner may use it already, so a take-over must be above it."""
         backed = self.backed.get(shard)
         return ZERO_TERM if backed is None or backed.promised is None else backed.promised
 
     def promise(self, shard: int) -> Term:
-        """The term under which a learner will be the backup; never the same twice."""
+        """The term under which a learner will become the backup; never the same one twice."""
         term = self.next_term(shard)
         self.owned[shard].promised = term.number
         return term
 
     def promote_learner(self, shard: int, backup: Contact, term: Term, me: Contact, now: float) -> Contact | None:
-        """Make the learner that has everything the backup, under the term promised to it; returns the former one."""
-        owned = self.owned[shard]
-        former, owned.backup, owned.learner = owned.backup, backup, None
-        owned.term, owned.since = term, now
+        """Make a learner that has caught up the backup, under its promised term; returns the former backup."""
+        former = self.owned[shard].replace_backup(backup, term, now)
         self.ownership.assign(shard, term, me)
         return former
 
     def drop_backup(self, shard: int, me: Contact, *above: Term) -> None:
         """Continue without the backup under a new term, so that a state it may still have ranks below later ones."""
-        owned = self.owned[shard]
-        # The learner goes too, and the lesson under way: what was promised to it is below the new term.
-        owned.backup, owned.learner, owned.moving, owned.term = None, None, False, self.next_term(shard, *above)
-        owned.promised = owned.term.number
-        self.ownership.assign(shard, owned.term, me)
+        term = self.next_term(shard, *above)
+        self.owned[shard].drop_targets(term)
+        self.ownership.assign(shard, term, me)
 
     def become_backup(self, shard: int, owner: Contact, term: Term) -> None:
-        """Hand over: the new owner's backup from now on, with the state we had as owner."""
+        """After a hand-over: back up the new owner, with the state that this node had as owner."""
         owned = self.owned.pop(shard)
         self.backed[shard] = Backed(owner=owner, term=term, state=owned.state, attempt=owned.promised)
         self.ownership.assign(shard, term, owner)
@@ -223,8 +217,11 @@ class ShardStore:
     # -- backing up ---------------------------------------------------------------------------------------------
 
     def begin_catch_up(self, shard: int, term: Term, owner: Contact, attempt: int | None = None) -> bool:
-        """Begin to buffer live deltas of a shard whose state will follow. False if a higher term is known, if this
-        node owns the shard, or if the same owner's later `attempt` arrived first: its deltas would be forgotten."""
+        """Begin to buffer live deltas of a shard whose state will follow.
+
+        False if a higher term is known, if this node owns the shard, or if a later `attempt` of the same owner arrived
+        first: the deltas buffered for that one would be forgotten.
+        """
         if term < self.ownership.fence(shard) or not 0 <= shard < len(self.bounds):
             return False
         former = self.backed.get(shard)
@@ -234,13 +231,13 @@ class ShardStore:
         self.note_owner(shard, term, owner)
         if shard in self.owned:
             return False
-        # Learning again from the same owner begins anew: its coming snapshot is newer than what we have.
+        # A new attempt of the same owner starts from nothing: its snapshot will be newer than this copy.
         self.backed[shard] = Backed(owner=owner, term=term, attempt=attempt or 0)
         return True
 
     def take_state(self, shard: int, promised: Term, owner: Contact, state: ShardState) -> bool:
-        """Put the streamed state under the deltas that came meanwhile; False when this node does not learn it, or
-        has a newer snapshot already."""
+        """Add the buffered deltas to the state that has arrived; False if this node is no learner of the shard, or
+        has a newer snapshot."""
         backed = self.backed.get(shard)
         if backed is None or backed.owner.node_id != owner.node_id or promised < self.ownership.fence(shard):
             return False
@@ -248,7 +245,7 @@ class ShardStore:
             return False
         for item in backed.buffered:
             self._add(shard, state, item)
-        if not self._follow(state, backed.closed_windows):
+        if not self._close_all(state, backed.closed_windows):
             return False
         backed.state, backed.promised = state, promised
         return True
@@ -259,7 +256,7 @@ class ShardStore:
         if backed is None or backed.owner.node_id != owner.node_id or not term > backed.term:
             return False
         if backed.promised is not None and backed.promised >= term:
-            return False  # released as a former backup, and taught anew since
+            return False  # released as a former backup, but a learner again since
         del self.backed[shard]
         return self.note_owner(shard, term, owner)
 
@@ -288,10 +285,10 @@ class ShardStore:
         sender: bytes,
         closed_windows: Sequence[Window] = (),
     ) -> tuple[ForwardStatus, Term]:
-        """A delta from the owner, and the windows it has closed: `ok`, `fenced` (with the higher term) or `unknown`.
+        """Add a delta of the owner, and close the windows that it has closed.
 
-        `unknown` also when there is no room for it, or when a window has a delta that is not here: then the owner goes
-        on without this backup, and teaches it anew.
+        Returns `ok`, `fenced` with the higher term, or `unknown`: this node does not back up the shard, its buffers are
+        full, or a window has a delta that it lacks. The owner then continues without it until a new catch-up.
         """
         fence = self.ownership.fence(shard)
         backed = self.backed.get(shard)
@@ -299,38 +296,33 @@ class ShardStore:
             return "fenced", fence
         if backed is None or backed.owner.node_id != sender:
             return "unknown", fence
-        if backed.promised is not None and term >= backed.promised:
-            backed.activate(term)
-            self.ownership.assign(shard, term, backed.owner)
-        elif backed.is_active and term > backed.term:
-            backed.term = term  # the same pair under a newer term: the owner rose above a fence
+        if backed.follow_term(term):
             self.ownership.assign(shard, term, backed.owner)
         if not backed.is_active:
             if sum(one.buffered_bytes for one in self.backed.values() if not one.is_active) > MAX_BUFFERED_BYTES:
                 return "unknown", fence
-            backed.buffered.append(item)
-            backed.closed_windows += [window for window in closed_windows if window not in backed.closed_windows]
+            backed.buffer(item, closed_windows)
         state = backed.state
         if state is not None:
             if self.rule.robust == "trimmed-mean":
-                state.folded_step = max(state.folded_step, folded_step)
+                state.pass_step(folded_step)
             else:
                 state.fold(folded_step, self.rule)
             self._add(shard, state, item)
-            if not self._follow(state, closed_windows):
+            if not self._close_all(state, closed_windows):
                 return "unknown", fence
         return "ok", term
 
     def close_backed_windows(self, shard: int, closed_windows: Sequence[Window]) -> bool:
-        """Close the owner's windows in the copy that it is about to hand over; False when a delta is missing."""
+        """Close the owner's windows in this copy before it becomes the owner's; False if it lacks a delta of them."""
         backed = self.backed[shard]
-        return backed.state is not None and self._follow(backed.state, closed_windows)
+        return backed.state is not None and self._close_all(backed.state, closed_windows)
 
-    def _follow(self, state: ShardState, closed_windows: Sequence[Window]) -> bool:
+    def _close_all(self, state: ShardState, closed_windows: Sequence[Window]) -> bool:
         return all(state.close(window, self.rule) for window in closed_windows)
 
     def add(self, shard: int, item: BufferedDelta) -> int:
-        """Add a delta that the backup has to an owned shard; returns the version."""
+        """Add a delta that the backup has already to an owned shard; returns the version."""
         self._add(shard, self.owned[shard].state, item)
         return self.owned[shard].state.version
 
@@ -344,36 +336,26 @@ class ShardStore:
     def _add(self, shard: int, state: ShardState, item: BufferedDelta) -> None:
         if state.knows(item.identity):
             return
-        state.norms.note(*item.identity, item.norm)
-        # What comes out of a split was voted on there, or will not be: its fellows of that step are in already.
-        in_window = self.rule.robust == "trimmed-mean" and item.momentum
-        if item.synchronous or in_window:
-            state.add_pending(item.identity, item.weight, item.delta, momentum=item.momentum)
-        else:
-            state.apply(item.identity, item.weight, item.delta, self.rule, momentum=item.momentum)
+        item.add_to(state, self.rule)
         if self.log.seconds and item.is_logged:
-            payload = codecs.encode(item.delta, item.codec) if item.payload is None else item.payload
-            self.log.add(shard, item.identity, item.weight, payload, item.codec, momentum=item.momentum)
+            self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec, momentum=item.momentum)
 
     # -- windows ------------------------------------------------------------------------------------------------
 
     def fold(self, shard: int, step: int) -> None:
-        """The barrier of a step has passed: make its deltas visible at the owner."""
+        """The barrier of a step has passed: make its deltas visible."""
         self.owned[shard].fold(step, self.rule)
-
-    def close(self, shard: int, window: list[DeltaId]) -> None:
-        """Make a window visible at the owner; its backup and learner are told with the next delta."""
-        self.owned[shard].close(window, self.rule)
 
     def close_complete(self, shard: int, workers: float) -> bool:
         """Close the window of an owned shard if it is complete (`training.shards.robust.is_complete`). Not under
         bulk-synchronous rules: there each step is a window."""
         return self.owned[shard].close_complete(workers, self.rule)
 
-    # -- what is here -------------------------------------------------------------------------------------------
+    # -- copies -------------------------------------------------------------------------------------------------
 
     def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> StoredState | None:
-        """The state from disk, where the replica is not newer: with momentum and identities it is worth more."""
+        """The state from disk, unless the replica is newer; of equal ones it ranks higher, for it has momentum and
+        identities."""
         stored = self.stored.get(shard)
         if stored is None or (replica is not None and replica > (stored.term, stored.state.version)):
             return None
@@ -386,7 +368,7 @@ class ShardStore:
             self.ownership.raise_fence(shard, stored.term)
 
     def settle_stored(self) -> None:
-        """The owners are known now: what they lack of the states from disk is offered to them, and the rest goes."""
+        """For shards whose owner is known now, offer it the deltas of the state from disk."""
         for shard, stored in list(self.stored.items()):
             owned = self.owned.get(shard)
             if owned is not None or shard in self.ownership.known_owners:
@@ -404,14 +386,14 @@ class ShardStore:
         return [*(owned.state for owned in self.owned.values()), *backed, *stored]
 
     def unowned_copy(self, shard: int) -> tuple[Term, ShardState] | None:
-        """The state that this node does not own but could go on from, and its term."""
-        backed, remnant = self.backed.get(shard), self.superseded.get(shard)
+        """The state of a shard that this node does not own but could continue from, and its term."""
+        backed, superseded = self.backed.get(shard), self.superseded.get(shard)
         if backed is not None and backed.state is not None:
             return backed.term, backed.state
-        return None if remnant is None else (remnant.term, remnant.state)
+        return None if superseded is None else (superseded.term, superseded.state)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the states held, as owner and as backup."""
+        """Memory of all states of this node."""
         superseded = [copy.state for copy in self.superseded.values()]
         return sum(state.size_bytes for state in (*self._states(), *superseded))
