@@ -1,7 +1,7 @@
-"""The settings of the overlay: sections `[node]` and `[swarm]` of `node.toml`.
+"""The settings of the overlay: sections `[node]`, `[swarm]` and `[liveness]` of `node.toml`.
 
-Defaults, ranges and the one-line explanations live here and nowhere else; `node.toml` and `docs/config.md` are
-generated from them.
+Defaults, ranges and one-line explanations are defined only here; `node.toml` and `docs/config.md` are generated from
+them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """This machine's place in the network."""
+    """This machine's addresses and files."""
 
     state_dir: Annotated[
         str,
-        Meta(description="Folder for the identity key, remembered peers and checkpoints; made on first start."),
+        Meta(description="Folder for the identity key, remembered peers and checkpoints; created at the first start."),
     ] = "~/.local/state/p2pnode"
     host: Annotated[
         str,
@@ -33,16 +33,16 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = 8468
     advertise: Annotated[
         str,
-        Meta(description="Address other nodes should dial, when it is not the one they see; empty: the one they see."),
+        Meta(description="Address that other nodes dial, if it is not the one they see; empty: the one they see."),
     ] = ""
     client_only: Annotated[
         bool,
-        Meta(description="True where nobody can connect to this node: it trains, but never owns a shard."),
+        Meta(description="True if no other node can connect to this one: it trains, but never owns a shard."),
     ] = False
     nat: Annotated[
         Literal["off", "auto"],
         Meta(
-            description='"auto" asks the router by UPnP to forward the port, and gives it back on leaving; needs '
+            description='"auto" asks the router by UPnP to forward the port until this node leaves; needs '
             '`pip install "p2pnode[nat]"`.',
         ),
     ] = "off"
@@ -66,19 +66,19 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         str,
         Meta(
             max_length=4096,
-            description='File with the swarm key, readable by you alone ("-": standard input); empty: the one that '
-            "--invite or `p2pnode key` put into the state directory, or else an open swarm.",
+            description='File with the swarm key, readable only by you ("-": standard input); empty: the key that '
+            "--invite or `p2pnode key` put into the state directory; without one the swarm is open.",
         ),
     ] = ""
     allow_open: Annotated[
         bool,
-        Meta(description="True listens beyond the loopback without a swarm key: whoever reaches the port can join."),
+        Meta(description="True allows an open swarm beyond the loopback: anyone who reaches the port can join."),
     ] = False
     discover: Annotated[
         Literal["off", "lan"],
         Meta(
-            description='"lan" announces run and address in the local network and joins whom it finds there of this '
-            'run (multicast DNS); needs `pip install "p2pnode[lan]"`.',
+            description='"lan" announces run and address in the local network and joins nodes of the same run that it '
+            'finds there (multicast DNS); needs `pip install "p2pnode[lan]"`.',
         ),
     ] = "off"
     ids_per_address: Annotated[
@@ -86,26 +86,28 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Meta(
             ge=0,
             le=1024,
-            description="Most nodes taken in from one address while the swarm is open (one IPv6 /64 counts as one; the "
-            "loopback is free); raise it where more share one behind a NAT, 0: any number.",
+            description="Most nodes accepted from one address while the swarm is open (an IPv6 /64 counts as one; the "
+            "loopback is exempt); raise it if more share an address behind a NAT; 0: no limit.",
         ),
     ] = 8
 
 
 class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How fast a silent peer is found out (SWIM with Lifeguard's local health)."""
+    """How fast an unresponsive peer is detected (SWIM with Lifeguard's local health)."""
 
     probe_interval_s: Annotated[
         PositiveFloat,
-        Meta(description="Seconds between liveness probes; partners of owned shards are probed in every round."),
+        Meta(
+            description="Seconds between liveness probes; peers that share shards with this node get one every round."
+        ),
     ] = 1.0
     probe_timeout_s: Annotated[
         PositiveFloat,
-        Meta(description="Longest wait for a direct probe; the measured round trip makes it shorter."),
+        Meta(description="Longest wait for the answer to a direct probe; the measured round trip shortens it."),
     ] = 0.5
     indirect_probes: Annotated[
         int,
-        Meta(ge=0, le=10, description="Peers asked to probe a silent one before it is suspected."),
+        Meta(ge=0, le=10, description="Peers asked to probe an unresponsive one before it is suspected."),
     ] = 3
     suspicion_s: Annotated[
         PositiveFloat,

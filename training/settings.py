@@ -1,7 +1,7 @@
 """The settings of training: sections `[training]`, `[barrier]` and `[exchange]` of `node.toml`.
 
-Defaults, ranges and the one-line explanations live here and nowhere else; `node.toml` and `docs/config.md` are
-generated from them.
+Defaults, ranges and one-line explanations are defined only here; `node.toml` and `docs/config.md` are generated from
+them.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     data_dir: Annotated[str, Meta(description="Folder or file with the task's data; empty: the task's own.")] = ""
     min_nodes: Annotated[
         PositiveCount,
-        Meta(description="Training begins when this many nodes, this one included, are ready."),
+        Meta(description="Training starts when this many nodes, this one included, are ready."),
     ] = 1
     local_steps: Annotated[
         PositiveCount,
-        Meta(description="Optimiser steps between two exchanges; all nodes share it."),
+        Meta(description="Optimiser steps between two exchanges; equal on all nodes."),
     ] = 10
     device: Annotated[str, Meta(description='"auto", "cpu", "cuda", "cuda:1", …')] = "auto"
     threads: Annotated[
         Count,
-        Meta(description="CPU threads of the trainer; 0 leaves PyTorch's own choice."),
+        Meta(description="CPU threads of the trainer; 0: PyTorch's own choice."),
     ] = 0
     seed: Annotated[Count, Meta(description="Seed; each node derives its own from it and its id.")] = 0
     eval_steps: Annotated[
         Count,
-        Meta(description="Evaluate the shared model every this many steps; 0 never."),
+        Meta(description="Steps between evaluations of the shared model; 0: never."),
     ] = 10
-    max_steps: Annotated[Count, Meta(description="End of the run in steps of the swarm; 0: no such end.")] = 0
-    max_seconds: Annotated[Seconds, Meta(description="End of the run for this node in seconds; 0: none.")] = 0.0
+    max_steps: Annotated[Count, Meta(description="End of the run, in steps of the swarm; 0: none.")] = 0
+    max_seconds: Annotated[Seconds, Meta(description="End of the run for this node, in seconds; 0: none.")] = 0.0
     until: Annotated[
         str,
         Meta(description='End of the run by a metric, as "accuracy>=0.95", confirmed twice; empty: none.'),
     ] = ""
     linger_s: Annotated[
         Seconds,
-        Meta(description="A finished node goes on owning its shards for the others this long at most."),
+        Meta(description="A finished node continues to own its shards for the others at most this long."),
     ] = 60.0
     checkpoint_s: Annotated[
         Seconds,
@@ -66,21 +66,22 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     hang_s: Annotated[
         Seconds,
         Meta(
-            description="A trainer silent this long, or for four steps, is stalled; after ten times that it restarts."
+            description="A trainer without progress for this long, or four steps, is stalled; after ten times that "
+            "it is restarted."
         ),
     ] = 10.0
     options: Annotated[
         dict[str, Any],
-        Meta(description="[training.options] goes to the task as it is."),
+        Meta(description="[training.options] is passed to the task unchanged."),
     ] = {}
 
 
 class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a node may go on to its next step."""
+    """When a node may start its next step."""
 
     method: Annotated[
         BarrierMethod,
-        Meta(description="asp never waits; bsp and ssp look at everybody; pbsp and pssp at a sample; or custom."),
+        Meta(description="asp never waits; bsp and ssp compare all peers; pbsp and pssp a sample; or custom."),
     ] = "pssp"
     sample: Annotated[
         Count,
@@ -88,11 +89,11 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ] = 0
     staleness: Annotated[
         Count,
-        Meta(description="Completed steps a sampled peer may lie behind (s); used by ssp and pssp."),
+        Meta(description="Completed steps a sampled peer may be behind (s); used by ssp and pssp."),
     ] = 4
     quantile: Annotated[
         float,
-        Meta(gt=0, le=1, description="Share of the sample that must be far enough; 1: all of it."),
+        Meta(gt=0, le=1, description="Share of the sample that must be far enough; 1: all."),
     ] = 1.0
     resample_s: Annotated[
         Seconds,
@@ -107,31 +108,30 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How deltas become one model."""
+    """How deltas are merged into one model."""
 
     enabled: Annotated[
         bool,
-        Meta(description="False trains alone: nothing is pushed or pulled. For comparison only."),
+        Meta(description="False: this node trains alone, nothing is pushed or pulled. For comparison only."),
     ] = True
     codec: Annotated[
         Literal["float32", "bfloat16", "int8"],
         Meta(
-            description="How pushed deltas are encoded: 4, 2 or 1 byte a value; what is rounded off goes with the next."
+            description="Encoding of pushed deltas: 4, 2 or 1 byte per value; the rounding error is added to the next "
+            "delta."
         ),
     ] = "bfloat16"
-    pull_codec: Annotated[Literal["float32", "bfloat16"], Meta(description="How pulled values are encoded.")] = (
-        "float32"
-    )
+    pull_codec: Annotated[Literal["float32", "bfloat16"], Meta(description="Encoding of pulled values.")] = "float32"
     shards: Annotated[
         int,
-        Meta(ge=1, le=4096, description="Slices of the vector; about four times the nodes expected."),
+        Meta(ge=1, le=4096, description="Slices of the vector; about four times the expected number of nodes."),
     ] = 64
     replicas: Annotated[
         int,
         Meta(
             ge=0,
             le=1,
-            description="Backups of each shard: with 1 a death loses nothing, 0 saves a third of the traffic.",
+            description="Backups of each shard: with 1 a crash loses nothing; 0 saves a third of the traffic.",
         ),
     ] = 1
     weight: Annotated[
@@ -147,29 +147,29 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Literal["", "clip", "trimmed-mean"],
         Meta(
             description="Against members that send wrong deltas: clip long ones, or drop the extremes of a round; "
-            "empty: add what comes."
+            "empty: add every delta."
         ),
     ] = ""
     tenure_s: Annotated[
         Seconds,
-        Meta(description="An owner keeps a shard at least this long before handing it to a better placed node."),
+        Meta(description="An owner keeps a shard at least this long before it hands it to a better placed node."),
     ] = 30.0
     push_deadline_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="A step waits this long for acknowledgements, the rest stays in the outbox; bsp waits for all.",
+            description="A step waits this long for acknowledgements; the rest stays in the outbox. bsp waits for all.",
         ),
     ] = 5.0
     outbox_bytes: Annotated[
         int,
-        Meta(ge=1 << 20, description="Most bytes of deltas kept for owners that have not acknowledged yet."),
+        Meta(ge=1 << 20, description="Most bytes of deltas kept until their owners acknowledge them."),
     ] = 256 * 1024 * 1024
     log_seconds: Annotated[
         Seconds,
-        Meta(description="Splits of the swarm that lasted at most this long are repaired whole; 0: none is."),
+        Meta(description="Network partitions of at most this length are repaired without loss; 0: none is."),
     ] = 60.0
     log_bytes: Annotated[
         int,
-        Meta(ge=0, description="Most bytes of deltas kept for that; /status shows how far back they really reach."),
+        Meta(ge=0, description="Most bytes of deltas kept for that repair; /status shows how far back they reach."),
     ] = 256 * 1024 * 1024

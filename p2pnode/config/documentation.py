@@ -1,7 +1,7 @@
-"""Texts generated from the settings: `node.toml`, docs/config.md, and a configuration written back as TOML.
+"""Generates `node.toml` and docs/config.md from the settings, and writes a configuration back as TOML.
 
-`python -m p2pnode.config.documentation` rewrites both files at the root of the repository; a test holds them equal to
-the code. But for that command every function is pure: it takes values and returns text.
+`python -m p2pnode.config.documentation` rewrites both files at the root of the repository; a test keeps them equal to
+the code. Apart from that command every function is pure.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from p2pnode.config.values import allowed, description_of
 from p2pnode.errors import MEANINGS
 
 _FILE_HEAD = """\
-# Every setting of a p2pnode with its default. Delete what you do not change: a missing key keeps its default.
-# Environment variables win over this file (P2PNODE_NODE__PORT=8469), flags win over both (--set node.port=8469).
+# Every setting of p2pnode with its default. You may delete every line you do not change: a missing key has its default.
+# Environment variables override this file (P2PNODE_NODE__PORT=8469), flags override both (--set node.port=8469).
 """
 
 _PAGE_HEAD = """\
@@ -28,7 +28,7 @@ _PAGE_HEAD = """\
 
 Generated from the code by `python -m p2pnode.config.documentation`; a test keeps it equal. Do not edit it by hand.
 
-A value is taken from the first of these that names it:
+A value is taken from the first of these sources that contains it:
 
 1. a flag of the command line: `--port 8469`, or for any key `--set node.port=8469`;
 2. an environment variable `P2PNODE_SECTION__KEY`: `P2PNODE_NODE__PORT=8469`,
@@ -36,13 +36,13 @@ A value is taken from the first of these that names it:
 3. the file given with `--config`, or else `node.toml` in the working directory;
 4. the default.
 
-Values of flags and variables are read as TOML (`true`, `0.5`, `["a:8468", "b:8468"]`); what is no TOML value is a
-plain text, and a list of texts may be written with commas (`a:8468,b:8468`).
-`p2pnode config show --origin` prints each value and where it came from, `p2pnode config check` judges it all without
-starting anything, `p2pnode init` writes a file to begin with.
+Values of flags and variables are read as TOML (`true`, `0.5`, `["a:8468", "b:8468"]`). Anything that is not a TOML
+value is read as plain text, and a list of texts may be written with commas (`a:8468,b:8468`).
 
-A key that does not exist, a value outside its range and a combination that cannot work are refused at start with exit
-code 4.
+`p2pnode config show --origin` prints each value and its source, `p2pnode config check` checks all of them without
+starting a node, and `p2pnode init` writes a file to start from.
+
+An unknown key, a value outside its range and a combination that cannot work are refused at start with exit code 4.
 """
 
 
@@ -59,7 +59,7 @@ def node_toml(config: Config | None = None, origins: Mapping[str, str] | None = 
             if explain:
                 lines.append(f"# {description_of(KEYS[f'{section}.{name}'].type)}")
             origin = "" if origins is None else f"  # {origins.get(f'{section}.{name}', 'default')}"
-            # A table comes last in its section (TOML), and the settings structs declare it last.
+            # TOML requires tables at the end of a section; the settings structs declare them last.
             lines.append((f"[{section}.{name}]" if isinstance(value, dict) else f"{name} = {toml(value)}") + origin)
             if isinstance(value, dict):
                 lines.extend(f"{_bare(key)} = {toml(entry)}" for key, entry in value.items())
@@ -73,7 +73,7 @@ def config_page() -> str:
     defaults = Config()
     for section in SECTIONS:
         lines = [f"## [{section}]", "", summary_of(section), ""]
-        lines += ["| key | default | may be | meaning |", "|---|---|---|---|"]
+        lines += ["| key | default | allowed | meaning |", "|---|---|---|---|"]
         for name in keys_of(section):
             info = KEYS[f"{section}.{name}"]
             default = toml(getattr(getattr(defaults, section), name))
@@ -83,8 +83,8 @@ def config_page() -> str:
     variable = f"`{ENVIRONMENT_PREFIX}NODE__PORT`"
     parts.append(
         "## Exit codes\n\n"
-        f"Every `p2pnode` command ends with one of these. A wrong {variable}, flag or file is 4; 2 is a command line\n"
-        "that cannot be parsed at all.\n\n| code | meaning |\n|---|---|\n"
+        f"Every `p2pnode` command ends with one of these. A wrong {variable}, flag or file gives 4; a command line\n"
+        "that cannot be parsed gives 2.\n\n| code | meaning |\n|---|---|\n"
         + "".join(f"| {int(code)} | {meaning} |\n" for code, meaning in MEANINGS.items())
     )
     return "\n".join(parts)
@@ -96,14 +96,14 @@ def summary_of(section: str) -> str:
 
 
 def toml(value: Any) -> str:
-    """One value as TOML. Raises `TypeError` for what TOML has no form for, such as None."""
+    """One value as TOML. Raises `TypeError` for values without a TOML form, such as None."""
     match value:
         case bool():
             return str(value).lower()
         case int() | float():
             return repr(value)
         case str():
-            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.
+            # JSON escapes like TOML, except DEL, which TOML requires to be escaped too.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list() | tuple():
             return "[" + ", ".join(toml(entry) for entry in value) + "]"
@@ -125,7 +125,7 @@ def as_json(config: Config) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Rewrite node.toml and docs/config.md of the repository this module stands in."""
+    """Rewrite node.toml and docs/config.md of the repository that contains this module."""
     root = Path(__file__).resolve().parent.parent.parent
     (root / "node.toml").write_text(node_toml(), encoding="utf-8")
     (root / "docs").mkdir(exist_ok=True)

@@ -1,9 +1,9 @@
-"""Configuration: where each setting of a node comes from, and whether it can be meant.
+"""Loads the configuration: merges file, environment and flags, converts every value, and checks it.
 
 Precedence: default < `node.toml` < environment `P2PNODE_SECTION__KEY` < flags and `--set section.key=value`. Every key
-is checked by itself, so that an error names the key, where it was written, the value, and what is allowed. Defaults,
-ranges and explanations stand in the settings structs (`overlay.settings`, `training.settings`, and the two here);
-combinations are judged by `p2pnode.config.rules`. Reading the file is the only I/O here; nothing is written.
+is checked by itself, so an error names the key, its source, the value and what is allowed. Defaults and ranges are in
+the settings structs (`p2pnode.config.settings`); `p2pnode.config.rules` checks combinations. The only I/O is reading
+the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from p2pnode.errors import ExitCode, UserError
 
 #: Prefix of the environment variables; only names with a double underscore are settings.
 ENVIRONMENT_PREFIX = "P2PNODE_"
-#: Longest configuration file read, in bytes: a wrong path (a disk image, a log) should not be swallowed whole.
+#: Longest configuration file read, in bytes: a wrong path may name a disk image or a log.
 MAX_FILE_BYTES = 1 << 20
 
 
@@ -38,14 +38,14 @@ class Override(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checked configuration, and for each dotted key that is not a default, where it came from."""
+    """A checked configuration, and the source of each dotted key that is not a default."""
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)
 
 
 class SettingError(NamedTuple):
-    """One setting that cannot be used: where it was written, what is wrong, what to do."""
+    """One unusable setting: its source, what is wrong, what to do."""
 
     where: str
     what: str
@@ -64,8 +64,8 @@ def load(
 ) -> Loaded:
     """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong.
 
-    `remembered` is asked, with the configuration so far, for values that win over defaults and nothing else: what an
-    earlier start left in the state directory.
+    `remembered` returns, given the configuration so far, values that override only defaults: those that an earlier
+    start left in the state directory.
     """
     draft = _Draft()
     if path is not None:
@@ -84,7 +84,7 @@ def load(
     return Loaded(config, draft.origins)
 
 
-#: The hint where no better one is known.
+#: The hint if there is no better one.
 _SEE_DEFAULTS = "`p2pnode config default` shows every setting"
 
 
@@ -96,7 +96,7 @@ def _refusal(complaints: list[SettingError]) -> UserError:
 
 
 class _Draft:
-    """Values as they are merged, later ones over earlier ones, with their origins and the complaints so far."""
+    """Merges values, later ones over earlier ones, and collects their origins and errors."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -123,7 +123,7 @@ class _Draft:
                     self._set(section, name, value, _place(path, text, section, name))
 
     def merge(self, override: Override) -> None:
-        """One value in text form; a key of three parts and more sets an entry of a table such as training.options."""
+        """Merge a value in text form; a key of three or more parts sets an entry of a table (training.options)."""
         section, _, rest = override.key.partition(".")
         name, _, below = rest.partition(".")
         key = f"{section}.{name}"
@@ -140,7 +140,7 @@ class _Draft:
             self.errors.append(SettingError(override.source, f"{key} has no settings below it"))
 
     def config(self) -> Config:
-        """The configuration so far; values that cannot be converted become complaints and count as not given."""
+        """The configuration so far; a value that cannot be converted becomes an error and its default is used."""
         sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
         for key, value in self.values.items():
             section, name = key.split(".")
@@ -160,7 +160,7 @@ class _Draft:
 
 
 def _with_entry(table: Any, path: list[str], value: Any) -> dict[str, Any]:
-    """A copy of a table with one entry set below it; what is no table is replaced by one."""
+    """A copy of a table with one nested entry set; anything but a table is replaced by one."""
     copy = dict(table) if isinstance(table, dict) else {}
     copy[path[0]] = value if len(path) == 1 else _with_entry(copy.get(path[0]), path[1:], value)
     return copy
@@ -169,11 +169,11 @@ def _with_entry(table: Any, path: list[str], value: Any) -> dict[str, Any]:
 def _read(path: Path) -> str:
     try:
         if not path.is_dir() and path.stat().st_size > MAX_FILE_BYTES:
-            what = f"{path} is larger than {MAX_FILE_BYTES} bytes: this is no node.toml"
+            what = f"{path} is larger than {MAX_FILE_BYTES} bytes: this is not a node.toml"
             raise UserError(what, "give the right file with --config", ExitCode.CONFIGURATION)
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        hint = f"make one with `p2pnode init {path}`, or leave --config out to use the defaults"
+        hint = f"create one with `p2pnode init {path}`, or leave --config out to use the defaults"
         raise UserError(f"there is no configuration file {path}", hint, ExitCode.CONFIGURATION) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -182,9 +182,9 @@ def _read(path: Path) -> str:
 
 
 def _place(path: Path, text: str, section: str, name: str = "") -> str:
-    """`node.toml line 7`, or only the file where the line cannot be told (inline tables, dotted keys).
+    """`node.toml line 7`, or only the file if the line is unknown (inline tables, dotted keys).
 
-    tomllib keeps no positions, so this reads the lines again: good enough for a message, never used to decide.
+    tomllib keeps no positions, so the lines are searched again. Used in messages only.
     """
     current: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -200,7 +200,7 @@ def _place(path: Path, text: str, section: str, name: str = "") -> str:
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[Override]:
-    """Settings among the variables. Names without a double underscore belong to others and are left alone."""
+    """The settings among the variables. Names without a double underscore are not settings."""
     found = []
     for variable in sorted(environment):
         section, separator, key = variable.removeprefix(ENVIRONMENT_PREFIX).partition("__")
@@ -213,7 +213,7 @@ def _from_environment(environment: Mapping[str, str]) -> list[Override]:
 def _unknown_section(where: str, section: str) -> SettingError:
     owners = [name for name in SECTIONS if section in keys_of(name)]
     if owners:
-        return SettingError(where, f"{section} stands outside its section", f"write it under [{owners[0]}]")
+        return SettingError(where, f"{section} is outside its section", f"write it under [{owners[0]}]")
     close = nearest(section, list(SECTIONS))
     do = f"did you mean [{close}]?" if close else f"the sections are {', '.join(SECTIONS)}"
     return SettingError(where, f"there is no section [{section}]", do)

@@ -1,8 +1,7 @@
-"""Which settings cannot be meant together, and which are legal but probably regretted.
+"""Checks combinations of settings: contradictions, and legal combinations that are probably mistakes.
 
-`check` finds what keeps a node from starting, `warnings_for` what deserves a warning. Both are pure functions of the
-configuration: they look at no file, no network and no clock. The range of a single value is not judged here; it stands
-in the settings structs.
+Pure. `check` finds what keeps a node from starting, `warnings_for` what deserves a warning; both depend on the
+configuration only. Ranges of single values are in the settings structs.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from training.goal import Goal
 
 #: Tasks that come with p2pnode; any other is named "package.module:Class".
 BUILT_IN_TASKS = ("digits", "mnist", "text")
-#: Above this momentum, adding deltas as they come diverges (docs: exchange, sections 11 and 12).
+#: Above this momentum, deltas that are added without a barrier make training diverge.
 MAX_ASYNCHRONOUS_MOMENTUM = 0.5
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class ConfigProblem(NamedTuple):
-    """What is wrong, naming the keys, and what to do about it."""
+    """What is wrong, with the keys' names, and what to do about it."""
 
     what: str
     do: str
@@ -35,12 +34,12 @@ class ConfigProblem(NamedTuple):
 
 
 def check(config: Config) -> list[ConfigProblem]:
-    """Everything that keeps this configuration from being started; empty where it is sound."""
+    """Everything that keeps a node from starting with this configuration; empty if there is nothing."""
     return [*_network(config), *_bootstrap(config), *_training(config), *_barrier(config)]
 
 
 def warnings_for(config: Config) -> list[ConfigProblem]:
-    """Settings that work but are probably not wanted; shown as warnings and under `health`."""
+    """Settings that work but are probably mistakes; shown as warnings and under `health`."""
     found = []
     momentum = config.exchange.outer_momentum
     if config.barrier.method != "bsp" and momentum > MAX_ASYNCHRONOUS_MOMENTUM:
@@ -65,14 +64,14 @@ def warnings_for(config: Config) -> list[ConfigProblem]:
         found.append(
             ConfigProblem(
                 f"anyone who can reach {config.node.host}:{config.node.port} can join this swarm",
-                "make a swarm key with `p2pnode key new`, or let a firewall or a private network decide who can",
+                "create a swarm key with `p2pnode key new`, or restrict access by a firewall or a private network",
             )
         )
     if not is_loopback(config.status.host):
         found.append(
             ConfigProblem(
                 f"status.host = {config.status.host}: the API's token and answers cross the network unencrypted",
-                "put a proxy that speaks TLS in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
+                "put a TLS proxy in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
             )
         )
     if config.barrier.custom and config.barrier.method != "custom":
@@ -93,22 +92,22 @@ def _network(config: Config) -> list[ConfigProblem]:
     elif not is_loopback(node.host) and not config.swarm.allow_open and not config.swarm.key_file:
         found.append(
             ConfigProblem(
-                f"node.host = {node.host} listens beyond this machine, and this node has no swarm key",
-                "make one with `p2pnode key new` or join with --invite; or set swarm.allow_open = true if everyone who "
+                f"node.host = {node.host} listens beyond this machine, but this node has no swarm key",
+                "create one with `p2pnode key new` or join with --invite; or set swarm.allow_open = true if anyone who "
                 "can reach the port may join",
             )
         )
     if node.advertise and (not is_literal(node.advertise) or ipaddress.ip_address(node.advertise).is_unspecified):
         found.append(
             ConfigProblem(
-                f'node.advertise = "{node.advertise}" is not an address others can dial',
-                "give the IP address under which other nodes reach this one, or leave it empty",
+                f'node.advertise = "{node.advertise}" is not an address that others can dial',
+                "give the IP address at which other nodes reach this one, or leave it empty",
             )
         )
     if node.nat == "auto" and is_loopback(node.host):
         found.append(
             ConfigProblem(
-                f'node.nat = "auto" with node.host = {node.host}: what listens on this machine alone needs no port',
+                f'node.nat = "auto" with node.host = {node.host}: a node on the loopback needs no port',
                 'set node.host = "0.0.0.0", or node.nat = "off"',
             )
         )
@@ -117,14 +116,14 @@ def _network(config: Config) -> list[ConfigProblem]:
         found.append(
             ConfigProblem(
                 f'node.nat = "auto" and {other} contradict each other',
-                "let the router be asked for an address, or say yourself how others reach this node, not both",
+                "either ask the router for an address, or set how others reach this node, not both",
             )
         )
     if not is_literal(status.host) and status.host != "localhost":
         found.append(
             ConfigProblem(
                 f'status.host = "{status.host}" is not an IP address',
-                'give the address to listen on, such as "127.0.0.1"; names by which it is asked go to status.names',
+                'give the address to listen on, such as "127.0.0.1"; host names go to status.names',
             )
         )
     if node.port and node.port == status.port:
@@ -166,7 +165,7 @@ def _training(config: Config) -> list[ConfigProblem]:
         close = nearest(training.task, list(BUILT_IN_TASKS))
         found.append(
             ConfigProblem(
-                f'training.task = "{training.task}" is no task',
+                f'training.task = "{training.task}" is not a task',
                 (f"did you mean {close}? " if close else "")
                 + f'name one of {", ".join(BUILT_IN_TASKS)}, or your own as "package.module:Class"',
             )
@@ -184,14 +183,14 @@ def _training(config: Config) -> list[ConfigProblem]:
     if goal is not None and not training.eval_steps:
         found.append(
             ConfigProblem(
-                "training.until needs evaluations, and training.eval_steps = 0 makes none",
-                "set training.eval_steps = 10, say, or leave until empty",
+                "training.until needs evaluations, but training.eval_steps = 0 disables them",
+                "set training.eval_steps, to 10 for example, or leave until empty",
             )
         )
     if training.export and not training.export.endswith((".safetensors", ".pt", ".pth")):
         found.append(
             ConfigProblem(
-                f'training.export = "{training.export}" has an ending that names no format',
+                f'training.export = "{training.export}" does not end in a known format',
                 "end it in .safetensors or .pt",
             )
         )

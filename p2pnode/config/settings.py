@@ -13,7 +13,7 @@ from training.settings import BarrierSettings, ExchangeSettings, TrainingSetting
 
 
 class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The HTTP API that people, the command line and monitors ask."""
+    """The HTTP API for people, the command line and monitors."""
 
     host: Annotated[
         str,
@@ -22,23 +22,23 @@ class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     port: Annotated[Port, Meta(description="Port of the HTTP API; 0 takes a free one.")] = 8080
     token_file: Annotated[
         str,
-        Meta(description="File with the API's token, made if missing; empty: status.token in the state directory."),
+        Meta(description="File with the API's token, created if missing; empty: status.token in the state directory."),
     ] = ""
     names: Annotated[
         list[str],
         Meta(
             max_length=64,
-            description="Names, beside addresses, by which the API may be asked; others are refused (DNS rebinding).",
+            description="Host names, besides addresses, the API accepts; others are refused (DNS rebinding).",
         ),
     ] = []
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is logged, and how it looks. Logs go to the standard error stream."""
+    """What is logged, and in which format. Logs go to standard error."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="Least important level that is logged: debug, info, warning or error."),
+        Meta(description="Lowest level that is logged: debug, info, warning or error."),
     ] = "info"
     format: Annotated[
         Literal["auto", "console", "json"],

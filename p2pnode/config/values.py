@@ -1,6 +1,6 @@
-"""One setting's value: text from a flag or a variable into a value, a value into its type, a type into words.
+"""Converts the value of one setting: text to a value, a value to its type, and a type to a description in words.
 
-Pure. Nothing here knows which settings there are; `p2pnode.config.load` does.
+Pure. It knows no particular setting; `p2pnode.config.load` does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from p2pnode.errors import P2PNodeError
 
 
 class InvalidValue(P2PNodeError):
-    """A value that its key cannot have; the text names the key, the value and what is allowed."""
+    """The value is not allowed for its key; the text names the key, the value and what is allowed."""
 
 
 def kind_of(annotation: Any) -> inspect.Type:
-    """msgspec's view of a type, without the wrapper that carries its description."""
+    """msgspec's description of a type, without the wrapper for its metadata."""
     kind = inspect.type_info(annotation)
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
@@ -30,14 +30,14 @@ def kind_of(annotation: Any) -> inspect.Type:
 
 
 def description_of(annotation: Any) -> str:
-    """The explanation a setting carries in its `Meta`."""
+    """The explanation in the `Meta` of a setting."""
     kind = inspect.type_info(annotation)
     schema = kind.extra_json_schema if isinstance(kind, inspect.Metadata) else None
     return str((schema or {}).get("description", ""))
 
 
 def parsed(text: str, annotation: Any) -> Any:
-    """Text of a flag or a variable as a TOML value; plain text where it is none, or where the key wants text."""
+    """Text of a flag or a variable as a TOML value; plain text if it is not TOML or the setting is a text."""
     kind = kind_of(annotation)
     try:
         document = tomllib.loads(f"value = {text}")
@@ -52,7 +52,7 @@ def parsed(text: str, annotation: Any) -> Any:
 
 
 def converted(key: str, value: Any, annotation: Any) -> Any:
-    """The value in its key's type and range. Raises `InvalidValue`."""
+    """The value, converted to the type of its key and in its range. Raises `InvalidValue`."""
     try:
         result = msgspec.convert(value, annotation)
     except msgspec.ValidationError:
@@ -64,7 +64,7 @@ def converted(key: str, value: Any, annotation: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as the user may have written it, cut to a length that fits a sentence."""
+    """A value as the user may have written it, cut to 80 characters."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, str):
         text = f'"{value}"'
@@ -72,13 +72,13 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, names: list[str], cutoff: float = 0.5) -> str | None:
-    """The name most like a misspelt one, or None where none is like it."""
+    """The name most similar to a misspelt one, or None."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words a setting may be, in the order they were declared; empty where it is no choice."""
+    """The allowed words of a choice, as declared; empty for any other type."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) is typing.Literal:
@@ -87,7 +87,7 @@ def choices(annotation: Any) -> list[str]:
 
 
 def allowed(annotation: Any) -> str:
-    """What a setting of this type may be, in words: "an integer from 0 to 65535"."""
+    """What is allowed for a setting of this type: "an integer from 0 to 65535"."""
     if words := choices(annotation):
         return "one of " + ", ".join(words)
     match kind_of(annotation):
@@ -106,7 +106,7 @@ def allowed(annotation: Any) -> str:
         case inspect.StrType() as kind:
             return f"a text of {kind.min_length or 0} to {kind.max_length or 'any number of'} characters"
         case other:
-            raise TypeError(f"no words for settings of type {other!r}")
+            raise TypeError(f"no description for settings of type {other!r}")
 
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:

@@ -1,8 +1,8 @@
-"""The node's events: a numbered ring that the HTTP API reads, and the log door that fills it.
+"""The node's events: a numbered ring buffer that the HTTP API reads, and the log that fills it.
 
-Numbers rise by one from 1 and are never used twice within a start, so that a reader who asks for what is newer than
-the last one it saw misses nothing silently: what fell out of the ring is counted. The ring belongs to the event loop's
-thread. It keeps no events on disk.
+Numbers count up from 1 and are never reused within one start. A reader asks for events above the last number it saw;
+events that left the ring unread are counted as dropped. The ring belongs to the event loop's thread and is not kept on
+disk.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Level = Literal["debug", "info", "warning", "error"]
 
 #: Events kept: at one event per step and peer change, some minutes of a busy node.
 CAPACITY = 2000
-#: Longest text kept of one field, in characters: an event is a line, not a report.
+#: Longest text kept of one field, in characters.
 MAX_FIELD_CHARACTERS = 2000
-#: Events of which the log gets one in so many seconds; the others go there as `debug`.
-THINNED = frozenset({"evaluated"})
-THINNED_S = 5.0
+#: Events that reach the log at most once per `THROTTLE_S` as `info`; the others are logged as `debug`.
+THROTTLED = frozenset({"evaluated"})
+THROTTLE_S = 5.0
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something changed. `time` is wall time in seconds since 1970; `fields` are plain JSON values."""
+    """One event. `time` is wall time in seconds since 1970; `fields` are plain JSON values."""
 
     id: int
     time: float
@@ -38,8 +38,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Page(NamedTuple):
-    """Events newer than the number asked for. `dropped` of them had left the ring before they could be read;
-    `last` is the newest number there is, also where the page was cut short by its limit."""
+    """Events above the requested number. `dropped` of them had left the ring before they were read; `last` is the
+    newest number there is, also if the limit cut the page short."""
 
     events: list[Event]
     dropped: int
@@ -47,7 +47,7 @@ class Page(NamedTuple):
 
 
 class EventRing:
-    """The last `capacity` events."""
+    """Keeps the last `capacity` events and wakes waiting readers."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._ring: deque[Event] = deque(maxlen=capacity)
@@ -60,7 +60,7 @@ class EventRing:
         return self._last
 
     def add(self, level: Level, event: str, fields: Mapping[str, Any], *, wall: float) -> Event:
-        """Append an event, its fields made plain, and wake those who wait for it."""
+        """Append an event with plain fields, and wake waiting readers."""
         self._last += 1
         entry = Event(self._last, wall, level, event, {key: plain(value) for key, value in fields.items()})
         self._ring.append(entry)
@@ -70,7 +70,7 @@ class EventRing:
     def since(self, number: int, limit: int = CAPACITY) -> Page:
         """The oldest `limit` events with a number above `number`.
 
-        A number from a former start of the node, above our newest, yields everything: the reader begins anew.
+        A number above the newest comes from an earlier start of the node and yields everything.
         """
         if number > self._last:
             number = 0
@@ -97,7 +97,7 @@ class EventRing:
         return self._last > number
 
     def wake(self) -> None:
-        """Let every waiter return now: there is news, or the node is closing."""
+        """Let every waiter return now: there is a new event, or the node is closing."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -105,7 +105,7 @@ class EventRing:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: bytes in hexadecimal, addresses and other objects as their text, long texts cut."""
+    """A value for JSON: bytes in hexadecimal, addresses and other objects as text, long texts cut."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -118,7 +118,7 @@ def plain(value: Any) -> Any:
         case list() | tuple() if type(value) in (list, tuple):
             return [plain(entry) for entry in value]
         case _:
-            # Named tuples such as Address know how they are written.
+            # Named tuples such as Address have a text form of their own.
             return plain(str(value))
 
 
@@ -135,10 +135,10 @@ class Writer(Protocol):
 
 
 class EventLog:
-    """The log door: each event goes to the writer and, from `info` up, into the ring.
+    """The node's log: each event goes to the writer and, from `info` up, into the ring.
 
-    Debug events stay out of the ring: at one per datagram they would push everything else out of it. Evaluations are
-    all in the ring, and one every few seconds in the log: fast steps would fill a terminal with nothing else.
+    Debug events stay out of the ring, because one per datagram would displace everything else. Evaluations are all in
+    the ring, but the log shows one every few seconds, because fast steps would fill a terminal with them.
     """
 
     def __init__(self, ring: EventRing, writer: Writer, clock: Clock) -> None:
@@ -152,7 +152,7 @@ class EventLog:
 
     def info(self, event: str, **fields: Any) -> None:
         entry = self._ring.add("info", event, fields, wall=self._clock.wall())
-        write = self._writer.debug if self._is_routine(event) else self._writer.info
+        write = self._writer.debug if self._is_throttled(event) else self._writer.info
         write(event, **entry.fields)
 
     def warning(self, event: str, **fields: Any) -> None:
@@ -163,13 +163,13 @@ class EventLog:
         entry = self._ring.add("error", event, fields, wall=self._clock.wall())
         self._writer.error(event, **entry.fields)
 
-    def _is_routine(self, event: str) -> bool:
-        """Whether the log said the like a moment ago."""
-        if event not in THINNED:
+    def _is_throttled(self, event: str) -> bool:
+        """Whether the log has shown this throttled event a moment ago."""
+        if event not in THROTTLED:
             return False
         now = self._clock.monotonic()
         written = self._written.get(event)
-        if written is not None and now - written < THINNED_S:
+        if written is not None and now - written < THROTTLE_S:
             return True
         self._written[event] = now
         return False

@@ -1,10 +1,9 @@
-"""Who may ask what of the HTTP API: one decision per request, from plain facts.
+"""Access control of the HTTP API: one decision per request, from plain facts.
 
-Pure. The server brings the facts, the clock and the token; the answer is None or a refusal. It defends against four
-parties: a web page that the user visits (Host, Origin, and a header that no form can send), a name made to point at
-the loopback (Host: DNS rebinding), another user of the machine (the token, for everything that changes state), and
-somebody who only wants the node to be busy (rates). On an address other than the loopback everything but the two
-health checks needs the token.
+Pure. The server passes the facts, the time and the token in; the result is None or a refusal. Four attackers are kept
+out: a web page that the user visits (by Host, Origin, and a header that no form can send), a DNS name rebound to the
+loopback (by Host), another user of the machine (by the token, for every change), and a client that only makes load (by
+rates). On an address other than the loopback everything but the two health checks needs the token.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from overlay.addresses import is_literal, is_loopback
 from overlay.rate_limits import RateLimit, RateLimiter
 from p2pnode.status.limits import CHANGE_HEADER
 
-#: Bodies are not used; a client may send this many bytes of one all the same.
+#: Bodies are not used, but a client may send one of this size.
 MAX_BODY_BYTES = 4096
-#: Checks for supervisors that have no token: `/healthz` says nothing, `/readyz` without its reason.
+#: Health checks for supervisors without a token: `/healthz` reveals nothing, `/readyz` leaves its reason out.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
-#: Per address that asks. The loopback is one address for all its users: a hundred a second are the command line, a
-#: dashboard and a benchmark that looks every 10 ms at once, and cost the loop about a tenth of its time.
+#: Per client address. The loopback is one address for all users of the machine: 100 requests a second cover the command
+#: line, a dashboard and a benchmark that polls every 10 ms together, and cost the loop about a tenth of its time.
 READS = RateLimit(rate_per_s=100.0, burst=200.0)
-#: Nobody pauses or leaves more often; a loop in a script gets a pause and not an overrun event ring.
+#: Far above real use; a script in a tight loop is slowed down before it fills the event ring.
 CHANGES = RateLimit(rate_per_s=2.0, burst=20.0)
-#: Wrong tokens. Nobody guesses 256 bits; this keeps the attempt from being a load.
+#: Wrong tokens. 256 bits cannot be guessed; the limit keeps the attempt from making load.
 WRONG_TOKENS = RateLimit(rate_per_s=0.5, burst=10.0)
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s/@]+))(?::\d{1,5})?")
@@ -38,7 +37,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s/@]+))(?::\d{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The facts of a request. Absent headers are None; `peer` is the address it comes from."""
+    """What the guard decides by. Absent headers are None; `peer` is the source address."""
 
     method: str
     path: str
@@ -52,13 +51,13 @@ class RequestFacts:
 
     @property
     def changes(self) -> bool:
-        """Anything but a plain read counts as a change, known or not."""
+        """Whether the method is anything but a plain read."""
         return self.method not in ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer in place of the one asked for. `retry_s` is set with 429, `challenge` with 401."""
+    """The error that is answered instead. `retry_s` is set with status 429, `challenge` with 401."""
 
     status: int
     error: str
@@ -68,19 +67,19 @@ class Refusal:
 
 
 class Guard:
-    """Judges requests to one listening address."""
+    """Checks the requests to one listening address."""
 
     def __init__(self, *, token: str, on_loopback: bool, names: Sequence[str] = ()) -> None:
-        """`names` are the DNS names, beside addresses, under which the node may be asked."""
+        """`names`: DNS names that a Host header may contain, besides addresses."""
         self._digest = _digest(token)
         self._on_loopback = on_loopback
         self._names = frozenset(name.lower() for name in names)
         self._reads: RateLimiter[str] = RateLimiter(READS)
         self._changes: RateLimiter[str] = RateLimiter(CHANGES)
-        self._wrong: RateLimiter[str] = RateLimiter(WRONG_TOKENS)
+        self._wrong_tokens: RateLimiter[str] = RateLimiter(WRONG_TOKENS)
 
     def is_authenticated(self, request: RequestFacts) -> bool:
-        """Whether the asker may read everything: it is on this machine's loopback, or has the token."""
+        """Whether the client may read everything: it is on the loopback, or has the token."""
         return self._on_loopback or self._has_token(request)
 
     def check(self, request: RequestFacts, now: float) -> Refusal | None:
@@ -94,7 +93,7 @@ class Guard:
 
     def _check_sender(self, request: RequestFacts) -> Refusal | None:
         name = host_name(request.host)
-        if not self._is_ours(name):
+        if not self._names_this_node(name):
             shown = request.host[:80]
             if self._on_loopback:
                 return Refusal(
@@ -103,26 +102,26 @@ class Guard:
             hint = "ask for the address itself, or list the name in status.names"
             return Refusal(403, f"the Host header {shown!r} is no name of this node", hint)
         if request.origin is not None and not self._same_origin(request.origin, request.host, name):
-            hint = "only pages of this node itself may ask it"
-            return Refusal(403, f"a page of {request.origin[:80]} may not speak to this node", hint)
+            hint = "only pages of this node itself may use it"
+            return Refusal(403, f"a page of {request.origin[:80]} may not use this node's API", hint)
         return None
 
-    def _is_ours(self, name: str) -> bool:
+    def _names_this_node(self, name: str) -> bool:
         if is_loopback(name) or name in self._names:
             return True
-        # An address cannot be rebound. On the loopback nobody has a reason to write another one.
+        # An IP address cannot be rebound. On the loopback no honest client uses another one.
         return not self._on_loopback and is_literal(name)
 
     def _same_origin(self, origin: str, host: str, name: str) -> bool:
-        # Behind a proxy that speaks TLS the page is https; that proxy's name is one of ours.
+        # Behind a TLS proxy the page is https; the proxy's name is then in `names`.
         return origin == f"http://{host}" or (name in self._names and origin == f"https://{host}")
 
     def _check_rate(self, request: RequestFacts, now: float) -> Refusal | None:
-        quotas = self._changes if request.changes else self._reads
-        wait_s = quotas.take(request.peer, now)
+        limiter = self._changes if request.changes else self._reads
+        wait_s = limiter.take(request.peer, now)
         if not wait_s:
             return None
-        rate = quotas.allowance.rate_per_s
+        rate = limiter.allowance.rate_per_s
         error = f"more than {rate:g} requests a second from {request.peer}"
         return Refusal(429, error, f"ask again in {math.ceil(wait_s)} s", retry_s=wait_s)
 
@@ -136,12 +135,12 @@ class Guard:
     def _check_rights(self, request: RequestFacts, now: float) -> Refusal | None:
         if request.changes and not request.has_change_header:
             error = f"{request.method} needs the header {CHANGE_HEADER}: 1"
-            return Refusal(403, error, "it keeps foreign pages out")
+            return Refusal(403, error, "it keeps other sites' pages out")
         if not request.changes and (self._on_loopback or request.path in OPEN_PATHS):
             return None
         if self._has_token(request):
             return None
-        if request.authorization is not None and (wait_s := self._wrong.take(request.peer, now)):
+        if request.authorization is not None and (wait_s := self._wrong_tokens.take(request.peer, now)):
             hint = f"try again in {math.ceil(wait_s)} s, with the right one"
             return Refusal(429, f"too many wrong tokens from {request.peer}", hint, retry_s=wait_s)
         wanted = "changes to the node need" if request.changes else "beyond the loopback every request needs"
@@ -154,12 +153,12 @@ class Guard:
 
     def _has_token(self, request: RequestFacts) -> bool:
         scheme, _, given = (request.authorization or "").partition(" ")
-        # Digests have one length, and are compared in constant time: neither length nor prefix can be measured.
+        # Digests have equal length and are compared in constant time: neither length nor prefix of the token leaks.
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip()), self._digest)
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without port and brackets, in lower case; empty for what is no such header."""
+    """The name in a Host header, without port and brackets, in lower case; empty if the header is malformed."""
     found = _HOST.fullmatch(header)
     return "" if found is None else (found[1] or found[2]).lower()
 

@@ -42,7 +42,7 @@ def _training(node: Node) -> Iterator[Family]:
     progress, population = node.progress, node.overlay.population()
     states: list[Sample] = [({"state": state}, int(state == node.state)) for state in get_args(State)]
     yield Family("p2pnode_state", "gauge", "1 for the state the node is in.", states)
-    yield single("p2pnode_step", "gauge", "Completed steps of the swarm, as this node is.", progress.step)
+    yield single("p2pnode_step", "gauge", "Step that this node has completed.", progress.step)
     yield single("p2pnode_step_seconds", "gauge", "Median time of this node's steps.", progress.step_seconds)
     yield single(
         "p2pnode_optimizer_steps_total", "counter", "Optimiser steps since the start.", progress.optimizer_steps
@@ -77,7 +77,7 @@ def _overlay(report: OverlayReport) -> Iterator[Family]:
     sent = counters.get("bytes_out", 0)
     yield single("p2pnode_datagram_sent_bytes_total", "counter", "Bytes of datagrams sent.", sent)
     dropped = _labelled(counters, "dropped_", "reason")
-    yield Family("p2pnode_datagrams_dropped_total", "counter", "Datagrams thrown away unanswered.", dropped)
+    yield Family("p2pnode_datagrams_dropped_total", "counter", "Datagrams dropped unanswered.", dropped)
     ways = [
         ({"direction": "in"}, counters.get("requests_in", 0)),
         ({"direction": "out"}, counters.get("requests_out", 0)),
@@ -113,10 +113,10 @@ def _transport(counters: Mapping[str, int]) -> Iterator[Family]:
         for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
         for labels, count in _labelled(counters, prefix, "reason")
     ]
-    text = "Datagrams and connections met with silence: strangers, recordings, forgeries."
+    text = "Datagrams and connections dropped unanswered: unauthenticated, replayed, forged."
     yield Family("p2pnode_strangers_refused_total", "counter", text, refused)
     pairs = counters.get("seal_pairs")
-    yield single("p2pnode_seal_pairs", "gauge", "Nodes' starts that we share datagram keys with.", pairs)
+    yield single("p2pnode_seal_pairs", "gauge", "Incarnations of nodes that we share datagram keys with.", pairs)
     rest: list[Sample] = [
         ({"event": key}, count)
         for key, count in counters.items()
@@ -152,7 +152,7 @@ def _loop(loop: LoopStatus) -> Family:
         ({"quantile": quantile}, None if delay_ms is None else delay_ms / 1000)
         for quantile, delay_ms in delays_ms.items()
     ]
-    return Family("p2pnode_loop_delay_seconds", "gauge", "How late the event loop was, in the last minute.", samples)
+    return Family("p2pnode_loop_delay_seconds", "gauge", "How late the event loop was in the last minute.", samples)
 
 
 def _labelled(counters: Mapping[str, int], prefix: str, label: str) -> list[Sample]:
@@ -160,7 +160,7 @@ def _labelled(counters: Mapping[str, int], prefix: str, label: str) -> list[Samp
 
 
 def _resident_bytes() -> int | None:
-    """From the kernel; None where it does not say (not Linux)."""
+    """From the kernel; None if it is not Linux."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):

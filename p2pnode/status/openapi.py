@@ -73,7 +73,7 @@ def description() -> dict[str, Any]:
         ),
         "/openapi.json": _read("This description.", {"application/json": {"type": "object"}}),
         "/leave": _change("Hand over, announce the departure, end."),
-        "/pause": _change("Stop training after the step in hand; continue to own shards."),
+        "/pause": _change("Stop training after the current step; continue to own shards."),
         "/resume": _change("Train again."),
     }
     return {
@@ -130,7 +130,7 @@ def _read(
     other: dict[str, dict[str, Schema]] | None = None,
 ) -> dict[str, Any]:
     answers = {"200": _answer(what, content)} | {
-        status: _answer("Not yet; the reason.", body) for status, body in (other or {}).items()
+        status: _answer("Not yet, and the reason.", body) for status, body in (other or {}).items()
     }
     wrong = _errors(400) if parameters else {}
     operation = {

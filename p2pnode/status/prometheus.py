@@ -1,9 +1,8 @@
-"""The text form in which Prometheus reads a node's counters and sizes. Pure. Families in, text out.
+"""Renders metric families in Prometheus' text format 0.0.4. Pure.
 
-Written here because the package `prometheus-client` takes 0.52 MB of a daemon that has 1.6 MB left of its 80, and keeps
-a second copy of counters that exist already. What it would do stands on one page of rules:
-https://prometheus.io/docs/instrumenting/exposition_formats/ (text format 0.0.4). A test reads the result with the
-package's own parser.
+The package `prometheus-client` is not used: it takes 0.52 MB of memory and keeps a second copy of counters that exist
+already. The format is one page: https://prometheus.io/docs/instrumenting/exposition_formats/. A test reads the result
+with that package's parser.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ Sample = tuple[Mapping[str, str], float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric with its samples, each its labels and its value. Names are ours and legal; label values may be
-    anything. Base units; a counter's name ends in `_total`. A value of None is left out."""
+    """One metric with its samples of labels and value. Label values may be any text; a value of None is left out.
+
+    Units are base units; a counter's name ends in `_total`."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -37,7 +37,7 @@ def single(
 
 
 def render(families: Iterable[Family]) -> str:
-    """The page. Families without a value are not mentioned."""
+    """The whole page; families without a value are left out."""
     lines: list[str] = []
     for family in families:
         samples = [_line(family.name, labels, value) for labels, value in family.samples if value is not None]

@@ -50,7 +50,7 @@ class StatusReport:
         *,
         keys: Callable[[], list[str]] = list,
     ) -> None:
-        """`keys`: fingerprints of the swarm keys valid now, the one in use first; none in an open swarm."""
+        """`keys` returns the fingerprints of the valid swarm keys, the one in use first; none in an open swarm."""
         self._keys = keys
         self._node = node
         self._events = events
@@ -172,7 +172,7 @@ class StatusReport:
         return rows[len(rows) - min(limit, len(rows)) :]
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the node trains, and why not."""
+        """Whether the node trains, and its summary."""
         state = self._node.state
         if state in ("training", "waiting", "finished", "paused"):
             return True, self._summary()
@@ -260,7 +260,7 @@ class StatusReport:
                     f"at step {waiting.its_step} since {waiting.since_seconds:.1f} s"
                 )
             case "stalled":
-                return f"stalled at step {step}: the trainer does not move; the node goes on owning its shards"
+                return f"stalled at step {step}: the trainer makes no progress; the node continues to own its shards"
             case state:
                 return f"{state} at step {step} with {company}"
 
@@ -273,13 +273,13 @@ class StatusReport:
             limit = node.config.swarm.ids_per_address
             findings.append(
                 _warning(
-                    f"more than {limit} nodes of one address want in; the others are not taken in",
-                    "raise swarm.ids_per_address on all nodes where they share one behind a NAT",
+                    f"more than {limit} nodes of one address try to join; the others are refused",
+                    "raise swarm.ids_per_address on all nodes if these share an address behind a NAT",
                 )
             )
         findings += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
         if node.progress.stalled:
-            what = "the trainer does not move"
+            what = "the trainer makes no progress"
             findings.append(Finding(level="error", what=what, do="see trainer.log in the state directory"))
         exchange = node.exchange
         if exchange is not None and exchange.push_client.outstanding_steps:

@@ -1,9 +1,8 @@
-"""The HTTP face of a node: what it is doing, for people, the command line and monitors; and three requests to it.
+"""The HTTP API of a node: its status for people, the command line and monitors, and three requests for changes.
 
-Reads go to a `StatusSource`, which answers from memory; no handler blocks the loop. Nothing here decides anything about
-training, nor about who may ask: that is `p2pnode.status.guard`, before any handler. Paths and keys: DESIGN section 6,
-described for programs at `/openapi.json` (`p2pnode.status.openapi`); every response carries the schema number in
-`X-P2PNode-Schema`.
+Every request passes `p2pnode.status.guard` first. A `StatusSource` then answers from memory, so no handler blocks the
+loop. Paths and keys are described at `/openapi.json` (`p2pnode.status.openapi`). Every response carries the schema
+number in the header `X-P2PNode-Schema`.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
 from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, PeerStatus, Readiness, Status
 from training.progress import StepRow
 
-#: Long-polls held at once, of everybody together: a page left open in fifty tabs is a mistake, not a need.
+#: Long-polls held at once, of all clients together.
 MAX_WAITING = 64
-#: Connections held at once; one more is closed unheard. Each costs the daemon about 20 KB.
+#: Connections held at once; one more is closed unread. Each costs the daemon about 20 KB.
 MAX_CONNECTIONS = 256
-#: A connection that has sent no whole request for this long is closed.
-IDLE_S = 30.0
+#: A connection that has sent no complete request for this long is closed.
+IDLE_TIMEOUT_S = 30.0
 #: Seconds a request in progress gets to end when the server closes.
-CLOSE_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class StatusSource(Protocol):
-    """What the server asks of the daemon. Every call returns at once, from memory, on the loop's thread."""
+    """What the server requires of the daemon. Every method answers at once, from memory, on the loop's thread."""
 
     @property
     def events(self) -> EventRing: ...
@@ -57,7 +56,7 @@ class StatusSource(Protocol):
         ...
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the node has joined and trains, and a sentence that says why not."""
+        """Whether the node has joined and trains, and the reason if it does not."""
         ...
 
     def metrics(self) -> Sequence[Family]:
@@ -74,7 +73,7 @@ class StatusSource(Protocol):
 
 
 class StatusServer:
-    """Serves a source at `[status]`. `start` once, `stop` once. `token` is what changes to the node need."""
+    """Serves one source at the address of `[status]`. Requests for changes need `token`."""
 
     def __init__(self, source: StatusSource, settings: StatusSettings, token: str, clock: Clock) -> None:
         self._source = source
@@ -85,22 +84,22 @@ class StatusServer:
         self._listener: asyncio.AbstractServer | None = None
         self._closing = False
         self._waiting = 0
-        #: Requests by (status class or refusal), for `/metrics`.
+        #: Refused requests by status code, for `/metrics`.
         self._refused: dict[int, int] = {}
 
     async def start(self) -> Address:
         """Listen; returns the bound address, its port never 0. Raises `UserError` (exit code 6)."""
         listener = _listen(self._settings.host, self._settings.port)
         try:
-            application = web.Application(middlewares=[_answer_in_json, self._admit], client_max_size=MAX_BODY_BYTES)
+            application = web.Application(middlewares=[_json_errors, self._admit], client_max_size=MAX_BODY_BYTES)
             application.add_routes(self._routes())
             self._runner = web.AppRunner(
                 application,
                 access_log=None,
                 handle_signals=False,
-                shutdown_timeout=CLOSE_S,
-                keepalive_timeout=IDLE_S,
-                lingering_time=CLOSE_S,
+                shutdown_timeout=CLOSE_TIMEOUT_S,
+                keepalive_timeout=IDLE_TIMEOUT_S,
+                lingering_time=CLOSE_TIMEOUT_S,
             )
             await self._runner.setup()
             self._listener = await asyncio.get_running_loop().create_server(self._connected, sock=listener)
@@ -112,7 +111,7 @@ class StatusServer:
         return Address(host, port)
 
     async def stop(self) -> None:
-        """Release those who wait for events, end connections, close the port; idempotent."""
+        """End long-polls and connections, and close the port; idempotent."""
         self._closing = True
         self._source.events.wake()
         listener, self._listener = self._listener, None
@@ -123,10 +122,10 @@ class StatusServer:
             await runner.cleanup()
 
     def _connected(self) -> asyncio.Protocol:
-        """Who speaks HTTP on a new connection; nobody where there are too many."""
+        """The protocol of a new connection: HTTP, or one that closes it if there are too many."""
         server = self._runner.server if self._runner is not None else None
         if server is None or len(server.connections) >= MAX_CONNECTIONS:
-            return _Closed()
+            return _ClosedAtOnce()
         return server()
 
     @web.middleware
@@ -190,7 +189,7 @@ class StatusServer:
         return web.Response(body=render(families).encode(), headers=_HEADERS | {"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, _: web.Request) -> web.Response:
-        from p2pnode.status.openapi import description  # some kilobytes that a node nobody asks for them need not hold
+        from p2pnode.status.openapi import description  # costs memory that most nodes never need
 
         return _json(description())
 
@@ -223,11 +222,11 @@ class StatusServer:
 
 _READS = [
     ("/status", "what this node is doing"),
-    ("/peers", "whom it knows"),
+    ("/peers", "its live peers"),
     ("/steps", "the last steps; <code>?limit=</code>"),
     ("/events", "numbered events; <code>?since=&amp;timeout=&amp;limit=</code>"),
     ("/metrics", "counters, for Prometheus"),
-    ("/healthz", "the process lives"),
+    ("/healthz", "the process runs"),
     ("/readyz", "it has joined and trains"),
     ("/openapi.json", "all of this, for programs"),
 ]
@@ -237,7 +236,7 @@ _PAGE = """<!doctype html>
 <style>body {{ font: 1rem/1.5 sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem }}</style>
 <h1>p2pnode</h1><p>{summary}</p><ul>{reads}</ul>
 <p>POST <code>/leave</code>, <code>/pause</code>, <code>/resume</code> with the header <code>X-P2PNode: 1</code> and the
-token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>, which find it by themselves.</p></html>
+token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>, which find it themselves.</p></html>
 """
 
 _HEADERS = {
@@ -266,7 +265,7 @@ def _refused(refusal: Refusal) -> web.Response:
 
 
 def _request_facts(request: web.Request) -> RequestFacts:
-    """The facts of a request that the guard judges by."""
+    """What the guard decides by."""
     headers = request.headers
     return RequestFacts(
         method=request.method,
@@ -281,16 +280,16 @@ def _request_facts(request: web.Request) -> RequestFacts:
     )
 
 
-class _Closed(asyncio.Protocol):
-    """A connection too many: closed before anything is read."""
+class _ClosedAtOnce(asyncio.Protocol):
+    """Closes a surplus connection before anything is read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
 @web.middleware
-async def _answer_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors in the same form as answers; a fault of ours is reported without its innards."""
+async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn errors into JSON answers; an unexpected error reveals only its type."""
     try:
         return await handler(request)
     except _BadQuery as error:
@@ -306,11 +305,11 @@ async def _answer_in_json(request: web.Request, handler: Handler) -> web.StreamR
         return _refuse(error.status, error.reason)
     except Exception as error:
         request.app.logger.exception("a request of the status API failed: %s", request.path)
-        return _refuse(500, f"{type(error).__name__} while answering {request.path}", "the node's log has more")
+        return _refuse(500, f"{type(error).__name__} while answering {request.path}", "see the node's log")
 
 
 class _BadQuery(P2PNodeError):
-    """A query parameter that cannot be used; the text says which and what is allowed."""
+    """A query parameter is not usable; the text names it and what is allowed."""
 
 
 def _number_parameter(request: web.Request, name: str, default: int, low: int, high: int) -> int:
@@ -336,7 +335,7 @@ def _seconds_parameter(request: web.Request, name: str, default: float, high: fl
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Made here and not by aiohttp, so that a port in use is told apart from everything else."""
+    """A listening socket. aiohttp would not tell a port in use from other failures."""
     literal = "127.0.0.1" if host == "localhost" else host
     family = socket.AF_INET6 if ":" in literal else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -356,7 +355,7 @@ def _cannot_listen(address: Address, error: OSError) -> UserError:
     if error.errno == errno.EADDRINUSE:
         return UserError(
             f"{where}: the port is in use",
-            f"another node or program holds it (`p2pnode status --address {address}` tells whether it is a node); "
+            f"another node or program holds it (`p2pnode status --address {address}` shows whether it is a node); "
             "choose another with --status-port, or 0 for a free one",
             ExitCode.CANNOT_BIND,
         )

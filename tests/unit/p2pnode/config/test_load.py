@@ -101,7 +101,7 @@ def test_variables_of_others_are_left_alone() -> None:
     [
         ("[node]\nprot = 1\n", "line 2: there is no setting node.prot", "did you mean node.port?"),
         ("[nodes]\nport = 1\n", "line 1: there is no section [nodes]", "did you mean [node]?"),
-        ("port = 1\n", "line 1: port stands outside its section", "write it under [node]"),
+        ("port = 1\n", "line 1: port is outside its section", "write it under [node]"),
         ("[node]\nseed = 1\n", "line 2: there is no setting node.seed", "did you mean training.seed?"),
         ("[log]\nxyzzy = 1\n", "line 2: there is no setting log.xyzzy", "[log] has level, format"),
         ("node = 1\n", "line 1: node is a section", "p2pnode config default"),
@@ -169,5 +169,5 @@ def test_a_missing_file_and_one_that_is_no_text_are_explained(tmp_path: Path) ->
     assert "there is no configuration file" in refused(tmp_path / "absent.toml").message
     assert "p2pnode init" in refused(tmp_path / "absent.toml").hint
     assert "it is not UTF-8 text" in refused(junk).message
-    assert "this is no node.toml" in refused(huge).message
+    assert "this is not a node.toml" in refused(huge).message
     assert "cannot read" in refused(tmp_path).message
