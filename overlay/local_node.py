@@ -24,13 +24,13 @@ LocalChange = Literal["heartbeat", "role", "address", "swarm"]
 class LocalNode:
     """The state of this node that its messages carry."""
 
-    def __init__(self, node_id: bytes, incarnation: int, boot: int, run: str, address: Address) -> None:
+    def __init__(self, node_id: bytes, incarnation: int, boot_id: int, run: str, address: Address) -> None:
         """`address`: where the node is to listen; `listens_at` replaces it by the bound one."""
         self.node_id = node_id
         self.run = run
         self.bound = address
         self.address = address
-        self.heartbeat = Heartbeat(node_id, incarnation, boot, address.port)
+        self.heartbeat = Heartbeat(node_id, incarnation, boot_id, address.port)
         self.genesis: bytes | None = None
         self.tag: bytes | None = None
         self.entered = asyncio.Event()

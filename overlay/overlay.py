@@ -60,7 +60,7 @@ class Overlay:
         *,
         identity: Identity,
         incarnation: int,
-        boot: int,
+        boot_id: int,
         settings: OverlaySettings,
         transport: Transport,
         environment: Environment,
@@ -70,7 +70,7 @@ class Overlay:
         """`gateway`: the router that shall let others in; `lan`: announcements in the local network; None: without."""
         node, swarm, clock, rng = settings.node, settings.swarm, environment.clock, environment.entropy.random
         address = Address(node.host, node.port or 1)
-        self.local = local = LocalNode(identity.node_id, incarnation, boot, swarm.run, address)
+        self.local = local = LocalNode(identity.node_id, incarnation, boot_id, swarm.run, address)
         self._identity = identity
         self._advertise = node.advertise
         self._transport = transport
@@ -81,7 +81,7 @@ class Overlay:
         self._protocol = protocol = self._server.protocol
         self._detector = FailureDetector(local.node_id, incarnation, settings.liveness, rng, clock.monotonic())
         self._members = members = MemberList(
-            local.node_id, boot, self._detector, protocol.router, settings.k, ids_per_address=swarm.ids_per_address
+            local.node_id, boot_id, self._detector, protocol.router, settings.k, ids_per_address=swarm.ids_per_address
         )
         self._membership = membership = Membership(members, protocol, settings.liveness, environment)
         self._responder = Responder(membership, protocol)
@@ -96,7 +96,7 @@ class Overlay:
         self._crawler = Crawler(local, settings.k, membership, lookups, self._discovery, self._candidates, environment)
         self._streams = RequestService(local, transport, self._stream_health, clock)
         self._streams.register_bare(hello.HELLO, self._answer_hello)
-        caller = hello.HelloContext(identity, boot, swarm.run, environment.entropy)
+        caller = hello.HelloContext(identity, boot_id, swarm.run, environment.entropy)
         self._reachability = Reachability(
             local, caller, transport, self._streams, members.peers, environment, client_only=node.client_only
         )
@@ -204,7 +204,7 @@ class Overlay:
         return self.local.genesis
 
     @property
-    def beat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         return self.local.heartbeat
 
     def announce(
@@ -279,11 +279,11 @@ class Overlay:
         self._membership.on_change(callback)
 
     async def ping(self, contact: Contact) -> Heartbeat | None:
-        """Ask one node for its beat; None when it stays silent."""
+        """Ask one node for its heartbeat; None when it stays silent."""
         return await self._questions.ping(contact)
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
-        """Ask these for their beats, all at once; what they say lands in `peers`."""
+        """Ask these for their heartbeats, all at once; what they say lands in `peers`."""
         await self._questions.query_steps(node_ids)
 
     # -- the swarm -----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What a node knows of its peers: addresses, life signs, and steps that ride on every message.
 
-A `Heartbeat` is the small record that every message carries, both ways; `PeerTable` folds beats into knowledge. Steps
-only rise within an incarnation, so old news can never undo new. Pure. `now` (monotonic seconds) is passed in. Who
+A `Heartbeat` is the small record that every message carries, both ways; `PeerTable` folds heartbeats into knowledge.
+Steps only rise within an incarnation, so old news can never undo new. Pure. `now` (monotonic seconds) is passed in. Who
 counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barriers".
 """
 
@@ -38,15 +38,15 @@ class Activity(IntEnum):
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The life sign of a node, carried by every datagram, request and answer it sends.
 
-    `incarnation` counts the starts on one state directory; `boot` is a random number per start, which tells clones of
-    one directory apart. `port` is where the node listens (its address is the source of the datagram, or `host` when
-    it advertises one). `step` counts completed steps. `step_seconds` is its median step time, 0 when unknown.
-    `samples` is the number of samples in its last step. The ranges are checked when a beat is decoded.
+    `incarnation` counts the starts on one state directory; `boot_id` is a random number per start, which tells clones
+    of one directory apart. `port` is where the node listens (its address is the source of the datagram, or `host` when
+    it advertises one). `step` counts completed steps. `step_seconds` is its median step time, 0 when unknown. `samples`
+    is the number of samples in its last step. The ranges are checked when a heartbeat is decoded.
     """
 
     node_id: Id
     incarnation: Counter
-    boot: Annotated[int, Meta(ge=0)]
+    boot_id: Annotated[int, Meta(ge=0)]
     port: Annotated[int, Meta(ge=1, le=65535)]
     host: Annotated[str, Meta(max_length=45)] = ""
     activity: Annotated[int, Meta(ge=0, le=6)] = 0
@@ -75,7 +75,7 @@ class Peer:
 
     contact: Contact
     incarnation: int
-    boot: int
+    boot_id: int
     activity: Activity
     step: int
     step_seconds: float
@@ -192,44 +192,44 @@ class PeerTable:
 
     def observe(
         self,
-        beat: Heartbeat,
+        heartbeat: Heartbeat,
         source_host: str,
         now: float,
         rtt: float | None = None,
         *,
         address: Address | None = None,
     ) -> PeerChange | None:
-        """Fold a beat that its sender itself gave us into what we know; what changed, if anything did.
+        """Fold a heartbeat that its sender itself gave us into what we know; what changed, if anything did.
 
-        `address` overrules the one the beat claims (`beat.host` or `source_host`, with `beat.port`): membership
-        passes the known one while it has not made sure of another.
+        `address` overrules the one the heartbeat claims (`heartbeat.host` or `source_host`, with `heartbeat.port`):
+        membership passes the known one while it has not made sure of another.
         """
-        peer = self._peers.get(beat.node_id)
+        peer = self._peers.get(heartbeat.node_id)
         if peer is None:
-            place = address or Address(beat.host or source_host, beat.port)
-            peer = _new_peer(beat, place, now)
-            self._peers[beat.node_id] = peer
-            self._at[place] = beat.node_id
+            place = address or Address(heartbeat.host or source_host, heartbeat.port)
+            peer = _new_peer(heartbeat, place, now)
+            self._peers[heartbeat.node_id] = peer
+            self._at[place] = heartbeat.node_id
             self._count(place, 1)
             if rtt is not None:
                 _fold_round_trip(peer, rtt)
-            return PeerChange(beat.node_id, "up")
-        if beat.incarnation < peer.incarnation:
+            return PeerChange(heartbeat.node_id, "up")
+        if heartbeat.incarnation < peer.incarnation:
             return None
-        if beat.incarnation == peer.incarnation:
-            if beat.boot != peer.boot:
-                return PeerChange(beat.node_id, "clone", f"incarnation {beat.incarnation} was started twice")
-            kind = _fold_same_start(peer, beat, now)
+        if heartbeat.incarnation == peer.incarnation:
+            if heartbeat.boot_id != peer.boot_id:
+                return PeerChange(heartbeat.node_id, "clone", f"incarnation {heartbeat.incarnation} was started twice")
+            kind = _fold_same_start(peer, heartbeat, now)
         else:
-            _fold_restart(peer, beat, now)
+            _fold_restart(peer, heartbeat, now)
             kind = "restarted"
         if rtt is not None:
             _fold_round_trip(peer, rtt)
-        place = address or Address(beat.host or source_host, beat.port)
+        place = address or Address(heartbeat.host or source_host, heartbeat.port)
         if place != peer.contact.address:
             self._move(peer, place)
             kind = kind if kind == "restarted" else "moved"
-        return None if kind is None else PeerChange(beat.node_id, kind)
+        return None if kind is None else PeerChange(heartbeat.node_id, kind)
 
     def _move(self, peer: Peer, place: Address) -> None:
         if self._at.get(peer.address) == peer.node_id:
@@ -240,45 +240,45 @@ class PeerTable:
         self._at[place] = peer.node_id
 
 
-def _new_peer(beat: Heartbeat, address: Address, now: float) -> Peer:
+def _new_peer(heartbeat: Heartbeat, address: Address, now: float) -> Peer:
     return Peer(
-        contact=Contact(beat.node_id, address),
-        incarnation=beat.incarnation,
-        boot=beat.boot,
-        activity=_ACTIVITIES[beat.activity],
-        step=beat.step,
-        step_seconds=beat.step_seconds,
-        samples=beat.samples,
-        eligible=beat.eligible,
+        contact=Contact(heartbeat.node_id, address),
+        incarnation=heartbeat.incarnation,
+        boot_id=heartbeat.boot_id,
+        activity=_ACTIVITIES[heartbeat.activity],
+        step=heartbeat.step,
+        step_seconds=heartbeat.step_seconds,
+        samples=heartbeat.samples,
+        eligible=heartbeat.eligible,
         first_heard=now,
         last_heard=now,
         last_progress=now,
     )
 
 
-def _fold_restart(peer: Peer, beat: Heartbeat, now: float) -> None:
-    peer.incarnation, peer.boot = beat.incarnation, beat.boot
-    peer.activity = _ACTIVITIES[beat.activity]
-    peer.step, peer.step_seconds, peer.samples = beat.step, beat.step_seconds, beat.samples
-    peer.eligible = beat.eligible
+def _fold_restart(peer: Peer, heartbeat: Heartbeat, now: float) -> None:
+    peer.incarnation, peer.boot_id = heartbeat.incarnation, heartbeat.boot_id
+    peer.activity = _ACTIVITIES[heartbeat.activity]
+    peer.step, peer.step_seconds, peer.samples = heartbeat.step, heartbeat.step_seconds, heartbeat.samples
+    peer.eligible = heartbeat.eligible
     peer.last_heard = peer.last_progress = now
 
 
-def _fold_same_start(peer: Peer, beat: Heartbeat, now: float) -> ChangeKind | None:
+def _fold_same_start(peer: Peer, heartbeat: Heartbeat, now: float) -> ChangeKind | None:
     peer.last_heard = now
-    if beat.step < peer.step or peer.activity is Activity.LEAVING:
+    if heartbeat.step < peer.step or peer.activity is Activity.LEAVING:
         return None  # overtaken on the way; and nobody comes back from leaving without a new incarnation
-    if beat.step > peer.step:
-        peer.step = beat.step
+    if heartbeat.step > peer.step:
+        peer.step = heartbeat.step
         peer.last_progress = now
-    activity = _ACTIVITIES[beat.activity]
+    activity = _ACTIVITIES[heartbeat.activity]
     if activity is not peer.activity:
         if activity in (Activity.READY, Activity.TRAINING):
             peer.last_progress = now
         peer.activity = activity
-    peer.step_seconds, peer.samples = beat.step_seconds, beat.samples
-    if beat.eligible != peer.eligible:
-        peer.eligible = beat.eligible
+    peer.step_seconds, peer.samples = heartbeat.step_seconds, heartbeat.samples
+    if heartbeat.eligible != peer.eligible:
+        peer.eligible = heartbeat.eligible
         return "eligible"
     return None
 

@@ -1,7 +1,7 @@
 """Requests between nodes of one swarm, over streams: an envelope both ways around what the rooms above say.
 
-The envelope carries the swarm's tag, the sender's beat and the id that is expected to answer: a request that reaches
-another swarm or another node is refused before its handler sees it, and steps ride on every request and answer.
+The envelope carries the swarm's tag, the sender's heartbeat and the id that is expected to answer: a request that
+reaches another swarm or another node is refused before its handler sees it, and steps ride on every request and answer.
 Failures to connect are hints for liveness; a peer whose streams fail twice while it answers probes is told so, and is
 no candidate for a while (DESIGN section 4, "Liveness").
 """
@@ -54,7 +54,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """Head of every request and answer but `hello`. `to` is the expected id; empty in answers."""
 
     tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
-    beat: Heartbeat
+    heartbeat: Heartbeat
     to: Annotated[bytes, Meta(max_length=ID_BYTES)]
     payload: bytes
 
@@ -132,21 +132,21 @@ class RequestService:
         if envelope.to != local.node_id:
             text = f"{short(envelope.to)} does not live here, this is {short(local.node_id)}"
             raise self._refused("other_node", text)
-        beat = envelope.beat
-        if (proven := id_behind(incoming.source)) and proven != beat.node_id:
-            raise self._refused("anothers_name", f"{short(proven)} speaks in the name of {short(beat.node_id)}")
-        source = Address(incoming.source.host, beat.port)
-        self._events.on_request(beat, source)
-        if beat.node_id == local.node_id:
-            raise self._refused("own_id", f"{short(beat.node_id)} is this node's own id: its key is used twice")
+        heartbeat = envelope.heartbeat
+        if (proven := id_behind(incoming.source)) and proven != heartbeat.node_id:
+            raise self._refused("anothers_name", f"{short(proven)} speaks in the name of {short(heartbeat.node_id)}")
+        source = Address(incoming.source.host, heartbeat.port)
+        self._events.on_request(heartbeat, source)
+        if heartbeat.node_id == local.node_id:
+            raise self._refused("own_id", f"{short(heartbeat.node_id)} is this node's own id: its key is used twice")
         handler = self._handlers.get(incoming.name)
         if handler is None:
             raise self._refused("no_handler", f"this node does not serve {incoming.name!r}")
-        address = Address(usable_host(beat.host) or incoming.source.host, beat.port)
+        address = Address(usable_host(heartbeat.host) or incoming.source.host, heartbeat.port)
         reply = await self._within_quota(
             # Without a proof an id costs nothing, and an address does; on the loopback of an open swarm neither.
-            proven or group_of(incoming.source.host) or beat.node_id,
-            lambda: handler(Contact(beat.node_id, address), envelope.payload, incoming.body),
+            proven or group_of(incoming.source.host) or heartbeat.node_id,
+            lambda: handler(Contact(heartbeat.node_id, address), envelope.payload, incoming.body),
         )
         return Response(_ENCODER.encode(Envelope(local.tag, local.heartbeat, b"", reply.head)), reply.body)
 
@@ -198,10 +198,10 @@ class RequestService:
                 envelope = _open(answer.head)
                 if envelope is None or envelope.tag != local.tag:
                     raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")
-                if envelope.beat.node_id != to.node_id:
-                    detail = f"answered as {short(envelope.beat.node_id)}, we asked {short(to.node_id)}"
+                if envelope.heartbeat.node_id != to.node_id:
+                    detail = f"answered as {short(envelope.heartbeat.node_id)}, we asked {short(to.node_id)}"
                     raise TransportError("rejected", to.address, detail)
-                self._events.on_response(envelope.beat, to.address)
+                self._events.on_response(envelope.heartbeat, to.address)
                 yield ReceivedResponse(envelope.payload, answer.body)
         except TransportError as error:
             if error.address == to.address:

@@ -161,7 +161,7 @@ class Dialer:
                 self._transport, address, caller=self._caller, genesis=genesis, timeout_s=HELLO_TIMEOUT_S
             )
         except DuplicateIdentityFound as error:
-            self._on_duplicate_identity(error.incarnation, error.boot, error.address)
+            self._on_duplicate_identity(error.incarnation, error.boot_id, error.address)
             raise
 
     async def _addresses(self, label: str | Address) -> Sequence[Address]:

@@ -53,7 +53,7 @@ class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
     observed_host: Annotated[str, Meta(max_length=64)]
     nodes: Nodes
     incarnation: Annotated[int, Meta(ge=0)] = 0
-    boot: Annotated[int, Meta(ge=0)] = 0
+    boot_id: Annotated[int, Meta(ge=0)] = 0
     public_key: Annotated[bytes, Meta(max_length=32)] = b""
     signature: Annotated[bytes, Meta(max_length=64)] = b""
 
@@ -80,11 +80,11 @@ class HelloRejected(OverlayError):
 class DuplicateIdentityFound(HelloRejected):
     """Another process answered, and proved it, with our own identity."""
 
-    def __init__(self, address: Address, incarnation: int, boot: int) -> None:
+    def __init__(self, address: Address, incarnation: int, boot_id: int) -> None:
         super().__init__("runs with this node's own identity", final=True)
         self.address = address
         self.incarnation = incarnation
-        self.boot = boot
+        self.boot_id = boot_id
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -97,7 +97,7 @@ class HelloContext:
     """Who says hello: our identity, our start and our run; `entropy` gives the nonces."""
 
     identity: Identity
-    boot: int
+    boot_id: int
     run: str
     entropy: Entropy
 
@@ -122,7 +122,7 @@ def answer_hello(
         incoming.source.host,
         pack_nodes(closest(request.node_id) if request.run == local.run else []),
         local.heartbeat.incarnation,
-        local.heartbeat.boot,
+        local.heartbeat.boot_id,
         identity.public_key,
     )
     signature = identity.sign(_statement(request.nonce, request.node_id, answer))
@@ -144,7 +144,7 @@ def check_answer(
     if answer.version != PROTOCOL_VERSION:
         raise HelloRejected(f"speaks protocol {answer.version}, this node speaks {PROTOCOL_VERSION}", final=True)
     own_id, run = caller.identity.node_id, caller.run
-    if answer.node_id == own_id and answer.boot == caller.boot:
+    if answer.node_id == own_id and answer.boot_id == caller.boot_id:
         raise HelloRejected("is this node itself", final=True)
     unsigned = msgspec.structs.replace(answer, signature=b"")
     if node_id_of(answer.public_key) != answer.node_id or not caller.identity.verifies(
@@ -152,7 +152,7 @@ def check_answer(
     ):
         raise HelloRejected(f"says it is {short(answer.node_id)} and cannot prove it", final=True)
     if answer.node_id == own_id:
-        raise DuplicateIdentityFound(address, answer.incarnation, answer.boot)
+        raise DuplicateIdentityFound(address, answer.incarnation, answer.boot_id)
     if answer.run != run:
         raise HelloRejected(f"belongs to run {answer.run!r}, this node to {run!r}", final=True)
     if len(answer.genesis) != GENESIS_BYTES:

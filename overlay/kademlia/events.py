@@ -13,21 +13,21 @@ class ProtocolEvents(Protocol):
     """Receives the events."""
 
     def on_response(
-        self, beat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
+        self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
     ) -> None:
         """The node that was asked answered; `rtt_s` is None when it asked others first. `proven`: it proved its id.
         May arrive late, after `on_timeout`."""
 
-    def on_id_mismatch(self, beat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+    def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
         """Another node answered at the address of the one that was asked."""
 
-    def on_request(self, beat: Heartbeat, source: Address) -> None:
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         """A node sent a request."""
 
     def on_timeout(self, contact: Contact) -> None:
         """A node answered neither the call nor its retry."""
 
-    def on_own_id(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> None:
+    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
         """A datagram of another process carries our own id; `proven`: it has our key."""
 
     def on_gossip(self, news: Gossip, sender: bytes) -> None:

@@ -1,9 +1,9 @@
 """Proof of a node id: a signature by the key that the id is the hash of.
 
 Whoever is asked for it signs the question it was asked (its message id is 20 random bytes of the asker's, so nothing
-heard before fits), the asker's id, and its own beat as it stands in the answer, start and claimed address included.
-An id enters a table, moves to another address or counts as restarted only with it (DESIGN section 4, "Identity"), and
-nothing else makes a node believe that another process uses its own identity.
+heard before fits), the asker's id, and its own heartbeat as it stands in the answer, start and claimed address
+included. An id enters a table, moves to another address or counts as restarted only with it (DESIGN section 4,
+"Identity"), and nothing else makes a node believe that another process uses its own identity.
 
 It does not bind the datagrams that follow: that is the seal's work. Pure. It keeps a count of signatures made: a
 signature costs tens of microseconds and a stranger may ask for it, so a second holds only so many.

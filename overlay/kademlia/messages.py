@@ -1,10 +1,10 @@
 """Datagrams: the one place where their bytes are made and read.
 
 Kademlia's framing is kept: byte 0 is 0 for a request and 1 for a response, bytes 1-20 are the message id, then one
-MessagePack array `[swarm tag, beat, body, news]` with a fifth element where a node is to prove its id: true in such a
-request, the proof in its response (`overlay.kademlia.identity_proofs`). Bodies are tagged arrays, so the typed decoder
-*is* the explicit table of remote procedures: what is not listed here does not decode, and nesting and sizes are bounded
-by the types. `encode` and `decode` are where sealing will stand.
+MessagePack array `[swarm tag, heartbeat, body, news]` with a fifth element where a node is to prove its id: true in
+such a request, the proof in its response (`overlay.kademlia.identity_proofs`). Bodies are tagged arrays, so the typed
+decoder *is* the explicit table of remote procedures: what is not listed here does not decode, and nesting and sizes are
+bounded by the types. `encode` and `decode` are where sealing will stand.
 
 Contacts travel packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 of them need 520 bytes.
 """
@@ -39,9 +39,10 @@ PACKED_V4_BYTES = ID_BYTES + 4 + 2
 PACKED_V6_BYTES = ID_BYTES + 16 + 2
 #: Most contacts read from one answer (reference/kademlia.md section 4 f).
 MAX_CONTACTS = 64
-#: Most news in one datagram: with the largest beat and contacts it still fits.
+#: Most news in one datagram: with the largest heartbeat and contacts it still fits.
 MAX_GOSSIP = 8
-#: Packed contacts in one answer: what is left of a datagram after the header, the largest beat, `MAX_GOSSIP`, a proof.
+#: Packed contacts in one answer: what is left of a datagram after the header, the largest heartbeat, `MAX_GOSSIP`, a
+#: proof.
 MAX_CONTACT_BYTES = MAX_DATAGRAM_BYTES - HEADER_BYTES - 150 - MAX_GOSSIP * 42 - PROOF_BYTES - 2
 
 _KINDS = (b"\x00", b"\x01")
@@ -97,9 +98,9 @@ class StreamsFailing(_Body, frozen=True, tag="unreached"):
 
 
 class DuplicateIdentity(_Body, frozen=True, tag="twin"):
-    """Another process speaks with your identity, at this address, under this boot number: ask it. Not answered."""
+    """Another process speaks with your identity, at this address, under this boot id: ask it. Not answered."""
 
-    boot: Annotated[int, Meta(ge=0)]
+    boot_id: Annotated[int, Meta(ge=0)]
     contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
 
 
@@ -128,7 +129,7 @@ GossipList = Annotated[list[Gossip], Meta(max_length=MAX_GOSSIP)]
 
 class RequestDatagram(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     tag: Tag
-    beat: Heartbeat
+    heartbeat: Heartbeat
     body: Call
     news: GossipList
     prove: bool = False
@@ -136,7 +137,7 @@ class RequestDatagram(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
 
 class ResponseDatagram(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     tag: Tag
-    beat: Heartbeat
+    heartbeat: Heartbeat
     body: Result
     news: GossipList
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""
@@ -154,9 +155,9 @@ def swarm_tag(run: str, genesis: bytes) -> bytes:
     return hashlib.sha256(b"p2pnode swarm\0" + run.encode() + b"\0" + genesis).digest()[:TAG_BYTES]
 
 
-def encode_head(tag: bytes, beat: Heartbeat) -> bytes:
-    """The part of every datagram that changes only with the own beat; encoded once, used for many."""
-    return _ENCODER.encode(tag) + _ENCODER.encode(beat)
+def encode_head(tag: bytes, heartbeat: Heartbeat) -> bytes:
+    """The part of every datagram that changes only with the own heartbeat; encoded once, used for many."""
+    return _ENCODER.encode(tag) + _ENCODER.encode(heartbeat)
 
 
 def encode(
@@ -191,7 +192,7 @@ def decode(datagram: bytes) -> tuple[bytes, RequestDatagram | ResponseDatagram]:
         message: RequestDatagram | ResponseDatagram = _DECODERS[kind].decode(datagram[HEADER_BYTES:])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise Malformed("content") from None
-    if message.beat.host and usable_host(message.beat.host) is None:
+    if message.heartbeat.host and usable_host(message.heartbeat.host) is None:
         raise Malformed("host")
     return datagram[1:HEADER_BYTES], message
 

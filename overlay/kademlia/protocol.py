@@ -44,7 +44,7 @@ from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact, Heartbeat
 from overlay.transport import Transport
 
-#: Handles one kind of call: body, caller's beat, its source address, message id. None: answered later, or never.
+#: Handles one kind of call: body, caller's heartbeat, its source address, message id. None: answered later, or never.
 Procedure = Callable[[Any, Heartbeat, Address, bytes], Result | None]
 C = TypeVar("C")
 
@@ -81,7 +81,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._entropy = environment.entropy
         self._log = environment.log
         self._tag: bytes | None = None
-        self._beat: Heartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._head = b""
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -101,10 +101,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         """Enter a procedure into the table."""
         self._procedures[call] = procedure
 
-    def set_heartbeat(self, beat: Heartbeat, tag: bytes | None) -> None:
-        """The own beat and swarm from now on; encoded here once for all datagrams until the next change."""
-        self._beat, self._tag = beat, tag
-        self._head = messages.encode_head(tag, beat) if tag is not None else b""
+    def set_heartbeat(self, heartbeat: Heartbeat, tag: bytes | None) -> None:
+        """The own heartbeat and swarm from now on; encoded here once for all datagrams until the next change."""
+        self._heartbeat, self._tag = heartbeat, tag
+        self._head = messages.encode_head(tag, heartbeat) if tag is not None else b""
 
     def close(self) -> None:
         """End what waits: whoever asked gets None, as after a time-out, and nobody is blamed for it."""
@@ -211,10 +211,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if message.tag != self._tag:
             self.counters["dropped_other_swarm"] += 1
             return
-        if (sealed_by := id_behind(addr)) and sealed_by != message.beat.node_id:
+        if (sealed_by := id_behind(addr)) and sealed_by != message.heartbeat.node_id:
             self.counters["dropped_in_anothers_name"] += 1
             return
-        if message.beat.node_id == self.own_id:
+        if message.heartbeat.node_id == self.own_id:
             self._guarded(self._accept_own_id, message_id, message, addr)
         elif isinstance(message, ResponseDatagram):
             self._guarded(self._accept_response, message_id, message, addr)
@@ -224,26 +224,26 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def _accept_own_id(self, message_id: bytes, message: RequestDatagram | ResponseDatagram, source: Address) -> None:
         """Our own datagram come back (several interfaces, a NAT that hairpins), a liar, or a twin: another process with
         our key. Only the twin can prove its id; we prove ours to it, so that both know."""
-        if self._beat is None or message.beat.boot == self._beat.boot:
+        if self._heartbeat is None or message.heartbeat.boot_id == self._heartbeat.boot_id:
             self.counters["dropped_own_echo"] += 1
             return
         self.counters["dropped_own_id"] += 1
         if isinstance(message, RequestDatagram):
             if message.prove:
                 self.respond(message_id, source, Pong(), prove_to=self.own_id)
-            self._events.on_own_id(message.beat, source)
+            self._events.on_own_id(message.heartbeat, source)
             return
         pending = self._calls.get(message_id)
         if pending is None or pending.contact.node_id != self.own_id or not self._is_proven(message_id, message):
             return
         self._calls.settle(pending)
-        self._events.on_own_id(message.beat, source, proven=True)
+        self._events.on_own_id(message.heartbeat, source, proven=True)
         pending.on_result(message.body)
 
     def _is_proven(self, message_id: bytes, response: ResponseDatagram) -> bool:
         assert self._tag is not None
-        head = messages.encode_head(self._tag, response.beat)
-        return self._proofs.holds(response.proof, response.beat.node_id, self.own_id, message_id, head)
+        head = messages.encode_head(self._tag, response.heartbeat)
+        return self._proofs.holds(response.proof, response.heartbeat.node_id, self.own_id, message_id, head)
 
     def _accept_response(self, message_id: bytes, response: ResponseDatagram, source: Address) -> None:
         pending = self._calls.get(message_id)
@@ -255,25 +255,25 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self.counters["dropped_unproven"] += 1
             return
         self._calls.settle(pending)
-        beat = response.beat
-        if beat.node_id != pending.contact.node_id:
+        heartbeat = response.heartbeat
+        if heartbeat.node_id != pending.contact.node_id:
             self.counters["impostors"] += 1
-            self._events.on_id_mismatch(beat, source, pending.contact, proven=pending.require_proof)
+            self._events.on_id_mismatch(heartbeat, source, pending.contact, proven=pending.require_proof)
             pending.on_result(None)
             return
         rtt_s: float | None = None
         if pending.timed:
             rtt_s = self._clock.monotonic() - pending.sent[message_id]
             self.round_trips.observe(rtt_s)
-        self._events.on_response(beat, source, rtt_s, pending.contact, proven=pending.require_proof)
-        self._hear(response.news, beat.node_id)
+        self._events.on_response(heartbeat, source, rtt_s, pending.contact, proven=pending.require_proof)
+        self._hear(response.news, heartbeat.node_id)
         pending.on_result(response.body)
 
     def _accept_late(self, message_id: bytes, response: ResponseDatagram, source: Address) -> None:
         """Given up too soon: the node lives, and our waits are shorter than its round trip. Without this they would
         stay so, because only answers in time are measured."""
         pending, sent = self._calls.take_late(message_id)
-        if pending is None or response.beat.node_id != pending.contact.node_id:
+        if pending is None or response.heartbeat.node_id != pending.contact.node_id:
             self.counters["dropped_unasked"] += 1
             return
         if pending.require_proof and not self._is_proven(message_id, response):
@@ -282,19 +282,19 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.counters["late_answers"] += 1
         rtt_s = self._clock.monotonic() - sent
         self.round_trips.observe(rtt_s)
-        self._events.on_response(response.beat, source, rtt_s, pending.contact, proven=pending.require_proof)
+        self._events.on_response(response.heartbeat, source, rtt_s, pending.contact, proven=pending.require_proof)
 
     def _accept_request(self, message_id: bytes, request: RequestDatagram, source: Address) -> None:
-        beat = request.beat
-        self._events.on_request(beat, source)
-        self._hear(request.news, beat.node_id)
+        heartbeat = request.heartbeat
+        self._events.on_request(heartbeat, source)
+        self._hear(request.news, heartbeat.node_id)
         procedure = self._procedures.get(type(request.body))
         if procedure is None:
             self.counters["dropped_no_procedure"] += 1
             return
-        result = procedure(request.body, beat, source, message_id)
+        result = procedure(request.body, heartbeat, source, message_id)
         if result is not None:
-            self.respond(message_id, source, result, prove_to=beat.node_id if request.prove else b"")
+            self.respond(message_id, source, result, prove_to=heartbeat.node_id if request.prove else b"")
 
     def _hear(self, news: list[Gossip], sender: bytes) -> None:
         for piece in news:

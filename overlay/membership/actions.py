@@ -77,7 +77,7 @@ class Verify:
 class AddressClaim:
     """A peer's heartbeat, and the address where it answered; `known`: whether the member list had it by then."""
 
-    beat: Heartbeat
+    heartbeat: Heartbeat
     address: Address
     rtt_s: float | None
     known: bool

@@ -337,7 +337,7 @@ class FailureDetector:
                 return self._accept_accusation(news, kind, member, now)
 
     def _refute(self, news: Gossip, sender: bytes) -> list[DetectorAction]:
-        """SWIM: refute with a higher count. News about an older start of ours refute themselves by the beat."""
+        """SWIM: refute with a higher count. News about an older start of ours refute themselves by the heartbeat."""
         ill = news.kind in (MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
         if not ill or self.leaving or news.incarnation != self.incarnation or news.refutation < self.refutation:
             return []

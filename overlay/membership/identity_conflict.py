@@ -1,6 +1,6 @@
 """Finds two processes that run with one identity: a copied state directory, or a stolen key.
 
-A process that uses our id counts only when it proves it with our key, under another start (`boot`). Two processes of
+A process that uses our id counts only when it proves it with our key, under another start (`boot_id`). Two processes of
 one identity never list each other as peers, so a third node that receives heartbeats of both tells each where the
 other is; that is a hint, and each verifies it. Restarts are no conflict: a new start has a higher incarnation, and the
 older one sends nothing more.
@@ -27,10 +27,10 @@ MAX_REPORTED = 1024
 class IdentityConflicts:
     """Conflicts over our own id and over those of peers."""
 
-    def __init__(self, own_id: bytes, boot: int) -> None:
+    def __init__(self, own_id: bytes, boot_id: int) -> None:
         self.duplicate_of_us = ""  # the address of the other process with our key, once that is proven
         self._own_id = own_id
-        self._boot = boot
+        self._boot_id = boot_id
         self._reported: dict[bytes, float] = {}
 
     def __len__(self) -> int:
@@ -39,17 +39,17 @@ class IdentityConflicts:
 
     # -- our own id ----------------------------------------------------------------------------------------------
 
-    def on_own_id(self, beat: Heartbeat, claimed: Address, source: Address, *, proven: bool) -> Sequence[Action]:
+    def on_own_id(self, heartbeat: Heartbeat, claimed: Address, source: Address, *, proven: bool) -> Sequence[Action]:
         """A datagram of another process carries our id: ask for the proof; with it, stop this node."""
-        if beat.boot == self._boot:
+        if heartbeat.boot_id == self._boot_id:
             return ()
         if proven:
-            return self.on_proof(beat.incarnation, beat.boot, source)
+            return self.on_proof(heartbeat.incarnation, heartbeat.boot_id, source)
         return (self._verify(claimed), self._verify(source))
 
-    def on_proof(self, incarnation: int, boot: int, source: Address) -> Sequence[Action]:
+    def on_proof(self, incarnation: int, boot_id: int, source: Address) -> Sequence[Action]:
         """A process at this address has signed our question of this moment with our key, under another start."""
-        if boot == self._boot or self.duplicate_of_us:
+        if boot_id == self._boot_id or self.duplicate_of_us:
             return ()
         self.duplicate_of_us = str(source)
         reason = f"{source} runs with the same key, as incarnation {incarnation} of this node"
@@ -61,7 +61,7 @@ class IdentityConflicts:
     def on_report(self, report: DuplicateIdentity) -> Sequence[Action]:
         """A peer reports that another process uses our id."""
         contact = unpack_contact(report.contact)
-        if report.boot == self._boot or contact is None or contact.node_id != self._own_id:
+        if report.boot_id == self._boot_id or contact is None or contact.node_id != self._own_id:
             return ()
         return (self._verify(contact.address),)
 
@@ -71,34 +71,36 @@ class IdentityConflicts:
     # -- a peer's id ---------------------------------------------------------------------------------------------
 
     def on_conflict(
-        self, beat: Heartbeat, claimed: Address, source: Address, known: Peer, now: float
+        self, heartbeat: Heartbeat, claimed: Address, source: Address, known: Peer, now: float
     ) -> Sequence[Action]:
         """Two starts of one id send heartbeats at a time: tell each where the other is."""
-        if now < self._reported.get(beat.node_id, 0.0):
+        if now < self._reported.get(heartbeat.node_id, 0.0):
             return ()
         actions: list[Action] = []
-        if self._reported.pop(beat.node_id, None) is None:
+        if self._reported.pop(heartbeat.node_id, None) is None:
             reason = f"{source} and {known.address} both speak as this node"
             actions += (
-                LogEvent("warning", "identity_used_twice", {"peer": short(beat.node_id), "reason": reason}),
-                Notify(PeerChange(beat.node_id, "clone", reason)),
+                LogEvent("warning", "identity_used_twice", {"peer": short(heartbeat.node_id), "reason": reason}),
+                Notify(PeerChange(heartbeat.node_id, "clone", reason)),
             )
-        self._reported[beat.node_id] = now + REPORT_PAUSE_S
+        self._reported[heartbeat.node_id] = now + REPORT_PAUSE_S
         if len(self._reported) > MAX_REPORTED:
             del self._reported[next(iter(self._reported))]
-        second = Contact(beat.node_id, claimed)
+        second = Contact(heartbeat.node_id, claimed)
         return [
             *actions,
-            SendDuplicateIdentity(known.contact, DuplicateIdentity(beat.boot, pack_contact(second))),
-            SendDuplicateIdentity(second, DuplicateIdentity(known.boot, pack_contact(known.contact))),
+            SendDuplicateIdentity(known.contact, DuplicateIdentity(heartbeat.boot_id, pack_contact(second))),
+            SendDuplicateIdentity(second, DuplicateIdentity(known.boot_id, pack_contact(known.contact))),
         ]
 
 
-def is_same_start(beat: Heartbeat, known: Peer) -> bool:
+def is_same_start(heartbeat: Heartbeat, known: Peer) -> bool:
     """Whether this heartbeat is of the process we know."""
-    return beat.incarnation == known.incarnation and beat.boot == known.boot
+    return heartbeat.incarnation == known.incarnation and heartbeat.boot_id == known.boot_id
 
 
-def is_conflict(beat: Heartbeat, known: Peer) -> bool:
+def is_conflict(heartbeat: Heartbeat, known: Peer) -> bool:
     """A start that cannot have followed the one we know: an older one that still sends, or another of its number."""
-    return beat.incarnation < known.incarnation or (beat.incarnation == known.incarnation and beat.boot != known.boot)
+    return heartbeat.incarnation < known.incarnation or (
+        heartbeat.incarnation == known.incarnation and heartbeat.boot_id != known.boot_id
+    )

@@ -52,7 +52,7 @@ class MemberList:
     def __init__(
         self,
         own_id: bytes,
-        boot: int,
+        boot_id: int,
         detector: FailureDetector,
         table: ContactTable,
         k: int,
@@ -62,7 +62,7 @@ class MemberList:
         self.peers = PeerTable()
         self.ids_per_address = ids_per_address  # 0: any number
         self.detector = detector
-        self.conflicts = IdentityConflicts(own_id, boot)
+        self.conflicts = IdentityConflicts(own_id, boot_id)
         self.negative = NegativeCache()
         self.counters: Counter[str] = Counter()
         self.dead_contacts: dict[bytes, Contact] = {}
@@ -99,7 +99,7 @@ class MemberList:
 
     def on_response(
         self,
-        beat: Heartbeat,
+        heartbeat: Heartbeat,
         source: Address,
         rtt_s: float | None,
         asked: Contact,
@@ -109,54 +109,56 @@ class MemberList:
     ) -> Sequence[Action]:
         """The node that was asked answered; `proven`: it proved its id."""
         self.negative.discard(asked)
-        known = self.peers.get(beat.node_id)
-        if known is not None and known.address == asked.address and is_same_start(beat, known):
-            return self._refresh(beat, known.address, rtt_s, now)
+        known = self.peers.get(heartbeat.node_id)
+        if known is not None and known.address == asked.address and is_same_start(heartbeat, known):
+            return self._refresh(heartbeat, known.address, rtt_s, now)
         if not proven:
             # A node we know, restarted or moved: possible, but it has to prove it.
             return self.verify(asked)
-        if beat.activity == Activity.LEAVING:
-            return self._applied(self.detector.on_leave(beat.node_id, now))
-        claimed = claimed_address(beat, source)
+        if heartbeat.activity == Activity.LEAVING:
+            return self._applied(self.detector.on_leave(heartbeat.node_id, now))
+        claimed = claimed_address(heartbeat, source)
         if asked.address == claimed:
-            return self._verified(beat, claimed, rtt_s, known, now)
+            return self._verified(heartbeat, claimed, rtt_s, known, now)
         if known is None:
             # It answered where we asked and claims another address: that one is used if it answers there too.
             return (
-                CheckAddress(Contact(beat.node_id, claimed), AddressClaim(beat, asked.address, rtt_s, known=False)),
+                CheckAddress(
+                    Contact(heartbeat.node_id, claimed), AddressClaim(heartbeat, asked.address, rtt_s, known=False)
+                ),
             )
         if asked.address in (known.address, source):
-            return self._verified(beat, asked.address, rtt_s, known, now)
+            return self._verified(heartbeat, asked.address, rtt_s, known, now)
         return ()
 
     def on_id_mismatch(
-        self, beat: Heartbeat, source: Address, asked: Contact, now: float, *, proven: bool = False
+        self, heartbeat: Heartbeat, source: Address, asked: Contact, now: float, *, proven: bool = False
     ) -> Sequence[Action]:
         """Another node answered at the address of the one that was asked: the address is its own now."""
         known = self.peers.get(asked.node_id)
         self.negative.add(asked, now)
         removed: Sequence[Action] = ()
         if known is not None and known.address == asked.address:
-            removed = self._declare_dead(asked.node_id, now, f"{short(beat.node_id)} answers at its address")
-        answer = Contact(beat.node_id, asked.address)
-        return [*removed, *self.on_response(beat, source, None, answer, now, proven=proven)]
+            removed = self._declare_dead(asked.node_id, now, f"{short(heartbeat.node_id)} answers at its address")
+        answer = Contact(heartbeat.node_id, asked.address)
+        return [*removed, *self.on_response(heartbeat, source, None, answer, now, proven=proven)]
 
-    def on_request(self, beat: Heartbeat, source: Address, now: float) -> Sequence[Action]:
+    def on_request(self, heartbeat: Heartbeat, source: Address, now: float) -> Sequence[Action]:
         """A node sent a request: refresh it if it is at its known address, otherwise verify it."""
-        node_id = beat.node_id
+        node_id = heartbeat.node_id
         if node_id == self._own_id:
-            return self.on_own_id(beat, source)
+            return self.on_own_id(heartbeat, source)
         known = self.peers.get(node_id)
-        claimed = claimed_address(beat, source)
-        if known is not None and known.address in (claimed, source) and is_same_start(beat, known):
-            actions = self._refresh(beat, known.address, None, now)
+        claimed = claimed_address(heartbeat, source)
+        if known is not None and known.address in (claimed, source) and is_same_start(heartbeat, known):
+            actions = self._refresh(heartbeat, known.address, None, now)
             if known.address == claimed or self._claimed_addresses.get(node_id) == claimed:
                 return actions
             self._claimed_addresses[node_id] = claimed  # its router may have opened a port for it since
             return [*actions, *self.verify(Contact(node_id, claimed))]
-        if known is not None and known.address != claimed and is_conflict(beat, known):
-            return self._report_conflict(beat, source, known, now)
-        if beat.activity != Activity.LEAVING and (known is not None or self._wants(node_id)):
+        if known is not None and known.address != claimed and is_conflict(heartbeat, known):
+            return self._report_conflict(heartbeat, source, known, now)
+        if heartbeat.activity != Activity.LEAVING and (known is not None or self._wants(node_id)):
             at_claimed = self.verify(Contact(node_id, claimed))
             return at_claimed if source == claimed else (*at_claimed, *self.verify(Contact(node_id, source)))
         return ()
@@ -173,9 +175,9 @@ class MemberList:
         actions = self.detector.on_gossip(news, sender, now)
         return self._applied(actions) if actions else actions
 
-    def on_own_id(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> Sequence[Action]:
+    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> Sequence[Action]:
         """A datagram of another process carries our id."""
-        return self.conflicts.on_own_id(beat, claimed_address(beat, source), source, proven=proven)
+        return self.conflicts.on_own_id(heartbeat, claimed_address(heartbeat, source), source, proven=proven)
 
     def on_duplicate_report(self, report: DuplicateIdentity) -> Sequence[Action]:
         """A peer reports another process with our id."""
@@ -183,10 +185,10 @@ class MemberList:
 
     def on_unanswered_check(self, claim: AddressClaim, now: float) -> Sequence[Action]:
         """The preferred address did not answer (`CheckAddress`): the peer is at the other one."""
-        if (claim.beat.node_id in self.peers) != claim.known:
+        if (claim.heartbeat.node_id in self.peers) != claim.known:
             return ()
         take = self._relocate if claim.known else self._insert
-        return take(claim.beat, claim.address, claim.rtt_s, now)
+        return take(claim.heartbeat, claim.address, claim.rtt_s, now)
 
     def on_unreachable(self, node_id: bytes, now: float) -> Sequence[Action]:
         """Neither we nor the peers we asked reach this member."""
@@ -194,19 +196,19 @@ class MemberList:
 
     # -- streams -------------------------------------------------------------------------------------------------
 
-    def on_stream_request(self, beat: Heartbeat, source: Address, now: float) -> Sequence[Action]:
+    def on_stream_request(self, heartbeat: Heartbeat, source: Address, now: float) -> Sequence[Action]:
         """A request over a stream: its source port is no address, so the host alone identifies a known peer."""
-        known = self.peers.get(beat.node_id)
-        if known is not None and known.address.host == source.host and is_same_start(beat, known):
-            return self._refresh(beat, known.address, None, now)
-        return self.on_request(beat, source, now)
+        known = self.peers.get(heartbeat.node_id)
+        if known is not None and known.address.host == source.host and is_same_start(heartbeat, known):
+            return self._refresh(heartbeat, known.address, None, now)
+        return self.on_request(heartbeat, source, now)
 
-    def on_stream_response(self, beat: Heartbeat, address: Address, now: float) -> Sequence[Action]:
+    def on_stream_response(self, heartbeat: Heartbeat, address: Address, now: float) -> Sequence[Action]:
         """The node at this address, its id checked, answered a request over a stream."""
-        known = self.peers.get(beat.node_id)
-        if known is not None and is_same_start(beat, known):
-            return self._refresh(beat, known.address, None, now)
-        return self.verify(Contact(beat.node_id, address))
+        known = self.peers.get(heartbeat.node_id)
+        if known is not None and is_same_start(heartbeat, known):
+            return self._refresh(heartbeat, known.address, None, now)
+        return self.verify(Contact(heartbeat.node_id, address))
 
     # -- insertion and change ------------------------------------------------------------------------------------
 
@@ -214,51 +216,51 @@ class MemberList:
         """Ping a node that has not answered us at this address yet; it has to prove its id."""
         return () if contact.node_id == self._own_id else (Verify(contact),)
 
-    def _refresh(self, beat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
+    def _refresh(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
         """A known peer, at its known address, since the same start."""
-        if beat.activity == Activity.LEAVING:
-            return self._applied(self.detector.on_leave(beat.node_id, now))
-        return self._fold(beat, address, rtt_s, now)
+        if heartbeat.activity == Activity.LEAVING:
+            return self._applied(self.detector.on_leave(heartbeat.node_id, now))
+        return self._fold(heartbeat, address, rtt_s, now)
 
     def _wants(self, node_id: bytes) -> bool:
         return len(self.peers) < FULL_VIEW or self._table.wants(node_id) or node_id in self.dead_contacts
 
     def _verified(
-        self, beat: Heartbeat, address: Address, rtt_s: float | None, known: Peer | None, now: float
+        self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, known: Peer | None, now: float
     ) -> Sequence[Action]:
         if known is None:
-            return self._insert(beat, address, rtt_s, now)
-        if known.address == address and is_conflict(beat, known):
+            return self._insert(heartbeat, address, rtt_s, now)
+        if known.address == address and is_conflict(heartbeat, known):
             # Two processes cannot share an address: the start we knew has ended, its directory was put back.
-            removed = self._declare_dead(beat.node_id, now, "started again from an older state directory")
-            return [*removed, *self._insert(beat, address, rtt_s, now)]
-        if known.address == address or beat.incarnation > known.incarnation:
-            return self._relocate(beat, address, rtt_s, now)
-        if not is_same_start(beat, known):
-            return self._report_conflict(beat, address, known, now)
-        if beat.node_id in self._behind_nat and address.port == beat.port:
-            return self._relocate(beat, address, rtt_s, now)  # the address it claims: streams reach it there
+            removed = self._declare_dead(heartbeat.node_id, now, "started again from an older state directory")
+            return [*removed, *self._insert(heartbeat, address, rtt_s, now)]
+        if known.address == address or heartbeat.incarnation > known.incarnation:
+            return self._relocate(heartbeat, address, rtt_s, now)
+        if not is_same_start(heartbeat, known):
+            return self._report_conflict(heartbeat, address, known, now)
+        if heartbeat.node_id in self._behind_nat and address.port == heartbeat.port:
+            return self._relocate(heartbeat, address, rtt_s, now)  # the address it claims: streams reach it there
         # Two addresses answer as one node: the old one stays unless it has gone silent.
-        return (CheckAddress(known.contact, AddressClaim(beat, address, rtt_s, known=True)),)
+        return (CheckAddress(known.contact, AddressClaim(heartbeat, address, rtt_s, known=True)),)
 
-    def _report_conflict(self, beat: Heartbeat, source: Address, known: Peer, now: float) -> Sequence[Action]:
-        actions = self.conflicts.on_conflict(beat, claimed_address(beat, source), source, known, now)
+    def _report_conflict(self, heartbeat: Heartbeat, source: Address, known: Peer, now: float) -> Sequence[Action]:
+        actions = self.conflicts.on_conflict(heartbeat, claimed_address(heartbeat, source), source, known, now)
         if actions:
             self.counters["twins_told"] += 1
         return actions
 
-    def _insert(self, beat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
+    def _insert(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
         if len(self.peers) >= MAX_PEERS:
             self.counters["peers_refused_full"] += 1
             return ()
-        return self._relocate(beat, address, rtt_s, now)
+        return self._relocate(heartbeat, address, rtt_s, now)
 
-    def _relocate(self, beat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
+    def _relocate(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
         """It is at this address from now on, if the address has room for one more id."""
-        if self._exceeds_address_limit(beat.node_id, address):
+        if self._exceeds_address_limit(heartbeat.node_id, address):
             return self._refused(group_of(address.host))
-        replaced = self._replace_occupant(beat.node_id, address, now)
-        return [*replaced, *self._fold(beat, address, rtt_s, now)]
+        replaced = self._replace_occupant(heartbeat.node_id, address, now)
+        return [*replaced, *self._fold(heartbeat, address, rtt_s, now)]
 
     def _exceeds_address_limit(self, node_id: bytes, address: Address) -> bool:
         group = group_of(address.host)
@@ -285,27 +287,27 @@ class MemberList:
             return ()
         return self._declare_dead(occupant, now, f"{short(node_id)} answers at its address")
 
-    def _fold(self, beat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
-        node_id = beat.node_id
-        change = self.peers.observe(beat, address.host, now, rtt_s, address=address)
+    def _fold(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
+        node_id = heartbeat.node_id
+        change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
         if change is None:  # nearly every datagram
-            actions = self.detector.on_heartbeat(node_id, beat.incarnation, now)
+            actions = self.detector.on_heartbeat(node_id, heartbeat.incarnation, now)
             return self._applied(actions) if actions else actions
         if change.kind in ("up", "restarted", "moved"):
-            self._note_nat(beat, address)
+            self._note_nat(heartbeat, address)
             self._table.add(Contact(node_id, address))
         if change.kind != "up":
-            return [Notify(change), *self._applied(self.detector.on_heartbeat(node_id, beat.incarnation, now))]
+            return [Notify(change), *self._applied(self.detector.on_heartbeat(node_id, heartbeat.incarnation, now))]
         if self.dead_contacts.pop(node_id, None) is not None:
             change = PeerChange(node_id, "returned", "back from the dead")
-        return [Notify(change), *self._applied(self.detector.on_response(node_id, beat.incarnation, now))]
+        return [Notify(change), *self._applied(self.detector.on_response(node_id, heartbeat.incarnation, now))]
 
-    def _note_nat(self, beat: Heartbeat, address: Address) -> None:
+    def _note_nat(self, heartbeat: Heartbeat, address: Address) -> None:
         """The port that a node names takes its streams as well; one that a NAT chose does not."""
-        if address.port == beat.port:
-            self._behind_nat.discard(beat.node_id)
+        if address.port == heartbeat.port:
+            self._behind_nat.discard(heartbeat.node_id)
         else:
-            self._behind_nat.add(beat.node_id)
+            self._behind_nat.add(heartbeat.node_id)
 
     # -- the detector's actions ----------------------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ class MemberList:
                 del self.dead_contacts[node_id]
 
 
-def claimed_address(beat: Heartbeat, source: Address) -> Address:
+def claimed_address(heartbeat: Heartbeat, source: Address) -> Address:
     """Where a node claims to be: the host it advertises or else the source of its datagram, and the port it names."""
-    host = usable_host(beat.host) if beat.host else None
-    return Address(host or source.host, beat.port)
+    host = usable_host(heartbeat.host) if heartbeat.host else None
+    return Address(host or source.host, heartbeat.port)

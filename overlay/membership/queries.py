@@ -18,10 +18,10 @@ class PeerQueries:
         self._peers = peers
 
     async def ping(self, contact: Contact) -> Heartbeat | None:
-        """The beat of one node; None when it stays silent, or is not who we asked."""
+        """The heartbeat of one node; None when it stays silent, or is not who we asked."""
         answered = await self.ask(contact, Ping())
         peer = self._peers.get(contact.node_id)
-        return _beat_of(peer) if isinstance(answered, Pong) and peer is not None else None
+        return _heartbeat_of(peer) if isinstance(answered, Pong) and peer is not None else None
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
         """Ask all of these we know at once; what they say lands in the table."""
@@ -53,11 +53,11 @@ class PeerQueries:
         return await waiting
 
 
-def _beat_of(peer: Peer) -> Heartbeat:
+def _heartbeat_of(peer: Peer) -> Heartbeat:
     return Heartbeat(
         peer.node_id,
         peer.incarnation,
-        peer.boot,
+        peer.boot_id,
         peer.address.port,
         peer.address.host,
         int(peer.activity),

@@ -43,15 +43,15 @@ class Responder:
         protocol.register(GossipOnly, self._gossip_only)
         protocol.register(DuplicateIdentity, self._duplicate_identity)
 
-    def _ping(self, _body: Ping, _beat: Heartbeat, _source: Address, _message_id: bytes) -> Result:
+    def _ping(self, _body: Ping, _heartbeat: Heartbeat, _source: Address, _message_id: bytes) -> Result:
         return _PONG
 
-    def _find_node(self, body: FindNode, beat: Heartbeat, _source: Address, _message_id: bytes) -> Nodes:
-        closest = self._protocol.router.closest(body.target, ANSWER_CONTACTS, skip=beat.node_id)
+    def _find_node(self, body: FindNode, heartbeat: Heartbeat, _source: Address, _message_id: bytes) -> Nodes:
+        closest = self._protocol.router.closest(body.target, ANSWER_CONTACTS, skip=heartbeat.node_id)
         return pack_nodes([entry.packed for entry in closest])
 
     def _ping_for_another(
-        self, body: PingRequest, _beat: Heartbeat, source: Address, message_id: bytes
+        self, body: PingRequest, _heartbeat: Heartbeat, source: Address, message_id: bytes
     ) -> Result | None:
         contact = unpack_contact(body.contact)
         if contact is None:
@@ -80,10 +80,10 @@ class Responder:
             self._protocol.call(each, Ping(), on_result, counts_as_failure=False)
         return None
 
-    def _gossip_only(self, _body: GossipOnly, _beat: Heartbeat, _source: Address, _message_id: bytes) -> None:
+    def _gossip_only(self, _body: GossipOnly, _heartbeat: Heartbeat, _source: Address, _message_id: bytes) -> None:
         """The gossip of the datagram was processed before its dispatch."""
 
     def _duplicate_identity(
-        self, body: DuplicateIdentity, _beat: Heartbeat, _source: Address, _message_id: bytes
+        self, body: DuplicateIdentity, _heartbeat: Heartbeat, _source: Address, _message_id: bytes
     ) -> None:
         self._membership.perform(self._members.on_duplicate_report(body))

@@ -71,16 +71,16 @@ class Membership:
     # -- events --------------------------------------------------------------------------------------------------
 
     def on_response(
-        self, beat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
+        self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
     ) -> None:
         """See `ProtocolEvents`."""
-        actions = self.members.on_response(beat, source, rtt_s, asked, self._clock.monotonic(), proven=proven)
+        actions = self.members.on_response(heartbeat, source, rtt_s, asked, self._clock.monotonic(), proven=proven)
         if actions:
             self.perform(actions)
 
-    def on_request(self, beat: Heartbeat, source: Address) -> None:
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         """See `ProtocolEvents`."""
-        actions = self.members.on_request(beat, source, self._clock.monotonic())
+        actions = self.members.on_request(heartbeat, source, self._clock.monotonic())
         if actions:
             self.perform(actions)
 
@@ -94,25 +94,25 @@ class Membership:
         """See `ProtocolEvents`."""
         self.perform(self.members.on_timeout(contact, self._clock.monotonic()))
 
-    def on_id_mismatch(self, beat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+    def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
         """See `ProtocolEvents`."""
-        self.perform(self.members.on_id_mismatch(beat, source, asked, self._clock.monotonic(), proven=proven))
+        self.perform(self.members.on_id_mismatch(heartbeat, source, asked, self._clock.monotonic(), proven=proven))
 
-    def on_own_id(self, beat: Heartbeat, source: Address, *, proven: bool = False) -> None:
+    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
         """See `ProtocolEvents`."""
-        self.perform(self.members.on_own_id(beat, source, proven=proven))
+        self.perform(self.members.on_own_id(heartbeat, source, proven=proven))
 
-    def on_own_id_proven(self, incarnation: int, boot: int, address: Address) -> None:
+    def on_own_id_proven(self, incarnation: int, boot_id: int, address: Address) -> None:
         """A process at this address has proved that it holds our key."""
-        self.perform(self.members.conflicts.on_proof(incarnation, boot, address))
+        self.perform(self.members.conflicts.on_proof(incarnation, boot_id, address))
 
-    def on_stream_request(self, beat: Heartbeat, source: Address) -> None:
+    def on_stream_request(self, heartbeat: Heartbeat, source: Address) -> None:
         """A peer sent a request over a stream."""
-        self.perform(self.members.on_stream_request(beat, source, self._clock.monotonic()))
+        self.perform(self.members.on_stream_request(heartbeat, source, self._clock.monotonic()))
 
-    def on_stream_response(self, beat: Heartbeat, address: Address) -> None:
+    def on_stream_response(self, heartbeat: Heartbeat, address: Address) -> None:
         """The node at this address answered a request over a stream."""
-        self.perform(self.members.on_stream_response(beat, address, self._clock.monotonic()))
+        self.perform(self.members.on_stream_response(heartbeat, address, self._clock.monotonic()))
 
     def tick(self, now: float) -> None:
         """Let the failure detector expire suspicions and begin a probe round."""

@@ -79,12 +79,12 @@ class Reachability:
         self._wake.set()
 
     def on_unreachable_report(
-        self, _body: StreamsFailing, beat: Heartbeat, source: Address, _message_id: bytes
+        self, _body: StreamsFailing, heartbeat: Heartbeat, source: Address, _message_id: bytes
     ) -> None:
         """A peer reports that its streams to us fail. Only reports of known peers, from their own address, count."""
-        sender = beat.node_id
+        sender = heartbeat.node_id
         peer = self._peers.get(sender)
-        if peer is None or peer.address.host != (beat.host or source.host):
+        if peer is None or peer.address.host != (heartbeat.host or source.host):
             return
         now = self._clock.monotonic()
         self._unreachable_reports = {

@@ -50,7 +50,7 @@ class Node:
         self.overlay = Overlay(
             identity=self.identity,
             incarnation=self.incarnation,
-            boot=int.from_bytes(environment.entropy.token(4), "big"),
+            boot_id=int.from_bytes(environment.entropy.token(4), "big"),
             settings=OverlaySettings(config.node, config.swarm, config.liveness),
             transport=environment.transport,
             environment=environment,

@@ -98,7 +98,7 @@ class StatusReport:
                 address=str(overlay.address),
                 role="peer",
                 client_only=node.config.node.client_only,
-                eligible=overlay.beat.eligible,
+                eligible=overlay.heartbeat.eligible,
                 uptime_seconds=self._uptime_s(),
             ),
             run=node.config.swarm.run,

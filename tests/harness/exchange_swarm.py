@@ -160,7 +160,7 @@ class Overlay:
             callback(PeerChange(node_id, kind, reason))
 
     def met(self, other: Overlay) -> None:
-        """A beat of another node has come."""
+        """A heartbeat of another node has come."""
         peer = self.peers.get(other.node_id)
         if peer is None:
             self.peers[other.node_id] = Peer(

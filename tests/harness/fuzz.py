@@ -155,9 +155,9 @@ class Fuzz:
     def _sample(self, target: Overlay, world: OverlayWorld) -> bytes:
         """A well-formed message of any kind, from nobody, from a peer, or in the target's own name."""
         rng = self._rng
-        real = rng.choice(list(world.nodes.values())).beat
+        real = rng.choice(list(world.nodes.values())).heartbeat
         start = (rng.choice([0, 1, 2, 2**62]), rng.getrandbits(32), rng.choice([1, PORT, 65535]))
-        beat = rng.choice([real, Heartbeat(rng.randbytes(20), *start), Heartbeat(real.node_id, *start)])
+        heartbeat = rng.choice([real, Heartbeat(rng.randbytes(20), *start), Heartbeat(real.node_id, *start)])
         contact = rng.choice([rng.randbytes(26), rng.randbytes(38), messages.pack_contact(target.local.contact)])
         packed = b"".join(rng.randbytes(26) for _ in range(rng.randrange(34)))
         bodies = [
@@ -183,11 +183,13 @@ class Fuzz:
         waiting = target._protocol._calls._outstanding
         if is_answer and waiting and rng.random() < 0.7:
             message_id = rng.choice(list(waiting))
-            asked = [node.beat for node in world.nodes.values() if node.node_id == waiting[message_id].contact.node_id]
-            beat = asked[0] if asked and rng.random() < 0.8 else beat
+            asked = [
+                node.heartbeat for node in world.nodes.values() if node.node_id == waiting[message_id].contact.node_id
+            ]
+            heartbeat = asked[0] if asked and rng.random() < 0.8 else heartbeat
         extra: bool | bytes = rng.randbytes(96) if is_answer else True
         kind = int(is_answer) if rng.random() < 0.95 else rng.randrange(2)
-        head = messages.encode_head(TAG if rng.random() < 0.97 else rng.randbytes(8), beat)
+        head = messages.encode_head(TAG if rng.random() < 0.97 else rng.randbytes(8), heartbeat)
         return messages.encode(kind, message_id, head, body, news, extra if rng.random() < 0.5 else b"")
 
     def _bytes_changed(self, data: bytes) -> bytes:
@@ -252,8 +254,8 @@ class Fuzz:
         """A request whose head was changed: refused with a reason, or served; nothing else."""
         rng = self._rng
         name = rng.choice(["hello", "dialback", "push", "nothing", ""])
-        beat = Heartbeat(rng.randbytes(20), 1, 1, PORT)
-        envelope = Envelope(TAG, beat, target.node_id if rng.random() < 0.8 else rng.randbytes(20), b"payload")
+        heartbeat = Heartbeat(rng.randbytes(20), 1, 1, PORT)
+        envelope = Envelope(TAG, heartbeat, target.node_id if rng.random() < 0.8 else rng.randbytes(20), b"payload")
         greeting = hello.HelloRequest(messages.PROTOCOL_VERSION, "tests", rng.randbytes(20), rng.randbytes(16))
         head = msgspec.msgpack.encode(greeting if name == "hello" else envelope)
         for _ in range(rng.choice([0, 1, 1, 3])):

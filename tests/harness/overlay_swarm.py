@@ -88,7 +88,7 @@ class OverlayWorld:
         overlay = Overlay(
             identity=identity,
             incarnation=next_incarnation(disk),
-            boot=int.from_bytes(entropy.token(8), "big"),
+            boot_id=int.from_bytes(entropy.token(8), "big"),
             settings=OverlaySettings(settings, SwarmSettings(run=run or self.run), LivenessSettings()),
             transport=transport,
             environment=make_environment(clock=clock, entropy=entropy, disk=disk, log=log),

@@ -18,6 +18,6 @@ def contact(node_id: bytes, port: int = 8468) -> Contact:
     return Contact(node_id, Address("10.0.0.1", port))
 
 
-def beat(node_id: bytes = b"n" * 20, **changes: object) -> Heartbeat:
-    values: dict[str, object] = {"incarnation": 1, "boot": 7, "port": 8468, **changes}
+def heartbeat(node_id: bytes = b"n" * 20, **changes: object) -> Heartbeat:
+    values: dict[str, object] = {"incarnation": 1, "boot_id": 7, "port": 8468, **changes}
     return Heartbeat(node_id, **values)  # type: ignore[arg-type]

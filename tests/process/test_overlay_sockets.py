@@ -83,7 +83,7 @@ class Real:
         self.overlay = Overlay(
             identity=load_identity(disk, entropy),
             incarnation=next_incarnation(disk),
-            boot=int.from_bytes(os.urandom(4), "big"),
+            boot_id=int.from_bytes(os.urandom(4), "big"),
             settings=OverlaySettings(NodeSettings(host=host, port=0), SwarmSettings(run="tests"), LivenessSettings()),
             transport=SocketTransport(host, 0, log=log, clock=SystemClock()),
             environment=make_environment(clock=SystemClock(), entropy=entropy, disk=disk, log=log),
@@ -236,8 +236,8 @@ def test_kademlia_fault_01_stock_a_reply_kills_the_socket(place: tuple[Any, int]
 
 
 def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
-    """Ours: contacts without a port, without an address, multicast, of the other family, and beats with hosts that are
-    none, from a real socket; the node counts them and goes on answering."""
+    """Ours: contacts without a port, without an address, multicast, of the other family, and heartbeats with hosts that
+    are none, from a real socket; the node counts them and goes on answering."""
 
     async def main() -> None:
         async with Real() as node, Real() as other:
@@ -250,7 +250,7 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
             )
             asked = asyncio.Event()
 
-            def lying(_body: Any, _beat: Any, _source: Any, _message_id: Any) -> messages.Nodes:
+            def lying(_body: Any, _heartbeat: Any, _source: Any, _message_id: Any) -> messages.Nodes:
                 asked.set()
                 return lies
 
@@ -259,14 +259,14 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
                 await node.lookup(b"t" * 20)
             assert asked.is_set()
             assert node.report().counters["malformed_contacts"] >= 4
-            beats = [
+            heartbeats = [
                 Heartbeat(b"z" * 20, 1, 1, 1, host) for host in ("nowhere.invalid", "255.255.255.255", "fe80::1%lo")
             ]
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
-                for beat in beats:
-                    head = messages.encode_head(TAG, beat)
+                for heartbeat in heartbeats:
+                    head = messages.encode_head(TAG, heartbeat)
                     raw.sendto(messages.encode(0, os.urandom(20), head, messages.Ping()), node.address)
-                    forged = msgspec.msgpack.encode([TAG, [*msgspec.to_builtins(beat)[:3], 99999], ["ping"], []])
+                    forged = msgspec.msgpack.encode([TAG, [*msgspec.to_builtins(heartbeat)[:3], 99999], ["ping"], []])
                     raw.sendto(b"\x00" + os.urandom(20) + forged, node.address)
             await until(lambda: node.report().counters.get("dropped_host", 0) == 3, "hosts that are none are dropped")
             await until(lambda: node.report().counters.get("dropped_content", 0) >= 3, "and ports that are none")

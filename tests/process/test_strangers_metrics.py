@@ -179,15 +179,15 @@ async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -
     caller = HelloContext(member.identity, 1, RUN, SystemEntropy())
     greeted = await say_hello(member.door, home, caller=caller, genesis=None, timeout_s=5.0)
     tag = messages.swarm_tag(RUN, greeted.genesis)
-    beat = Heartbeat(ABSENT.node_id, 1, 1, 8468, step=99)
+    heartbeat = Heartbeat(ABSENT.node_id, 1, 1, 8468, step=99)
     before, stood = page(daemon), standing(daemon)
     member.door.send(
         home,
         messages.encode(
-            messages.REQUEST, os.urandom(messages.MESSAGE_ID_BYTES), messages.encode_head(tag, beat), Ping()
+            messages.REQUEST, os.urandom(messages.MESSAGE_ID_BYTES), messages.encode_head(tag, heartbeat), Ping()
         ),
     )
-    envelope = msgspec.msgpack.encode(Envelope(tag, beat, home.node_id, b""))
+    envelope = msgspec.msgpack.encode(Envelope(tag, heartbeat, home.node_id, b""))
     with pytest.raises(TransportError, match="speaks in the name of"):
         async with member.door.request(home, "dialback", envelope, timeout_s=5.0):
             pass

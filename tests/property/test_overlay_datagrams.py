@@ -29,7 +29,7 @@ values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=20,
 )
 TAG = wire.swarm_tag("tests", GENESIS)
-right_beat = [b"beat of a stranger!!", 1, 2, 4000, "", 2, 0, 0.0, 0, False]
+right_heartbeat = [b"heartbeat of a stranger!!", 1, 2, 4000, "", 2, 0, 0.0, 0, False]
 bodies = values | st.builds(
     lambda name, rest: [name, *rest],
     st.sampled_from(
@@ -45,7 +45,7 @@ messages = st.builds(
     | st.builds(
         lambda *parts: [*parts[:4], *parts[4]],
         st.just(TAG) | values,
-        st.just(right_beat) | values,
+        st.just(right_heartbeat) | values,
         bodies,
         st.just([]) | values,
         st.lists(st.booleans() | st.binary(max_size=100) | values, max_size=2),

@@ -38,9 +38,9 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
     return VirtualLoop().run(story)
 
 
-def request(beat: Heartbeat, body: Any, message_id: bytes = b"q" * 20) -> bytes:
+def request(heartbeat: Heartbeat, body: Any, message_id: bytes = b"q" * 20) -> bytes:
     """A datagram of anybody's, `body` encoded as it is."""
-    return b"\x00" + message_id + msgspec.msgpack.encode([TAG, beat, body, []])
+    return b"\x00" + message_id + msgspec.msgpack.encode([TAG, heartbeat, body, []])
 
 
 async def offered(seed: int, count: int) -> tuple[RoutingTable, ContactTable, list[bytes]]:
@@ -74,7 +74,7 @@ class Member:
     def __init__(self, world: OverlayWorld, seed: bytes, shape: Any, host: str = "10.0.0.99", port: int = PORT) -> None:
         self.identity = identity_from_seed(seed * 32)
         self.contact = Contact(self.identity.node_id, Address(host, port))
-        self._beat = Heartbeat(self.identity.node_id, 1, 1, port)
+        self._heartbeat = Heartbeat(self.identity.node_id, 1, 1, port)
         self._proofs = IdentityProofs(self.identity)
         self._transport = world.network.transport(host, port)
         self._shape = shape
@@ -84,15 +84,15 @@ class Member:
             raise RequestRejected("no streams here")
 
         await self._transport.open(self._receive, refuse)
-        self._transport.send(greet, request(self._beat, ["ping"]))
+        self._transport.send(greet, request(self._heartbeat, ["ping"]))
 
     def _receive(self, datagram: bytes, source: Address) -> None:
         message_id, message = messages.decode(datagram)
         if isinstance(message, messages.RequestDatagram):
-            head = messages.encode_head(TAG, self._beat)
-            proof = self._proofs.make(message.beat.node_id, message_id, head, 0.0)
+            head = messages.encode_head(TAG, self._heartbeat)
+            proof = self._proofs.make(message.heartbeat.node_id, message_id, head, 0.0)
             body = self._shape if isinstance(message.body, messages.FindNode) else ["pong"]
-            encoded = msgspec.msgpack.encode([TAG, self._beat, body, [], proof])
+            encoded = msgspec.msgpack.encode([TAG, self._heartbeat, body, [], proof])
             self._transport.send(source, b"\x01" + message_id + encoded)
 
     async def close(self) -> None:
@@ -340,11 +340,11 @@ async def no_values_are_kept(seed: int, value: Any = "value", key: Any = b"k" * 
     """`store` and `find_value` to one of our nodes: dropped, counted, unanswered; nothing is held afterwards."""
     world = OverlayWorld(seed=seed)
     node = await world.found(0)
-    beat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
+    heartbeat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
     sent = world.network.traffic.datagrams
-    for body in (["store", key, value], ["find_value", key], ["store", beat.node_id, key, value], ["stun"]):
+    for body in (["store", key, value], ["find_value", key], ["store", heartbeat.node_id, key, value], ["stun"]):
         for number in range(25):
-            node._protocol.datagram_received(request(beat, body, number.to_bytes(20, "big")), SOMEBODY)
+            node._protocol.datagram_received(request(heartbeat, body, number.to_bytes(20, "big")), SOMEBODY)
     assert node.report().counters["dropped_content"] == 100
     assert world.network.traffic.datagrams == sent
     assert not node._server.storage
@@ -406,13 +406,13 @@ def test_kademlia_fault_13_a_reply_may_be_larger_than_any_datagram() -> None:
         for _ in range(30):
             node._protocol.queue.put(messages.Gossip(1, random_id(rng), 2**63 - 1, 2**63 - 1), 1000)
             ask = messages.encode(
-                0, rng.randbytes(20), messages.encode_head(TAG, beat), messages.FindNode(random_id(rng)), (), True
+                0, rng.randbytes(20), messages.encode_head(TAG, heartbeat), messages.FindNode(random_id(rng)), (), True
             )
             node._protocol.datagram_received(ask, SOMEBODY)
         await world.stop()
         return largest
 
-    beat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
+    heartbeat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
     assert play(stock()) > 60_000
     largest = play(ours())
     print(largest)
@@ -476,8 +476,8 @@ def test_kademlia_fault_15_one_socket_fills_the_table() -> None:
         world = OverlayWorld(seed=15)
         node = await world.found(0)
         for number, node_id in enumerate(made_up):
-            beat = Heartbeat(node_id, 1, 1, 1 + number % 60000)
-            node._protocol.datagram_received(request(beat, ["ping"], node_id), SOMEBODY)
+            heartbeat = Heartbeat(node_id, 1, 1, 1 + number % 60000)
+            node._protocol.datagram_received(request(heartbeat, ["ping"], node_id), SOMEBODY)
         assert node.report().calls_waiting <= 512
         await asyncio.sleep(2)
         real = [Member(world, bytes([number]), ["nodes", b"", b""], "10.0.0.66", 9000 + number) for number in range(40)]
@@ -521,8 +521,8 @@ def test_kademlia_fault_16_one_socket_surrounds_a_key() -> None:
         await liar.open(greet=endpoint(0))
         await world.until(lambda: nodes[0].is_alive(liar.contact.node_id), 2.0, "the liar is a member")
         for node_id in around:
-            beat = Heartbeat(node_id, 1, 1, PORT)
-            nodes[0]._protocol.datagram_received(request(beat, ["ping"], node_id), Address("10.0.0.99", PORT))
+            heartbeat = Heartbeat(node_id, 1, 1, PORT)
+            nodes[0]._protocol.datagram_received(request(heartbeat, ["ping"], node_id), Address("10.0.0.99", PORT))
         await asyncio.sleep(2)
         found = {contact.node_id for contact in await nodes[0].lookup(key)}
         assert found == {node.node_id for node in nodes} | {liar.contact.node_id}

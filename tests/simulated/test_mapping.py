@@ -66,7 +66,7 @@ def test_a_mapped_node_is_reached_and_owns() -> None:
     async def story() -> None:
         world, _, router = await behind(81)
         node = await world.join(9, gateway=router)
-        await world.until(lambda: node.beat.eligible, 30.0, "it is eligible")
+        await world.until(lambda: node.heartbeat.eligible, 30.0, "it is eligible")
         home = Address(PUBLIC, 9000)
         assert node.address == home
         others = [world.nodes[number] for number in range(3)]
@@ -103,12 +103,12 @@ def test_a_router_that_opens_a_port_late() -> None:
         others = [world.nodes[number] for number in range(3)]
         await world.until(lambda: all(node.node_id in other.peers for other in others), 20.0, "it is known")
         await asyncio.sleep(60)
-        assert not node.beat.eligible
+        assert not node.heartbeat.eligible
         assert node.report().mapping == PortMappingReport(address="", reason=router.fails)
         said = [record for record in world.records if record.event == "port_not_mapped"]
         assert len(said) == 1, "said once, not at every try"
         router.fails = ""
-        await world.until(lambda: node.beat.eligible, 700.0, "it is eligible")
+        await world.until(lambda: node.heartbeat.eligible, 700.0, "it is eligible")
         await world.until(
             lambda: all((c := other.contact(node.node_id)) and c.address == Address(PUBLIC, 9000) for other in others),
             30.0,
@@ -126,17 +126,17 @@ def test_a_mapping_that_is_lost_is_an_event_and_not_the_end() -> None:
     async def story() -> None:
         world, nat, router = await behind(83)
         node = await world.join(9, gateway=router)
-        await world.until(lambda: node.beat.eligible, 30.0, "it is eligible")
+        await world.until(lambda: node.heartbeat.eligible, 30.0, "it is eligible")
         router.fails = "no router in the local network answers to UPnP"
         nat.forward(9000, None)
         nat.rebind()
-        await world.until(lambda: not node.beat.eligible, GRANTED_S, "it finds out")
+        await world.until(lambda: not node.heartbeat.eligible, GRANTED_S, "it finds out")
         assert [record for record in world.records if record.event == "port_mapping_lost"]
         others = [world.nodes[number] for number in range(3)]
         await asyncio.sleep(30)
         assert all(node.node_id in other.peers for other in others)
         router.fails = ""
-        await world.until(lambda: node.beat.eligible, 1500.0, "it is back")
+        await world.until(lambda: node.heartbeat.eligible, 1500.0, "it is back")
         await world.stop()
 
     play(story())

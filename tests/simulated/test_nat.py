@@ -50,7 +50,7 @@ def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(symmetric: b
 
         await world.until(all_know_it, 30.0, "it and the others know each other")
         await asyncio.sleep(20)
-        assert not hidden.beat.eligible
+        assert not hidden.heartbeat.eligible
         assert "could not connect" in hidden.report().reachable.reason
         for node in nodes:
             contact = node.contact(hidden.node_id)
@@ -62,7 +62,7 @@ def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(symmetric: b
                 async with node.request(contact, "anything", b"", timeout_s=5.0):
                     pass
             assert world.clock.monotonic() == began, "nobody waits for a stream that cannot get in"
-        assert all(node.beat.eligible for node in nodes)
+        assert all(node.heartbeat.eligible for node in nodes)
 
         before = {node.contact(hidden.node_id) for node in nodes}
         nat.rebind()
@@ -115,8 +115,8 @@ def test_two_behind_nats_of_their_own_meet() -> None:
         await world.until(
             lambda: other.node_id in one.peers and one.node_id in other.peers, 60.0, "they know each other"
         )
-        assert not one.beat.eligible
-        assert not other.beat.eligible
+        assert not one.heartbeat.eligible
+        assert not other.heartbeat.eligible
         await world.stop()
 
     play(story())
@@ -134,7 +134,7 @@ def test_many_behind_nats_do_not_keep_others_from_owning() -> None:
         await world.until(lambda: len(founder.peers) == 8, 30.0, "the founder knows them")
         newcomer = await world.join(1)
         await world.until(lambda: len(newcomer.peers) == 9, 60.0, "the newcomer knows all")
-        await world.until(lambda: newcomer.beat.eligible, 130.0, "it is confirmed")
+        await world.until(lambda: newcomer.heartbeat.eligible, 130.0, "it is confirmed")
         assert newcomer.report().reachable.confirmed_by == [founder.node_id.hex()[:8]]
         await world.stop()
 

@@ -31,8 +31,10 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
     return VirtualLoop().run(story)
 
 
-def asked(beat: Heartbeat, body: messages.Call, message_id: bytes, *, prove: bool = False, news: Any = ()) -> bytes:
-    return messages.encode(messages.REQUEST, message_id, messages.encode_head(TAG, beat), body, news, prove)
+def asked(
+    heartbeat: Heartbeat, body: messages.Call, message_id: bytes, *, prove: bool = False, news: Any = ()
+) -> bytes:
+    return messages.encode(messages.REQUEST, message_id, messages.encode_head(TAG, heartbeat), body, news, prove)
 
 
 @pytest.mark.parametrize("body", ["ping", "find_node", "probe", "news", "unreached", "twin"])
@@ -60,10 +62,12 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         before, _ = tracemalloc.get_traced_memory()
         for burst in range(20):
             for _ in range(200):
-                beat = Heartbeat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
-                source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", beat.port)
+                heartbeat = Heartbeat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
+                source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", heartbeat.port)
                 news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
-                node._protocol.datagram_received(asked(beat, made(), rng.randbytes(20), prove=True, news=news), source)
+                node._protocol.datagram_received(
+                    asked(heartbeat, made(), rng.randbytes(20), prove=True, news=news), source
+                )
             report = node.report()
             assert report.calls_waiting <= min(MAX_OUTSTANDING, MAX_CONCURRENT_VERIFICATIONS + MAX_PINGS_FOR_OTHERS + 4)
             await asyncio.sleep(0.05)
@@ -194,8 +198,8 @@ def test_a_table_is_never_a_list_of_everybody() -> None:
         rng = random.Random(65)
         for number in range(MAX_PEERS + 50):
             address = Address(f"10.{16 + number // 250}.0.{number % 250 + 1}", PORT)
-            beat = Heartbeat(random_id(rng), 1, 1, PORT)
-            node._membership.on_response(beat, address, 0.01, Contact(beat.node_id, address), proven=True)
+            heartbeat = Heartbeat(random_id(rng), 1, 1, PORT)
+            node._membership.on_response(heartbeat, address, 0.01, Contact(heartbeat.node_id, address), proven=True)
         assert len(node.peers) == MAX_PEERS
         assert node.report().counters["peers_refused_full"] == 50
         known = next(iter(node.peers))
@@ -213,14 +217,14 @@ def test_each_reason_to_drop_is_counted_where_people_look() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=66)
         node = await world.found(0)
-        beat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
-        ping = asked(beat, messages.Ping(), b"m" * 20)
-        own = asked(node.beat, messages.Ping(), b"m" * 20)
-        twin = asked(msgspec.structs.replace(node.beat, boot=1), messages.Ping(), b"m" * 20)
-        other = messages.encode(0, b"m" * 20, messages.encode_head(b"no swarm", beat), messages.Ping())
-        pong = messages.encode(1, b"m" * 20, messages.encode_head(TAG, beat), messages.Pong())
+        heartbeat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
+        ping = asked(heartbeat, messages.Ping(), b"m" * 20)
+        own = asked(node.heartbeat, messages.Ping(), b"m" * 20)
+        twin = asked(msgspec.structs.replace(node.heartbeat, boot_id=1), messages.Ping(), b"m" * 20)
+        other = messages.encode(0, b"m" * 20, messages.encode_head(b"no swarm", heartbeat), messages.Ping())
+        pong = messages.encode(1, b"m" * 20, messages.encode_head(TAG, heartbeat), messages.Pong())
         named = messages.encode(
-            0, b"m" * 20, messages.encode_head(TAG, Heartbeat(beat.node_id, 1, 1, 1, "a.name")), messages.Ping()
+            0, b"m" * 20, messages.encode_head(TAG, Heartbeat(heartbeat.node_id, 1, 1, 1, "a.name")), messages.Ping()
         )
         for datagram, reason in [
             (b"", "short"),
@@ -253,13 +257,13 @@ def test_a_farewell_in_anothers_name_from_elsewhere_is_not_believed() -> None:
         world = OverlayWorld(seed=67)
         nodes = await world.raise_swarm(3)
         await world.until(lambda: all(len(n.peers) == 2 for n in nodes), 5.0, "they know each other")
-        leaving = msgspec.structs.replace(nodes[2].beat, activity=int(Activity.LEAVING))
-        for beat, source in [
+        leaving = msgspec.structs.replace(nodes[2].heartbeat, activity=int(Activity.LEAVING))
+        for heartbeat, source in [
             (leaving, STRANGER),
             (msgspec.structs.replace(leaving, incarnation=9), endpoint(2)),
-            (msgspec.structs.replace(leaving, boot=9), endpoint(2)),
+            (msgspec.structs.replace(leaving, boot_id=9), endpoint(2)),
         ]:
-            nodes[0]._protocol.datagram_received(asked(beat, messages.GossipOnly(), b"m" * 20), source)
+            nodes[0]._protocol.datagram_received(asked(heartbeat, messages.GossipOnly(), b"m" * 20), source)
             await asyncio.sleep(1)
             assert nodes[0].is_alive(nodes[2].node_id)
         await world.stop()

@@ -63,22 +63,22 @@ class Forger:
         if self._answer is not None and isinstance(message, messages.RequestDatagram):
             self._answer(self, message, message_id, source)
 
-    def ask(self, to: Address, beat: Heartbeat, body: Any = None, *, prove: bool = False) -> None:
-        head = messages.encode_head(TAG, beat)
+    def ask(self, to: Address, heartbeat: Heartbeat, body: Any = None, *, prove: bool = False) -> None:
+        head = messages.encode_head(TAG, heartbeat)
         self._transport.send(
             to, messages.encode(messages.REQUEST, b"forged message id 20", head, body or messages.Ping(), (), prove)
         )
 
-    def respond(self, to: Address, message_id: bytes, beat: Heartbeat, proof: bytes = b"") -> None:
-        head = messages.encode_head(TAG, beat)
+    def respond(self, to: Address, message_id: bytes, heartbeat: Heartbeat, proof: bytes = b"") -> None:
+        head = messages.encode_head(TAG, heartbeat)
         self._transport.send(to, messages.encode(messages.RESPONSE, message_id, head, messages.Pong(), (), proof))
 
     async def close(self) -> None:
         await self._transport.close()
 
 
-def proof(identity: Identity, asker: bytes, message_id: bytes, beat: Heartbeat) -> bytes:
-    return IdentityProofs(identity).make(asker, message_id, messages.encode_head(TAG, beat), 0.0)
+def proof(identity: Identity, asker: bytes, message_id: bytes, heartbeat: Heartbeat) -> bytes:
+    return IdentityProofs(identity).make(asker, message_id, messages.encode_head(TAG, heartbeat), 0.0)
 
 
 # -- one key, two processes
@@ -168,7 +168,7 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
         await asyncio.sleep(2)
         victim = nodes[1]
         other_key = identity_from_seed(b"k" * 32)
-        lie = msgspec.structs.replace(victim.beat, boot=victim.beat.boot + 1, incarnation=99)
+        lie = msgspec.structs.replace(victim.heartbeat, boot_id=victim.heartbeat.boot_id + 1, incarnation=99)
         stolen: list[bytes] = []
 
         def answer(forger: Forger, request: messages.RequestDatagram, message_id: bytes, source: Address) -> None:
@@ -176,7 +176,7 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
             forger.respond(source, message_id, lie, proof(other_key, victim.node_id, message_id, lie))
             for old in stolen:
                 forger.respond(source, message_id, lie, old)
-                forger.respond(source, message_id, victim.beat, old)
+                forger.respond(source, message_id, victim.heartbeat, old)
 
         forger = await Forger(world, "10.0.0.66", answer=answer).open()
         # The victim signs what any of its peers may ask; none of it is about another start or another question.
@@ -220,14 +220,14 @@ def test_a_directory_put_back_from_a_copy_is_no_twin(incarnation: int) -> None:
         await second.join([f"{address_of(0)}:{PORT}"], genesis=None)
         rest = [world.nodes[0], world.nodes[2]]
         await world.until(
-            lambda: all(starts(n, second) == (2, second.beat.boot) for n in rest), 5.0, "the second start"
+            lambda: all(starts(n, second) == (2, second.heartbeat.boot_id) for n in rest), 5.0, "the second start"
         )
         await world.crash(1, refused=True)
         world.disks[1].files["incarnation"] = str(incarnation - 1).encode()
         third = world.make(1)
         await third.start()
         await third.join([f"{address_of(0)}:{PORT}"], genesis=None)
-        expected = (incarnation, third.beat.boot)
+        expected = (incarnation, third.heartbeat.boot_id)
         await world.until(lambda: all(starts(n, third) == expected for n in rest), 10.0, "the third start")
         await asyncio.sleep(20)
         assert all(starts(n, third) == expected for n in rest)
@@ -241,13 +241,13 @@ def test_a_directory_put_back_from_a_copy_is_no_twin(incarnation: int) -> None:
 def starts(at: Overlay, node: Overlay) -> tuple[int, int] | None:
     """The start under which one node lists another."""
     peer = at.peers.get(node.node_id)
-    return None if peer is None else (peer.incarnation, peer.boot)
+    return None if peer is None else (peer.incarnation, peer.boot_id)
 
 
 # -- ids bound to keys
 
 
-@pytest.mark.parametrize("shape", ["none", "empty key", "another key", "another question", "another beat"])
+@pytest.mark.parametrize("shape", ["none", "empty key", "another key", "another question", "another heartbeat"])
 def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
     """A node that answers every question but cannot prove the id it gives is nobody; with the right proof it is in."""
 
@@ -255,31 +255,31 @@ def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
         world = OverlayWorld(seed=44)
         node = await world.found(0)
         real, thief = identity_from_seed(b"r" * 32), identity_from_seed(b"t" * 32)
-        beat = Heartbeat(real.node_id, 1, 1, PORT)
+        heartbeat = Heartbeat(real.node_id, 1, 1, PORT)
 
         def answer(forger: Forger, request: messages.RequestDatagram, message_id: bytes, source: Address) -> None:
-            asker = request.beat.node_id
+            asker = request.heartbeat.node_id
             forged = {
                 "none": b"",
                 "empty key": bytes(messages.PROOF_BYTES),
-                "another key": proof(thief, asker, message_id, beat),
-                "another question": proof(real, asker, b"x" * 20, beat),
-                "another beat": proof(real, asker, message_id, msgspec.structs.replace(beat, incarnation=2)),
-                "right": proof(real, asker, message_id, beat),
+                "another key": proof(thief, asker, message_id, heartbeat),
+                "another question": proof(real, asker, b"x" * 20, heartbeat),
+                "another heartbeat": proof(real, asker, message_id, msgspec.structs.replace(heartbeat, incarnation=2)),
+                "right": proof(real, asker, message_id, heartbeat),
             }
-            forger.respond(source, message_id, beat, forged[kind])
+            forger.respond(source, message_id, heartbeat, forged[kind])
 
         kind = shape
         forger = await Forger(world, "10.0.0.66", answer=answer).open()
         for _ in range(3):
-            forger.ask(endpoint(0), beat)
+            forger.ask(endpoint(0), heartbeat)
             await asyncio.sleep(2)
         assert len(node.peers) == 0
         assert node.report().counters["dropped_unproven"] >= 3
         assert real.node_id not in [contact.node_id for contact in await node.lookup(real.node_id)]
 
         kind = "right"
-        forger.ask(endpoint(0), beat)
+        forger.ask(endpoint(0), heartbeat)
         await world.until(lambda: real.node_id in node.peers, 5.0, "it is in")
         await forger.close()
         await world.stop()
@@ -297,9 +297,9 @@ def test_a_forged_start_does_not_replace_a_peer() -> None:
         real = nodes[2]
         forger = await Forger(world, "10.0.0.66").open()
         claims = [
-            msgspec.structs.replace(real.beat, incarnation=2**62),
-            msgspec.structs.replace(real.beat, incarnation=2**62, host=real.address.host),
-            msgspec.structs.replace(real.beat, host="10.0.0.66"),
+            msgspec.structs.replace(real.heartbeat, incarnation=2**62),
+            msgspec.structs.replace(real.heartbeat, incarnation=2**62, host=real.address.host),
+            msgspec.structs.replace(real.heartbeat, host="10.0.0.66"),
         ]
         for claim in claims:
             for body in (messages.Ping(), messages.FindNode(b"t" * 20)):
@@ -307,7 +307,7 @@ def test_a_forged_start_does_not_replace_a_peer() -> None:
                 await asyncio.sleep(2)
         peer = nodes[0].peers.get(real.node_id)
         assert peer is not None
-        assert (peer.address, peer.incarnation) == (real.address, real.beat.incarnation)
+        assert (peer.address, peer.incarnation) == (real.address, real.heartbeat.incarnation)
         kinds = [change.kind for _, change in world.changes[0] if change.node_id == real.node_id]
         assert not set(kinds) & {"restarted", "moved", "dead", "clone"}
         await forger.close()
@@ -386,16 +386,16 @@ def test_one_address_gets_few_places_in_a_table() -> None:
 async def sybil(world: OverlayWorld, identity: Identity, port: int, others: list[Identity]) -> Any:
     """One of many nodes on one host: it proves its id, and names all the others as the closest to anything."""
     transport = world.network.transport("10.0.0.66", port)
-    beat = Heartbeat(identity.node_id, 1, port, port)
-    head = messages.encode_head(TAG, beat)
+    heartbeat = Heartbeat(identity.node_id, 1, port, port)
+    head = messages.encode_head(TAG, heartbeat)
     packed = [messages.pack_contact(Contact(o.node_id, Address("10.0.0.66", 9000 + n))) for n, o in enumerate(others)]
 
     def receive(datagram: bytes, source: Address) -> None:
         message_id, message = messages.decode(datagram)
         if isinstance(message, messages.RequestDatagram):
-            asker = message.beat.node_id
+            asker = message.heartbeat.node_id
             body = messages.pack_nodes(packed) if isinstance(message.body, messages.FindNode) else messages.Pong()
-            signed = proof(identity, asker, message_id, beat) if message.prove else b""
+            signed = proof(identity, asker, message_id, heartbeat) if message.prove else b""
             transport.send(source, messages.encode(messages.RESPONSE, message_id, head, body, (), signed))
 
     async def refuse(_: Any) -> Any:

@@ -152,10 +152,10 @@ def test_eligibility_needs_two_peers_that_connected() -> None:
         joiner = await world.join(2)
         await world.until(lambda: len(joiner.peers) == 2, 5.0, "it knows both")
         await asyncio.sleep(5)
-        assert not joiner.beat.eligible
+        assert not joiner.heartbeat.eligible
         assert "could not connect" in joiner.report().reachable.reason
         await world.join(3)
-        await world.until(lambda: joiner.beat.eligible, 130.0, "a second peer confirmed it")
+        await world.until(lambda: joiner.heartbeat.eligible, 130.0, "a second peer confirmed it")
         assert len(joiner.report().reachable.confirmed_by) == 2
         await world.stop()
 
@@ -169,7 +169,7 @@ def test_datagrams_and_streams_are_watched_apart() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=57)
         nodes = await world.raise_swarm(5)
-        await world.until(lambda: all(node.beat.eligible for node in nodes), 5.0, "all are eligible")
+        await world.until(lambda: all(node.heartbeat.eligible for node in nodes), 5.0, "all are eligible")
         hidden = nodes[4].node_id
         world.network.unreachable(address_of(4))
         contact = nodes[0].contact(hidden)

@@ -60,7 +60,7 @@ def test_a_small_swarm_knows_everybody_exactly() -> None:
         world = OverlayWorld(seed=12)
         nodes = await world.raise_swarm(12)
         await world.until(lambda: all(len(node.peers) == 11 for node in nodes), 4.0, "everybody knows everybody")
-        await world.until(lambda: all(node.beat.eligible for node in nodes), 2.0, "everybody is eligible")
+        await world.until(lambda: all(node.heartbeat.eligible for node in nodes), 2.0, "everybody is eligible")
         await asyncio.sleep(10)
         assert all(node.population().exact and node.population().estimate == 12 for node in nodes)
         assert {node.workers() for node in nodes} == {12.0}
@@ -192,7 +192,7 @@ def test_a_restarted_node_replaces_its_former_self() -> None:
         await world.crash(2, refused=True)
         again = world.make(2)
         assert again.node_id == nodes[2].node_id
-        assert again.beat.incarnation == 2
+        assert again.heartbeat.incarnation == 2
         await again.start()
         assert again.remembered()
         await again.join([], genesis=nodes[0].genesis)
@@ -380,13 +380,13 @@ def test_a_client_only_node_is_never_eligible_and_a_founder_alone_is() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=35)
         founder = await world.found(0)
-        assert founder.beat.eligible
+        assert founder.heartbeat.eligible
         client = await world.join(1, client_only=True)
         server = await world.join(2)
-        await world.until(lambda: server.beat.eligible, 2.0, "dial-back")
+        await world.until(lambda: server.heartbeat.eligible, 2.0, "dial-back")
         await asyncio.sleep(30)
-        assert not client.beat.eligible
-        assert founder.beat.eligible
+        assert not client.heartbeat.eligible
+        assert founder.heartbeat.eligible
         owners = {contact.node_id for contact in await client.candidates(b"key")}
         assert owners == {founder.node_id, server.node_id}
         await world.stop()
@@ -468,11 +468,11 @@ def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
     async def story() -> None:
         world = OverlayWorld(seed=39)
         nodes = await world.raise_swarm(4)
-        await world.until(lambda: all(node.beat.eligible for node in nodes), 3.0, "all are eligible")
+        await world.until(lambda: all(node.heartbeat.eligible for node in nodes), 3.0, "all are eligible")
         world.network.unreachable(address_of(9))
         hidden = await world.join(9)
         await asyncio.sleep(10)
-        assert not hidden.beat.eligible
+        assert not hidden.heartbeat.eligible
         assert "could not connect" in hidden.report().reachable.reason
 
         world.network.unreachable(nodes[3].address.host)
@@ -484,7 +484,7 @@ def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
                     async with node.request(contact, "anything", b"", timeout_s=0.5):
                         pass
             assert nodes[3].node_id not in [c.node_id for c in await node.candidates(b"key")]
-        await world.until(lambda: not nodes[3].beat.eligible, 10.0, "it looked again")
+        await world.until(lambda: not nodes[3].heartbeat.eligible, 10.0, "it looked again")
         assert all(node.is_alive(nodes[3].node_id) for node in nodes[:2])
         await world.stop()
 

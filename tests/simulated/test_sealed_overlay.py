@@ -133,7 +133,7 @@ def test_recorded_datagrams_change_nothing() -> None:
 
 
 def test_a_member_cannot_speak_for_another() -> None:
-    """A beat in another's name, sealed under the liar's own pair, is dropped and counted: no step is believed."""
+    """A heartbeat in another's name, sealed under the liar's own pair, is dropped and counted: no step is believed."""
 
     async def story() -> None:
         world = OverlayWorld(34, keys=RING)

@@ -285,7 +285,7 @@ def test_a_joiner_is_taught_nothing_before_it_has_the_vector(monkeypatch: pytest
             store = joiner.living.exchange.store
             assert not store.owned
             assert not store.backed
-            assert not joiner.living.overlay.beat.eligible
+            assert not joiner.living.overlay.heartbeat.eligible
         await swarm.until(lambda: bool(joiner.living.exchange.store.owned), within_s=60, what="it owns some then")
 
     simulate(scenario, seed=83)

@@ -78,7 +78,7 @@ async def settle(swarm: Swarm) -> None:
 
     def quiet(host: Host) -> bool:
         # `paused` is said at once, announced when the step in hand is done.
-        stands = host.living.overlay.beat.activity == Activity.PAUSED
+        stands = host.living.overlay.heartbeat.activity == Activity.PAUSED
         return stands and not host.living.exchange.push_client.outstanding_steps
 
     await swarm.until(lambda: all(map(quiet, swarm.running())), within_s=60, what="all stand still")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from overlay.addresses import Address
 from overlay.peers import Activity, PeerTable
-from tests.harness.peers import beat
+from tests.harness.peers import heartbeat
 
 
 def test_steps_only_rise_within_an_incarnation() -> None:
-    """A beat that was overtaken on its way changes nothing; a newer incarnation starts again."""
+    """A heartbeat that was overtaken on its way changes nothing; a newer incarnation starts again."""
     table = PeerTable()
     changes = [
-        table.observe(beat(step=5, activity=2), "10.0.0.1", 1.0),
-        table.observe(beat(step=3, activity=3), "10.0.0.1", 2.0),
-        table.observe(beat(step=2, incarnation=2, activity=2), "10.0.0.1", 3.0),
-        table.observe(beat(step=9, activity=2), "10.0.0.1", 4.0),
+        table.observe(heartbeat(step=5, activity=2), "10.0.0.1", 1.0),
+        table.observe(heartbeat(step=3, activity=3), "10.0.0.1", 2.0),
+        table.observe(heartbeat(step=2, incarnation=2, activity=2), "10.0.0.1", 3.0),
+        table.observe(heartbeat(step=9, activity=2), "10.0.0.1", 4.0),
     ]
     peer = table.get(b"n" * 20)
 
@@ -38,7 +38,7 @@ def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
             {"activity": 3, "step": 1},
         ]
     ):
-        table.observe(beat(**change), "10.0.0.1", float(now))
+        table.observe(heartbeat(**change), "10.0.0.1", float(now))
         peer = table.get(b"n" * 20)
         assert peer is not None
         progress.append(peer.last_progress)
@@ -49,27 +49,27 @@ def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
 def test_a_worker_is_skipped_when_it_is_heard_without_progress() -> None:
     """Silence alone is no stall; life signs without a step for more than 10 s or four steps are."""
     table = PeerTable()
-    table.observe(beat(activity=2), "10.0.0.1", 0.0)
+    table.observe(heartbeat(activity=2), "10.0.0.1", 0.0)
     peer = table.get(b"n" * 20)
     assert peer is not None
 
     assert peer.is_worker(50.0), "not heard since"
-    table.observe(beat(activity=2, step_seconds=5.0), "10.0.0.1", 19.0)
+    table.observe(heartbeat(activity=2, step_seconds=5.0), "10.0.0.1", 19.0)
     assert peer.is_worker(19.0), "four steps of 5 s"
-    table.observe(beat(activity=2, step_seconds=5.0), "10.0.0.1", 21.0)
+    table.observe(heartbeat(activity=2, step_seconds=5.0), "10.0.0.1", 21.0)
     assert not peer.is_worker(21.0)
-    table.observe(beat(activity=2, step_seconds=5.0, step=1), "10.0.0.1", 22.0)
+    table.observe(heartbeat(activity=2, step_seconds=5.0, step=1), "10.0.0.1", 22.0)
     assert peer.is_worker(22.0)
 
 
 def test_changes_of_address_and_eligibility_and_clones_are_told() -> None:
     """`moved`, `eligible` and `clone`; a clone changes nothing."""
     table = PeerTable()
-    table.observe(beat(), "10.0.0.1", 0.0)
+    table.observe(heartbeat(), "10.0.0.1", 0.0)
     kinds = [
-        table.observe(beat(), "10.0.0.2", 1.0),
-        table.observe(beat(eligible=True), "10.0.0.2", 2.0),
-        table.observe(beat(boot=8, step=50), "10.0.0.3", 3.0),
+        table.observe(heartbeat(), "10.0.0.2", 1.0),
+        table.observe(heartbeat(eligible=True), "10.0.0.2", 2.0),
+        table.observe(heartbeat(boot_id=8, step=50), "10.0.0.3", 3.0),
     ]
     peer = table.get(b"n" * 20)
 

@@ -37,7 +37,7 @@ def peer(number: int, port: int = 0) -> Peer:
     return Peer(
         contact=Contact(number.to_bytes(20, "big"), Address("10.0.0.1", port or 1000 + number)),
         incarnation=1,
-        boot=1,
+        boot_id=1,
         activity=Activity.READY,
         step=0,
         step_seconds=0.0,

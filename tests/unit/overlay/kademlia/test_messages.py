@@ -10,12 +10,12 @@ from overlay.addresses import Address
 from overlay.kademlia import messages
 from overlay.peers import Contact
 from overlay.transport import MAX_DATAGRAM_BYTES
-from tests.harness.peers import beat, ids
+from tests.harness.peers import heartbeat, ids
 
 
 def test_datagrams_are_what_the_specification_says() -> None:
-    """Golden bytes: kind, message id, then [tag, beat, body, news] in MessagePack."""
-    head = messages.encode_head(b"swarmtag", beat(step=3, eligible=True))
+    """Golden bytes: kind, message id, then [tag, heartbeat, body, news] in MessagePack."""
+    head = messages.encode_head(b"swarmtag", heartbeat(step=3, eligible=True))
     datagram = messages.encode(
         messages.REQUEST, b"m" * 20, head, messages.Ping(), [messages.Gossip(1, b"s" * 20, 2, 0)]
     )
@@ -26,18 +26,18 @@ def test_datagrams_are_what_the_specification_says() -> None:
     )
     message_id, message = messages.decode(datagram)
     assert message_id == b"m" * 20
-    assert message.beat == beat(step=3, eligible=True)
+    assert message.heartbeat == heartbeat(step=3, eligible=True)
 
 
 def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
-    """IPv4 and IPv6 mixed, largest beat, most news: at most 1400 bytes; the own id and bad entries are left out."""
+    """IPv4 and IPv6 mixed, largest heartbeat, most news: at most 1400 bytes; own id and bad entries are left out."""
     nodes = ids(40, seed=7)
     v4 = [Contact(node_id, Address("10.1.2.3", 9)) for node_id in nodes[:10]]
     v6 = [Contact(node_id, Address("2001:db8::1", 65535)) for node_id in nodes[10:20]]
     packed = messages.pack_nodes([messages.pack_contact(c) for c in (*v4, *v6)])
-    largest = beat(
+    largest = heartbeat(
         incarnation=2**63 - 1,
-        boot=2**64 - 1,
+        boot_id=2**64 - 1,
         port=65535,
         host="f" * 0 + "2001:db8:1111:2222:3333:4444:5555:6666",
         step=2**63 - 1,
@@ -90,15 +90,15 @@ def test_what_is_no_datagram_says_why(datagram: bytes, reason: str) -> None:
 @pytest.mark.parametrize("change", [{"port": 0}, {"step": -1}, {"step_seconds": math.nan}, {"activity": 9}])
 def test_impossible_beats_do_not_decode(change: dict[str, object]) -> None:
     """Ranges are checked by the decoder."""
-    head = messages.encode_head(b"swarmtag", beat(**change))
+    head = messages.encode_head(b"swarmtag", heartbeat(**change))
 
     with pytest.raises(messages.Malformed, match="content"):
         messages.decode(messages.encode(messages.REQUEST, b"m" * 20, head, messages.Ping()))
 
 
 def test_a_host_that_is_no_address_does_not_pass() -> None:
-    """A name in a beat could block on a resolver."""
-    head = messages.encode_head(b"swarmtag", beat(host="example.org"))
+    """A name in a heartbeat could block on a resolver."""
+    head = messages.encode_head(b"swarmtag", heartbeat(host="example.org"))
 
     with pytest.raises(messages.Malformed, match="host"):
         messages.decode(messages.encode(messages.REQUEST, b"m" * 20, head, messages.Ping()))

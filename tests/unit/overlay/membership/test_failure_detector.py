@@ -327,7 +327,7 @@ def test_hints_probe_at_once_but_not_again_and_again() -> None:
 
 
 def test_who_leaves_is_gone_and_stays_gone() -> None:
-    """Left by its own word, in a beat or in its news; it is not dialled as the dead are."""
+    """Left by its own word, in a heartbeat or in its news; it is not dialled as the dead are."""
     made = detector(A, B)
 
     assert [a.kind for a in made.on_leave(A, 1.0) if isinstance(a, StateChanged)] == ["left"]

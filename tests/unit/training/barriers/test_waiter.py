@@ -51,10 +51,10 @@ class FakeOverlay:
         self.hear(node(number), step if known is None else known)
 
     def hear(self, node_id: bytes, step: int) -> None:
-        """A beat of the peer arrives."""
+        """A heartbeat of the peer arrives."""
         incarnation = self.incarnations[node_id]
-        beat = Heartbeat(node_id, incarnation, incarnation, 8468, "", int(self.activities[node_id]), step, 0.1)
-        self.peers.observe(beat, "10.0.0.1", self.clock.monotonic())
+        heartbeat = Heartbeat(node_id, incarnation, incarnation, 8468, "", int(self.activities[node_id]), step, 0.1)
+        self.peers.observe(heartbeat, "10.0.0.1", self.clock.monotonic())
 
     def population(self) -> Population:
         return Population(self.estimate, self.estimate, self.estimate, True, 1, None)
