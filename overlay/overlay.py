@@ -350,7 +350,7 @@ class Overlay:
             lost=len(self._members.dead_contacts),
             sampling=self._discovery.sampling(),
             lookup=self._lookups.medians(),
-            local_health=self._detector.health,
+            local_health=self._detector.health.score,
             round_trip_ms=None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,
             reachable=ReachabilityReport(
                 reached=self.local.reached,

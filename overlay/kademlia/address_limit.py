@@ -1,8 +1,8 @@
-"""How many ids may share an address in an open swarm, so that one socket cannot fill a table or surround a key.
+"""Bounds how many ids may share an address in an open swarm, so that one host cannot fill a table or surround a key.
 
-Addresses count in groups that cost their holder the same (`overlay.transport.group_of`); the loopback is none: many
-nodes of one machine are the user's own (a demo, a test). libp2p allows 3 per group in a table and 2 in a bucket
-(reference/overlay-practice.md section 2); ours is a setting, because training rooms stand behind one address. Pure.
+Addresses are counted in groups that cost an attacker the same (`overlay.addresses.group_of`). The loopback is in no
+group: many nodes on one machine are the user's own. libp2p allows 3 ids per group in a table and 2 in a bucket; here
+the limit is a setting, because many machines may share one address. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from overlay.peers import Contact
 
 
 class AddressLimit:
-    """Admits the first few ids of each group, for one purpose (one lookup)."""
+    """Admits the first few ids of each group, for one lookup."""
 
     def __init__(self, most: int) -> None:
         self.refused = 0
@@ -23,7 +23,7 @@ class AddressLimit:
         self._seen: dict[bytes, bool] = {}
 
     def admitted(self, contacts: list[Contact]) -> list[Contact]:
-        """Those there is room for, in their order; the same id gets the same answer. A quota of 0 admits all."""
+        """The contacts within the limit, in their order; the same id gets the same answer. A limit of 0 admits all."""
         return [contact for contact in contacts if self._admits(contact)] if self._most else contacts
 
     def _admits(self, contact: Contact) -> bool:

@@ -1,7 +1,7 @@
-"""News that ride on datagrams: a queue that gives each piece to a bounded number of datagrams.
+"""Gossip that rides on datagrams: a queue that gives each update to a bounded number of datagrams.
 
-SWIM's dissemination: the least told first, each told `RETRANSMIT · ceil(log10(n + 1))` times (memberlist), a newer
-piece about a node replaces the older. Pure.
+SWIM's dissemination: the least sent update first, each sent `RETRANSMIT · ceil(log10(n + 1))` times as in memberlist; a
+newer update about a node replaces the older. Pure.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from overlay.kademlia.messages import Gossip
 
 RETRANSMIT = 4
-#: News per datagram; four cost about 120 bytes.
+#: Updates per datagram; four cost about 120 bytes.
 GOSSIP_PER_DATAGRAM = 4
-#: Beyond this the oldest is dropped: in a mass failure probes find out by themselves.
+#: Beyond this the oldest is dropped: in a mass failure probes find the dead without gossip.
 MAX_QUEUED = 512
 
 
 class BroadcastQueue:
-    """What this node still has to tell."""
+    """The updates that this node still has to send."""
 
     def __init__(self) -> None:
         self._left: dict[bytes, tuple[int, Gossip]] = {}
@@ -27,7 +27,7 @@ class BroadcastQueue:
         return len(self._left)
 
     def put(self, news: Gossip, members: int) -> None:
-        """Tell this; it replaces what was queued about the same node."""
+        """Queue an update; it replaces what was queued about the same node."""
         times = RETRANSMIT * max(1, math.ceil(math.log10(members + 1)))
         self._left.pop(news.node_id, None)
         self._left[news.node_id] = (times, news)
@@ -35,7 +35,7 @@ class BroadcastQueue:
             del self._left[next(iter(self._left))]
 
     def take(self) -> list[Gossip]:
-        """What the next datagram carries; each piece goes to the end of the queue, or out of it."""
+        """The updates for the next datagram; each moves to the end of the queue, or out of it."""
         if not self._left:
             return []
         taken: list[Gossip] = []

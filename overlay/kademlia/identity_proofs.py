@@ -1,12 +1,11 @@
-"""Proof of a node id: a signature by the key that the id is the hash of.
+"""Proof of a node id: a signature by the key whose hash is the id.
 
-Whoever is asked for it signs the question it was asked (its message id is 20 random bytes of the asker's, so nothing
-heard before fits), the asker's id, and its own heartbeat as it stands in the answer, start and claimed address
-included. An id enters a table, moves to another address or counts as restarted only with it (DESIGN section 4,
-"Identity"), and nothing else makes a node believe that another process uses its own identity.
+The proof signs the message id of the request (20 random bytes, so no earlier proof fits), the id of the requester, and
+the heartbeat of the response with its start and claimed address. A node enters a table, moves to another address or
+counts as restarted only with a proof, and only a proof shows that another process uses our own identity. A proof does
+not bind later datagrams; the seal does (`overlay.sealing`).
 
-It does not bind the datagrams that follow: that is the seal's work. Pure. It keeps a count of signatures made: a
-signature costs tens of microseconds and a stranger may ask for it, so a second holds only so many.
+Pure. Keeps one count: a signature costs tens of microseconds and anybody may request one, so their rate is limited.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from overlay.kademlia.messages import PROOF_BYTES
 
 PUBLIC_KEY_BYTES = 32
 CONTEXT = b"p2pnode proof\0"
-#: At about 30 us each, signing takes at most 3 % of a core; the burst lets a thousand nodes join at once.
+#: At about 30 µs each, signing takes at most 3 % of a core; the burst lets a thousand nodes join at once.
 PROOFS_PER_S = 1000.0
 MAX_PROOFS_BURST = 2000.0
 
 
 class IdentityProofs:
-    """Makes our proofs and checks those of others."""
+    """Makes our own proofs and checks those of others."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -31,7 +30,7 @@ class IdentityProofs:
         self._at = float("-inf")
 
     def make(self, asker: bytes, message_id: bytes, head: bytes, now: float) -> bytes:
-        """The proof for one question; empty when too many were asked for."""
+        """The proof for one request; empty above the rate limit."""
         self._left = min(MAX_PROOFS_BURST, self._left + PROOFS_PER_S * (now - self._at))
         self._at = now
         if self._left < 1.0:
@@ -40,7 +39,7 @@ class IdentityProofs:
         return self._identity.public_key + self._identity.sign(_statement(asker, message_id, head))
 
     def holds(self, proof: bytes, node_id: bytes, asker: bytes, message_id: bytes, head: bytes) -> bool:
-        """Whether `node_id` itself answered this question with this head (`overlay.kademlia.messages.encode_head`)."""
+        """Whether `node_id` itself answered this request with this head (`overlay.kademlia.messages.encode_head`)."""
         if len(proof) != PROOF_BYTES:
             return False
         public_key, signature = proof[:PUBLIC_KEY_BYTES], proof[PUBLIC_KEY_BYTES:]

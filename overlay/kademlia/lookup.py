@@ -1,10 +1,10 @@
-"""Finding the k nodes closest to an id: the iterative lookup as plain rules.
+"""The iterative lookup: finds the k nodes closest to an id (Maymounkov and Mazières 2002, section 2.3).
 
-A sliding window of `alpha` questions instead of rounds; who is slow gives up its place in the window but may still
-answer; only nodes that answered are returned; it ends when the k closest seen have answered or failed
-(reference/kademlia.md section 4 e). Once answers bring nobody closer than the closest known, what is left is to confirm
-the k closest: they are asked at once (the paper's last round; Maymounkov and Mazières 2002, section 2.3).
-Never sends; the service below it does. Pure.
+Up to `alpha` requests are in flight, in a sliding window instead of rounds. A slow node leaves the window but may still
+answer. Only nodes that answered are returned; the lookup ends when the k closest seen have answered or failed. When an
+answer brings no closer node, the k closest are asked at once, which is the last round of the paper.
+
+Sends nothing: `overlay.discovery.lookup_service` does. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from overlay.peers import Contact
 
-#: A lookup that has asked this many is being led on by made-up contacts.
+#: A lookup that has asked this many is being misled by made-up contacts.
 MAX_QUERIES = 400
 
 
@@ -28,14 +28,14 @@ class _State(IntEnum):
 
 
 class Lookup:
-    """One lookup. The own node takes part as one that has answered."""
+    """One lookup. The own node counts as one that has answered."""
 
     def __init__(self, target: bytes, own: Contact, k: int, alpha: int, seeds: Iterable[Contact]) -> None:
         self.target = target
         self.k = k
         self.alpha = alpha
         self.queries = 0
-        #: Answers, one upon the other, that it took to learn of the farthest-fetched node among those asked.
+        #: The longest chain of answers that led to a node that was asked.
         self.rounds = 0
         self._confirming = False
         self._rounds: dict[bytes, int] = {}
@@ -50,13 +50,13 @@ class Lookup:
         self.offer(seeds)
 
     def offer(self, contacts: Iterable[Contact], round_number: int = 1) -> None:
-        """More candidates; known ones and failed ones are not taken again. `round_number`: in which they are asked."""
+        """Add candidates, except known and failed ones. `round_number`: the round in which they are asked."""
         for contact in contacts:
             if contact.node_id not in self._states:
                 self._add(contact, round_number)
 
     def unknown(self, contacts: Iterable[Contact]) -> list[Contact]:
-        """Those that `offer` would take: most of what an answer names has been named before."""
+        """The contacts that `offer` would add: most of what an answer names is known already."""
         states = self._states
         return [contact for contact in contacts if contact.node_id not in states]
 
@@ -68,7 +68,7 @@ class Lookup:
         insort(self._ranked, (int.from_bytes(node_id, "big") ^ self._number, node_id))
 
     def next_queries(self) -> list[Contact]:
-        """Whom to ask now; they count as asked."""
+        """The contacts to ask now; they count as asked."""
         chosen: list[Contact] = []
         if self.queries >= MAX_QUERIES:
             return chosen
@@ -78,7 +78,7 @@ class Lookup:
             if self._active >= window or in_reach == 0:
                 break
             state = self._states[node_id]
-            if state is not _State.SLOW:  # likely dead: whoever would take its place is asked before that is certain
+            if state is not _State.SLOW:  # likely dead: ask its replacement before that is certain
                 in_reach -= 1
             if state is _State.NEW:
                 self._states[node_id] = _State.ASKED
@@ -89,7 +89,7 @@ class Lookup:
         return chosen
 
     def on_slow(self, node_id: bytes) -> None:
-        """It takes its time: its place in the window is free."""
+        """It is slow: its place in the window is free."""
         if self._states.get(node_id) is _State.ASKED:
             self._states[node_id] = _State.SLOW
             self._active -= 1
@@ -126,6 +126,6 @@ class Lookup:
         return all(self._states[node_id] is _State.ANSWERED for _, node_id in self._ranked[: self.k])
 
     def result(self) -> list[Contact]:
-        """The k closest that answered, closest first, ourselves where we belong."""
+        """The k closest that answered, closest first, the own node in its place."""
         answered = (self._contacts[node_id] for _, node_id in self._ranked if self._states[node_id] is _State.ANSWERED)
         return [contact for contact, _ in zip(answered, range(self.k), strict=False)]

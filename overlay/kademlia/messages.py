@@ -1,12 +1,13 @@
-"""Datagrams: the one place where their bytes are made and read.
+"""Encodes and decodes datagrams; no other module does.
 
 Kademlia's framing is kept: byte 0 is 0 for a request and 1 for a response, bytes 1-20 are the message id, then one
-MessagePack array `[swarm tag, heartbeat, body, news]` with a fifth element where a node is to prove its id: true in
-such a request, the proof in its response (`overlay.kademlia.identity_proofs`). Bodies are tagged arrays, so the typed
-decoder *is* the explicit table of remote procedures: what is not listed here does not decode, and nesting and sizes are
-bounded by the types. `encode` and `decode` are where sealing will stand.
+MessagePack array `[swarm tag, heartbeat, body, gossip]`. A fifth element is true in a request whose response must prove
+the id, and the proof in that response (`overlay.kademlia.identity_proofs`). Bodies are tagged arrays, so the typed
+decoder is the table of remote procedures: a body that is not listed here does not decode, and the types bound nesting
+and sizes.
 
-Contacts travel packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 of them need 520 bytes.
+Contacts are packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 of them need 520 bytes. `socket` only converts
+addresses here.
 """
 
 from __future__ import annotations
@@ -37,12 +38,11 @@ GENESIS_BYTES = 16
 PROOF_BYTES = 32 + 64
 PACKED_V4_BYTES = ID_BYTES + 4 + 2
 PACKED_V6_BYTES = ID_BYTES + 16 + 2
-#: Most contacts read from one answer (reference/kademlia.md section 4 f).
+#: Contacts read from one response.
 MAX_CONTACTS = 64
-#: Most news in one datagram: with the largest heartbeat and contacts it still fits.
+#: Updates in one datagram: with the largest heartbeat and contacts it still fits.
 MAX_GOSSIP = 8
-#: Packed contacts in one answer: what is left of a datagram after the header, the largest heartbeat, `MAX_GOSSIP`, a
-#: proof.
+#: Packed contacts in one response: a datagram less the header, the largest heartbeat, `MAX_GOSSIP` and a proof.
 MAX_CONTACT_BYTES = MAX_DATAGRAM_BYTES - HEADER_BYTES - 150 - MAX_GOSSIP * 42 - PROOF_BYTES - 2
 
 _KINDS = (b"\x00", b"\x01")
@@ -52,7 +52,7 @@ _ARRAY_OF_FOUR, _ARRAY_OF_FIVE = b"\x94", b"\x95"
 
 
 class MemberState(IntEnum):
-    """What is said about a node; at equal incarnation and refutation the larger one wins (SWIM)."""
+    """The state of a node; at equal incarnation and refutation the larger one wins (SWIM)."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -61,7 +61,7 @@ class MemberState(IntEnum):
 
 
 class Gossip(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One piece of gossip. `refutation` counts how often this incarnation had to say that it lives."""
+    """One update about a node. `refutation` counts how often this incarnation refuted a suspicion."""
 
     kind: Annotated[int, Meta(ge=0, le=3)]
     node_id: Id
@@ -70,42 +70,42 @@ class Gossip(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base of what a datagram may ask or answer."""
+    """Base of the bodies of datagrams."""
 
 
 class Ping(_Body, frozen=True, tag="ping"):
-    """Are you there? Answered by `Pong`."""
+    """Asks whether the receiver is alive. Answered by `Pong`."""
 
 
 class FindNode(_Body, frozen=True, tag="find_node"):
-    """Your contacts closest to `target`. Answered by `Nodes`."""
+    """Asks for the contacts closest to `target`. Answered by `Nodes`."""
 
     target: Id
 
 
 class PingRequest(_Body, frozen=True, tag="probe"):
-    """Ping this node for me (SWIM's indirect probe). Answered by `PingResult` when its answer or the time-out is in."""
+    """Asks the receiver to ping a node (SWIM's ping-req). Answered by `PingResult`, once that ping has ended."""
 
     contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
 
 
 class GossipOnly(_Body, frozen=True, tag="news"):
-    """Nothing but the news every datagram carries. Not answered."""
+    """Carries gossip and nothing else. Not answered."""
 
 
 class StreamsFailing(_Body, frozen=True, tag="unreached"):
-    """You answer datagrams, but my streams to you fail: check whether you can be reached. Not answered."""
+    """Reports that the receiver answers datagrams, but streams to it fail. Not answered."""
 
 
 class DuplicateIdentity(_Body, frozen=True, tag="twin"):
-    """Another process speaks with your identity, at this address, under this boot id: ask it. Not answered."""
+    """Reports that another process uses the receiver's identity, at this address, with this `boot_id`. Not answered."""
 
     boot_id: Annotated[int, Meta(ge=0)]
     contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
 
 
 class Pong(_Body, frozen=True, tag="pong"):
-    """I am here."""
+    """The responder is alive."""
 
 
 class Nodes(_Body, frozen=True, tag="nodes"):
@@ -116,7 +116,7 @@ class Nodes(_Body, frozen=True, tag="nodes"):
 
 
 class PingResult(_Body, frozen=True, tag="probed"):
-    """Whether the node answered me."""
+    """Whether the node answered the ping."""
 
     answered: bool
 
@@ -147,7 +147,7 @@ _DECODERS = (msgspec.msgpack.Decoder(RequestDatagram), msgspec.msgpack.Decoder(R
 
 
 class Malformed(OverlayError):
-    """Bytes that are no datagram of ours; its text is a short constant, fit for a counter's name."""
+    """These bytes are no datagram of ours; the text is a short constant, fit for a counter's name."""
 
 
 def swarm_tag(run: str, genesis: bytes) -> bytes:
@@ -168,9 +168,9 @@ def encode(
     news: Sequence[Gossip] = (),
     extra: bool | bytes = b"",
 ) -> bytes:
-    """A datagram of at most `MAX_DATAGRAM_BYTES`, given at most `MAX_GOSSIP` news and `MAX_CONTACT_BYTES` of contacts.
+    """At most `MAX_DATAGRAM_BYTES`, given at most `MAX_GOSSIP` updates and `MAX_CONTACT_BYTES` of contacts.
 
-    `extra`: True in a request whose answer should prove who answers, and that proof.
+    `extra`: True in a request whose response must prove the id; in that response, the proof.
     """
     tail = _ENCODER.encode(news) if news else _NO_NEWS
     if extra:
@@ -207,7 +207,7 @@ def pack_contact(contact: Contact) -> bytes:
 
 @lru_cache(maxsize=16384)
 def unpack_contact(packed: bytes) -> Contact | None:
-    """The contact, or None when its address could never be sent to."""
+    """The contact, or None when its address cannot be sent to."""
     family = socket.AF_INET if len(packed) == PACKED_V4_BYTES else socket.AF_INET6
     if len(packed) not in (PACKED_V4_BYTES, PACKED_V6_BYTES):
         return None
@@ -238,8 +238,8 @@ def pack_nodes(packed_contacts: Iterable[bytes]) -> Nodes:
 def unpack_nodes(nodes: Nodes, own_id: bytes, *, ipv6: bool = True) -> tuple[list[Contact], int]:
     """The usable contacts of an answer, and how many of its entries were malformed.
 
-    The only way by which an address heard from others enters this program: never ourselves, always a literal unicast
-    address of a family we can send to, with a port.
+    No other function accepts addresses that others report: never our own, always a literal unicast address of a family
+    that we can send to, with a port.
     """
     contacts: list[Contact] = []
     malformed = 0

@@ -1,12 +1,12 @@
-"""The package's `Server` and `KademliaProtocol`, subclassed: framing, calls, answers, time-outs.
+"""Datagram RPC: frames requests and responses, checks and dispatches what arrives, reports events about peers.
 
-What is replaced, and why (reference/kademlia.md section 2): attribute magic by an explicit table of procedures (faults
-4, 10, 13, 15, 18: no values are stored at all); a task per datagram by synchronous dispatch inside one `except` that
-counts (14); five fixed seconds by measured waits with one retry (17); entries that outlive a cancellation by entries
-that are popped (3). Everything read passes `overlay.kademlia.messages.decode` (1, 2). An answer from where we know
-nobody must prove its id, or it is none (8, 9).
+Subclasses `KademliaProtocol` of the `kademlia` package and replaces most of it: an explicit table of procedures
+instead of attribute lookup; synchronous dispatch inside one `except` that counts, instead of a task per datagram;
+measured waits with one retry instead of five fixed seconds; no stored values. All input passes
+`overlay.kademlia.messages.decode`. A response from a contact that is unknown at this address must prove its id, or it
+is dropped.
 
-The protocol moves messages and judges nobody: what an answer, a request or a silence means is its `ProtocolEvents`'s.
+The protocol decides nothing about peers: `ProtocolEvents` interprets responses, requests and time-outs.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from overlay.transport import Transport
 Procedure = Callable[[Any, Heartbeat, Address, bytes], Result | None]
 C = TypeVar("C")
 
-_TELL = GossipOnly()
+_GOSSIP_ONLY = GossipOnly()
 
 
 class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
-    """One node's end of the datagram protocol. Nothing it does awaits; it makes no task."""
+    """One node's end of the datagram protocol. Never awaits, and starts no task."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.round_trips = RttEstimator(ceiling_s)
         self.queue = BroadcastQueue()
         self.counters: Counter[str] = Counter()
-        self.raise_handler_errors = False  # tests: an exception in a handler is raised, not counted
+        self.raise_handler_errors = False  # for tests: instead of counting the exception
         self._calls = CallTable(
             environment.clock, environment.entropy, self.counters, send=self._send_try, give_up=self._give_up
         )
@@ -85,7 +85,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._head = b""
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Undo the package's magic that turns every unknown attribute into a remote call."""
+        """The package turns every unknown attribute into a remote call; this does not."""
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     # -- composition ---------------------------------------------------------------------------------------------
@@ -98,26 +98,26 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._events, self._peers = events, peers
 
     def register(self, call: type[C], procedure: Callable[[C, Heartbeat, Address, bytes], Result | None]) -> None:
-        """Enter a procedure into the table."""
+        """Answer requests of this kind by a procedure."""
         self._procedures[call] = procedure
 
     def set_heartbeat(self, heartbeat: Heartbeat, tag: bytes | None) -> None:
-        """The own heartbeat and swarm from now on; encoded here once for all datagrams until the next change."""
+        """Our heartbeat and swarm from now on; encoded once for all datagrams until the next change."""
         self._heartbeat, self._tag = heartbeat, tag
         self._head = messages.encode_head(tag, heartbeat) if tag is not None else b""
 
     def close(self) -> None:
-        """End what waits: whoever asked gets None, as after a time-out, and nobody is blamed for it."""
+        """End all pending calls: each gets None as after a time-out, and none counts as a failure."""
         self.transport = None
         for pending in self._calls.close():
             self._guarded(pending.on_result, None)
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for their answers."""
+        """Calls that wait for their responses."""
         return self._calls.waiting
 
-    # -- asking --------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def call(
         self,
@@ -130,7 +130,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         counts_as_failure: bool = True,
         require_proof: bool = False,
     ) -> None:
-        """Ask; `on_result` gets the answer, or None after the waits. `on_slow` is called when the retry goes out.
+        """Send a request; `on_result` gets the response, or None after the waits. `on_slow`: the retry goes out.
 
         `limit_s` replaces the measured waits by one wait without retry. Without `counts_as_failure` a time-out is no
         event (the callee asks others first, or we ask on behalf of others). A contact that is unknown at this address
@@ -169,9 +169,12 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._guarded(pending.on_result, None)
 
     def send_gossip(
-        self, contact: Contact, news: Sequence[Gossip], body: GossipOnly | StreamsFailing | DuplicateIdentity = _TELL
+        self,
+        contact: Contact,
+        news: Sequence[Gossip],
+        body: GossipOnly | StreamsFailing | DuplicateIdentity = _GOSSIP_ONLY,
     ) -> None:
-        """Send news now; nothing comes back."""
+        """Send gossip now, with a body that is not answered."""
         if self.transport is None or self._tag is None:
             return
         message_id = self._entropy.token(messages.MESSAGE_ID_BYTES)
@@ -180,7 +183,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         )
 
     def respond(self, message_id: bytes, to: Address, result: Result, *, prove_to: bytes = b"") -> None:
-        """Answer a call, at once or later; with our proof, if the asker `prove_to` wants one."""
+        """Answer a request, now or later; with our proof, if the requester `prove_to` wants one."""
         if self.transport is None or self._tag is None:
             return
         proof = b""
@@ -195,10 +198,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         assert self.transport is not None
         self.transport.send(to, datagram)
 
-    # -- being spoken to -----------------------------------------------------------------------------------------
+    # -- datagrams received --------------------------------------------------------------------------------------
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
-        """Open, check and dispatch one datagram. Never raises; what is dropped is counted by its reason."""
+        """Decode, check and dispatch one datagram. Never raises; dropped datagrams are counted by reason."""
         self.counters["datagrams_in"] += 1
         if self._tag is None:
             self.counters["dropped_no_swarm"] += 1
@@ -222,8 +225,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self._guarded(self._accept_request, message_id, message, addr)
 
     def _accept_own_id(self, message_id: bytes, message: RequestDatagram | ResponseDatagram, source: Address) -> None:
-        """Our own datagram come back (several interfaces, a NAT that hairpins), a liar, or a twin: another process with
-        our key. Only the twin can prove its id; we prove ours to it, so that both know."""
+        """Our own datagram came back (several interfaces, a hairpin NAT), or the id is forged, or another process has
+        our key. Only that process can prove the id; we prove it to that process, so that both know."""
         if self._heartbeat is None or message.heartbeat.boot_id == self._heartbeat.boot_id:
             self.counters["dropped_own_echo"] += 1
             return
@@ -251,7 +254,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self._accept_late(message_id, response, source)
             return
         if pending.require_proof and not self._is_proven(message_id, response):
-            # Not settled: whoever guesses an id and races the true answer wins nothing.
+            # Not settled: a forger that guesses a message id must not displace the true response.
             self.counters["dropped_unproven"] += 1
             return
         self._calls.settle(pending)
@@ -266,12 +269,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             rtt_s = self._clock.monotonic() - pending.sent[message_id]
             self.round_trips.observe(rtt_s)
         self._events.on_response(heartbeat, source, rtt_s, pending.contact, proven=pending.require_proof)
-        self._hear(response.news, heartbeat.node_id)
+        self._process_gossip(response.news, heartbeat.node_id)
         pending.on_result(response.body)
 
     def _accept_late(self, message_id: bytes, response: ResponseDatagram, source: Address) -> None:
-        """Given up too soon: the node lives, and our waits are shorter than its round trip. Without this they would
-        stay so, because only answers in time are measured."""
+        """The call was given up too soon. Its round trip is measured, or the waits would stay too short."""
         pending, sent = self._calls.take_late(message_id)
         if pending is None or response.heartbeat.node_id != pending.contact.node_id:
             self.counters["dropped_unasked"] += 1
@@ -287,7 +289,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def _accept_request(self, message_id: bytes, request: RequestDatagram, source: Address) -> None:
         heartbeat = request.heartbeat
         self._events.on_request(heartbeat, source)
-        self._hear(request.news, heartbeat.node_id)
+        self._process_gossip(request.news, heartbeat.node_id)
         procedure = self._procedures.get(type(request.body))
         if procedure is None:
             self.counters["dropped_no_procedure"] += 1
@@ -296,12 +298,12 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if result is not None:
             self.respond(message_id, source, result, prove_to=heartbeat.node_id if request.prove else b"")
 
-    def _hear(self, news: list[Gossip], sender: bytes) -> None:
+    def _process_gossip(self, news: list[Gossip], sender: bytes) -> None:
         for piece in news:
             self._events.on_gossip(piece, sender)
 
     def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Our own mistakes must not shut the door on everybody: the one place that catches all of them."""
+        """A bug in one handler must not stop the protocol: the only place that catches every exception."""
         try:
             function(*arguments)
         except Exception as error:
@@ -313,5 +315,5 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
 
 
 def _node_address(contact: Contact) -> NodeAddress:
-    """Where it lives, with its id: a sealed door seals for the node, not for the address."""
+    """Its address with its id: a sealed transport seals for the node, not for the address."""
     return NodeAddress.of(contact.address, contact.node_id)

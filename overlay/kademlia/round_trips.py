@@ -1,17 +1,14 @@
-"""How long to wait for an answer, and whom not to ask again: adaptive time-outs and the negative cache.
+"""Adaptive time-outs from measured round trips (RFC 6298).
 
-A wait is the mean of the measured round trips plus four deviations (RFC 6298), within a floor and the ceiling the
-settings give; one retry follows, and the whole call never exceeds the ceiling. An address that stayed silent is not
-tried again on hearsay until its entry expires or it speaks itself (reference/kademlia.md section 4 d).
-
-Pure. `now` in seconds is an argument.
+A wait is the mean of the measured round trips plus four deviations, between a floor and the ceiling that the settings
+give. One retry follows, and the whole call never exceeds the ceiling. Pure.
 """
 
 from __future__ import annotations
 
 from overlay.peers import DEVIATION_WEIGHT, MEAN_WEIGHT, Peer
 
-#: Below this a busy loop, not the network, decides who is late.
+#: Below this a busy loop, not the network, causes time-outs.
 FLOOR_S = 0.1
 #: First wait before anything has been measured.
 UNMEASURED_S = 0.25
@@ -19,7 +16,7 @@ DEVIATIONS = 4.0
 
 
 class RttEstimator:
-    """Running mean and deviation over all peers; the waits for one peer prefer its own figures."""
+    """Running mean and deviation over all peers; a peer with round trips of its own gets its own waits."""
 
     def __init__(self, ceiling_s: float) -> None:
         self.ceiling_s = ceiling_s
@@ -27,7 +24,7 @@ class RttEstimator:
         self.deviation_s = 0.0
 
     def observe(self, rtt_s: float) -> None:
-        """A measured round trip: of the very datagram that was answered (Karn's rule: never of one of two)."""
+        """Add a round trip of the datagram that was answered (Karn's rule: never an ambiguous one)."""
         if self.mean_s is None:
             self.mean_s, self.deviation_s = rtt_s, rtt_s / 2
             return
@@ -36,7 +33,7 @@ class RttEstimator:
         self.deviation_s += DEVIATION_WEIGHT * (abs(error) - self.deviation_s)
 
     def waits(self, peer: Peer | None, stretch: float = 1.0) -> tuple[float, float]:
-        """Seconds until the retry, and from the retry until giving up."""
+        """Seconds until the retry, and from the retry until the time-out."""
         if peer is not None and peer.round_trip_s is not None:
             wait = peer.round_trip_s + DEVIATIONS * peer.round_trip_deviation_s
         elif self.mean_s is not None:

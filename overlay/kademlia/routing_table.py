@@ -1,10 +1,10 @@
-"""The routing table: the package's k-buckets with exact answers.
+"""The routing table: the k-buckets of the `kademlia` package, with exact answers.
 
-Kept from `kademlia.routing`: buckets, their split rule, replacement entries. Replaced (reference/kademlia.md section
-2): `find_neighbors` returns the exact k closest and does not leave out the target itself (faults 5 and 6); a full
-bucket never starts a task (liveness probes everybody on a schedule); the depth of a bucket follows from its range.
+Kept from `kademlia.routing`: buckets, their split rule, replacement entries. Replaced: `find_neighbors` returns the
+exact k closest and includes the target itself; a full bucket never starts a task, because the failure detector probes
+every member on a schedule; the depth of a bucket follows from its range.
 
-Never inserts by itself: membership adds a contact only after it answered us. Pure.
+Inserts nothing by itself: the member list adds a contact only after it answered us. Pure.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from overlay.ids import ID_BITS, ID_SPACE
 from overlay.kademlia.messages import pack_contact
 from overlay.peers import Contact
 
-#: A bucket away from the own id splits until its depth is a multiple of this (section 4.2 of the
-#: paper with b = 2: five would make tables of 650 contacts at 1000 nodes, all to be kept fresh).
+#: A bucket away from the own id splits until its depth is a multiple of this (Maymounkov and Mazières 2002, section
+#: 4.2, with b = 2: b = 5 would make tables of 650 contacts at 1000 nodes, all to be kept fresh).
 SPLIT_DEPTH = 2
 
 
 class RoutingEntry(Node):  # type: ignore[misc]
-    """A contact in a bucket, with its packed form. `listed` is False while it is suspected: others are not told."""
+    """A contact in a bucket, with its packed form. `listed` is False while it is suspected: no response names it."""
 
     def __init__(self, contact: Contact) -> None:
         super().__init__(contact.node_id, contact.address.host, contact.address.port)
@@ -40,7 +40,7 @@ class Bucket(KBucket):  # type: ignore[misc]
     """A k-bucket whose depth follows from its range instead of its members."""
 
     def touch_last_updated(self) -> None:
-        """The package stamps wall time here; refresh is scheduled by discovery."""
+        """The package reads the wall clock here; `overlay.discovery.crawler` schedules refreshes."""
 
     def depth(self) -> int:
         low, high = self.range
@@ -106,7 +106,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         return len(bucket) < self.ksize or self._may_split(bucket)
 
     def add(self, contact: Contact) -> bool:
-        """Insert or refresh a contact that answered us; it moves to the tail of its bucket. False: a spare."""
+        """Insert or refresh a contact; it moves to the tail of its bucket. False: it is a replacement entry."""
         if contact.node_id == self.node.id:
             return False
         known = self._entries.get(contact.node_id)
@@ -145,7 +145,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
             del self._sorted[bisect_left(self._sorted, number)]
 
     def remove(self, node_id: bytes) -> None:
-        """Drop a contact, spare or not; the newest spare takes its place."""
+        """Drop a contact or a replacement entry; the newest replacement entry takes its place."""
         bucket = self.buckets[self._bucket_index(int.from_bytes(node_id, "big"))]
         bucket.replacement_nodes.pop(node_id, None)
         entry = self._entries.pop(node_id, None)
@@ -159,7 +159,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         self.remove(node.id)
 
     def list_to_others(self, node_id: bytes, listed: bool) -> None:
-        """A suspected contact stays in its bucket and is not handed out."""
+        """A contact that is not listed stays in its bucket, and no response names it."""
         entry = self._entries.get(node_id)
         if entry is not None:
             entry.listed = listed
@@ -168,9 +168,8 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
     def closest(self, target: bytes, count: int, *, skip: bytes | None = None) -> list[RoutingEntry]:
         """The exact `count` closest listed entries, closest first, the target itself included.
 
-        Whoever shares a longer prefix with the target is closer, and in the sorted ids the sharers of a prefix stand
-        side by side: only the smallest such stretch that holds enough is ranked. This stands on the path of every
-        `find_node`.
+        An id that shares a longer prefix with the target is closer, and in sorted order the ids of one prefix are
+        adjacent: only the smallest such range that holds enough is ranked. Every `find_node` calls this.
         """
         number = int.from_bytes(target, "big")
         ids = self._sorted

@@ -1,4 +1,4 @@
-"""The `kademlia` package's server, cut down to routing: this overlay stores no values."""
+"""The server of the `kademlia` package, reduced to routing: this overlay stores no values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ class SwarmServer(Server):  # type: ignore[misc]
         environment: Environment,
     ) -> None:
         super().__init__(settings.k, settings.alpha, identity.node_id)
-        self.storage: MappingProxyType[bytes, object] = MappingProxyType(
-            {}
-        )  # the package makes one that keeps everything for a week
+        # The package's storage keeps every value for a week.
+        self.storage: MappingProxyType[bytes, object] = MappingProxyType({})
         self._make = partial(
             self.protocol_class,
             self.node,
@@ -45,13 +44,13 @@ class SwarmServer(Server):  # type: ignore[misc]
         return self._make()
 
     def attach(self, transport: Transport) -> None:
-        """Speak through an opened door (in the place of the package's `listen`)."""
+        """Send through an open transport; replaces `listen` of the package."""
         self.protocol.connection_made(transport)
 
     def stop(self) -> None:
         self.protocol.close()
 
     async def _not_kept(self, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError("this overlay keeps no values, and its transport listens; see overlay.overlay")
+        raise NotImplementedError("this overlay stores no values, and its transport listens; see overlay.overlay")
 
     listen = bootstrap = get = set = set_digest = _not_kept

@@ -1,18 +1,16 @@
-"""Who is alive: SWIM's failure detector as plain rules, with Lifeguard's local health.
+"""SWIM's failure detector (Das et al. 2002) with Lifeguard's suspicion and local health (Dadgar et al. 2018).
 
-Decides whom to probe, when a silent member is suspected, when a suspected one is dead, and what to tell others;
-never sends, never reads a clock. Rules: reference/overlay-practice.md section 1 and DESIGN section 4.
+Decides which members to probe, when a silent member is suspected, when a suspected one is dead, and what to gossip.
+Takes events with the time and returns actions; it sends nothing.
 
-A member is probed directly, then through others, then suspected; it is told so and may refute with a higher
-refutation count. Whoever suspects it, by hearsay too, goes on probing it and telling it: whatever it says to us itself,
-later than the accusation, clears it as well, and nobody is buried whom we did not find silent ourselves meanwhile.
-At equal incarnation and refutation: left and dead > suspect > alive. A node whose own loop lags blames itself first:
-every deadline moves by the lag, and time-outs stretch.
+A member that does not answer a ping is pinged through others, and if that fails too it is suspected. The suspicion is
+gossiped and sent to the member, which may refute it with a higher refutation count. Every node that suspects a member,
+on gossip too, continues to probe it; any later message of the member itself ends the suspicion. A node removes a member
+only after the member left its own probes unanswered. At equal incarnation and refutation: left and dead > suspect >
+alive. A node whose own event loop lags extends every deadline by the lag, and all its time-outs.
 
 The detection bound for watched members with default settings (seconds): 0.5 still fresh + 1 until the next round +
-0.5 direct + 0.5 indirect + 3 suspicion + 0.5 until its last probe has failed = 6.
-
-Pure.
+0.5 direct + 0.5 indirect + 3 suspicion + 0.5 until its last probe has failed = 6. Pure.
 """
 
 from __future__ import annotations
@@ -23,40 +21,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 from overlay.kademlia.messages import Gossip, MemberState
-from overlay.membership.actions import (
-    Broadcast,
-    DetectorAction,
-    SendNow,
-    SendPing,
-    SendPingRequest,
-    StateChanged,
-)
+from overlay.membership.actions import Broadcast, DetectorAction, SendNow, SendPing, SendPingRequest, StateChanged
+from overlay.membership.local_health import LocalHealth
+from overlay.membership.probe_order import ProbeOrder
 from overlay.settings import LivenessSettings
 
-#: Heard from within this share of the probe interval: no probe is due.
+#: A member that sent something within this share of the probe interval needs no probe.
 FRESH_SHARE = 0.5
-#: A hint about a member that was probed this recently adds nothing.
+#: A member that was probed this recently is not probed again on request.
 PROBE_PAUSE_S = 0.2
-#: The dead are remembered, and dialled now and then, this long: partitions heal within it. Those who left, shorter.
+#: Dead members are remembered, and called now and then, this long: partitions heal within it. Those that left, shorter.
 DEAD_MEMORY_S = 3600.0
 LEFT_MEMORY_S = 120.0
 MAX_REMEMBERED = 1024
-#: Most suspects probed in a round. Where more die at once they take turns, so that probes stay few.
+#: Suspects probed in a round. If more crash at once they take turns, so that probes stay few.
 MAX_SUSPECTS_PER_ROUND = 16
-#: Questions of ours that a suspect leaves unanswered, one after another, before it is dead. One is lost with its retry
-#: about once in a hundred at 5 % loss: a hundred nodes that believed a false death after one would keep it alive.
+#: Probes in a row that a suspect leaves unanswered before it is dead. At 5 % loss one probe is lost with its retry once
+#: in a hundred times: if one were enough, a hundred nodes would confirm a false report to each other.
 UNANSWERED_PROBES_TO_CONFIRM = 3
-#: A suspicion that ends before that goes on in such steps, until it lasted twice as long.
+#: A suspicion without that many unanswered probes is extended in such steps, up to twice its time.
 EVIDENCE_STEP_S = 0.25
-#: A tick later than this means that our own loop lags.
-LAG_S = 0.1
-#: Lifeguard's awareness: 0 is healthy; time-outs stretch by (1 + score).
-MAX_HEALTH = 7
 
 
 @dataclass(slots=True)
 class _Member:
-    """What we hold about one node. `heard` is when it last spoke to us itself; `since` when its state changed."""
+    """What is known of one node. `heard`: when its last own message arrived; `since`: when its state changed."""
 
     state: MemberState
     incarnation: int
@@ -65,11 +54,11 @@ class _Member:
     since: float
     deadline: float = 0.0
     probed: float = float("-inf")
-    #: Questions of ours in a row that it left unanswered, retries included.
+    #: Calls in a row that it left unanswered, each with its retry.
     missed: int = 0
-    #: Suspected, and others even say that it is dead: our next question decides.
+    #: Suspected, and others report that it is dead: our own probes decide.
     reported_dead: bool = False
-    #: Newest leave or refutation that others told of: incarnation, refutation, kind.
+    #: The newest leave or refutation that others reported: incarnation, refutation, kind.
     unconfirmed_update: tuple[int, int, int] = (-1, -1, -1)
 
     def rank(self) -> tuple[int, int, int]:
@@ -86,14 +75,13 @@ class FailureDetector:
         self.incarnation = incarnation
         self.refutation = 0
         self.settings = settings
-        self.health = 0
+        self.health = LocalHealth()
         self.leaving = False
         self._rng = rng
         self._members: dict[bytes, _Member] = {}
         self._removed: dict[bytes, _Member] = {}
         self._suspects: dict[bytes, None] = {}
-        self._order: list[bytes] = []
-        self._turn = 0
+        self._order = ProbeOrder(rng)
         self._watched: dict[bytes, None] = {}
         self._next_round = now + settings.probe_interval_s * rng.random()
         self._planned = self._next_round
@@ -102,8 +90,8 @@ class FailureDetector:
 
     @property
     def stretch(self) -> float:
-        """By how much our own time-outs stretch."""
-        return 1.0 + self.health
+        """The factor of our own time-outs."""
+        return self.health.stretch
 
     @property
     def suspects(self) -> int:
@@ -113,14 +101,14 @@ class FailureDetector:
         return node_id in self._members
 
     def is_gone(self, node_id: bytes) -> bool:
-        """Remembered as dead or as having left."""
+        """Whether it is remembered as dead or as having left."""
         return node_id in self._removed
 
     def is_suspect(self, node_id: bytes) -> bool:
         return node_id in self._suspects
 
     def dead(self) -> list[bytes]:
-        """The remembered dead, longest dead first; those who left are not among them."""
+        """The remembered dead, longest dead first, without those that left."""
         return [node_id for node_id, member in self._removed.items() if member.state is MemberState.DEAD]
 
     def next_deadline(self) -> float:
@@ -131,14 +119,14 @@ class FailureDetector:
         self._planned = due
         return due
 
-    # -- what happens --------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------
 
     def watch(self, node_ids: Iterable[bytes]) -> None:
-        """Partners, probed in every round; replaces the former ones."""
+        """Probe these in every round; replaces the former ones."""
         self._watched = dict.fromkeys(sorted(node_ids))
 
     def on_response(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
-        """It answered us: a member from now on, whatever was thought of it."""
+        """It answered us: a member from now on, whatever its state was."""
         if node_id in self._members:
             return self.on_heartbeat(node_id, incarnation, now)
         gone = self._removed.pop(node_id, None)
@@ -147,34 +135,31 @@ class FailureDetector:
         if gone is not None and gone.incarnation == incarnation:
             member.refutation = gone.refutation
             if gone.state is MemberState.DEAD:
-                # Old news of its death is still on its way; only a refutation of its own outranks that.
+                # Old gossip of its death is still on its way, and only a refutation of its own outranks that.
                 accusation = Gossip(MemberState.DEAD, node_id, incarnation, gone.refutation)
                 actions.append(SendNow(node_id, accusation))
         self._members[node_id] = member
-        # SWIM: a newcomer enters at a random place, so that the time to its first probe is bounded and varied.
-        self._order.insert(self._rng.randint(self._turn, len(self._order)), node_id)
+        self._order.insert(node_id)
         return actions
 
     def on_heartbeat(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
-        """A known member spoke to us itself."""
+        """A message of a known member itself has arrived."""
         member = self._members.get(node_id)
         if member is None:
             return []
         member.heard, member.missed = now, 0
         if incarnation > member.incarnation:
             member.incarnation, member.refutation = incarnation, 0
-        if (
-            member.unconfirmed_update[:2] > (member.incarnation, member.refutation)
-            and member.unconfirmed_update[0] == incarnation
-        ):
-            # It was said to have refuted, and here it is: what it refuted is old news.
-            member.refutation = member.unconfirmed_update[1]
+        reported, refutation, _ = member.unconfirmed_update
+        if reported == incarnation and (reported, refutation) > (member.incarnation, member.refutation):
+            # Others reported a refutation, and the member is alive: gossip that it refuted is outdated.
+            member.refutation = refutation
         if member.state is MemberState.SUSPECT:
-            return self._end_suspicion(node_id, member, now, "it spoke to us", by_itself=True)
+            return self._end_suspicion(node_id, member, now, "it sent a message", by_itself=True)
         return []
 
     def on_timeout(self, node_id: bytes, now: float, *, others: Iterable[bytes]) -> list[DetectorAction]:
-        """A direct probe with its retry found nothing. `others` may be asked to try."""
+        """It answered neither a call nor its retry. `others` may be asked to ping it."""
         member = self._members.get(node_id)
         if member is None:
             return []
@@ -188,7 +173,7 @@ class FailureDetector:
         return [SendPingRequest(node_id, tuple(self._rng.sample(helpers, count)))]
 
     def on_unreachable(self, node_id: bytes, now: float, reason: str) -> list[DetectorAction]:
-        """Nobody reached it: suspect it, and say so to it and to others."""
+        """Neither direct nor indirect pings reached it: suspect it, and tell it and others."""
         member = self._members.get(node_id)
         if member is None or member.state is MemberState.SUSPECT:
             return []
@@ -196,7 +181,7 @@ class FailureDetector:
         return [*self._suspect(node_id, member, now, reason), SendNow(node_id, news), Broadcast(news)]
 
     def request_probe(self, node_id: bytes, now: float) -> list[DetectorAction]:
-        """Somebody has reason to doubt it: probe now."""
+        """Probe it now: a caller has reason to doubt it."""
         member = self._members.get(node_id)
         if member is None or now - member.probed < PROBE_PAUSE_S:
             return []
@@ -204,7 +189,7 @@ class FailureDetector:
         return [SendPing(node_id)]
 
     def declare_dead(self, node_id: bytes, now: float, reason: str) -> list[DetectorAction]:
-        """Certain knowledge: another node lives at its address."""
+        """It is certain that it is gone: another node answers at its address."""
         member = self._members.get(node_id)
         if member is None:
             return []
@@ -212,15 +197,12 @@ class FailureDetector:
         return [*self._remove(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
 
     def forget(self, node_id: bytes) -> None:
-        """Drop a member without judging it: it is of no use to us any more."""
+        """Drop a member that is of no use any more; this says nothing about its state."""
         if self._members.pop(node_id, None) is not None:
             self._suspects.pop(node_id, None)
 
-    def forget_dead(self, node_id: bytes) -> None:
-        self._removed.pop(node_id, None)
-
     def on_leave(self, node_id: bytes, now: float) -> list[DetectorAction]:
-        """It says itself that it leaves."""
+        """Its own message announces that it leaves."""
         member = self._members.get(node_id)
         if member is None:
             return []
@@ -228,7 +210,7 @@ class FailureDetector:
         return [*self._remove(node_id, member, now, MemberState.LEFT, "it left"), Broadcast(news)]
 
     def leave_notice(self) -> Gossip:
-        """What this node tells when it leaves."""
+        """The gossip that announces the leave of this node."""
         self.leaving = True
         return Gossip(MemberState.LEFT, self.own_id, self.incarnation, self.refutation)
 
@@ -236,12 +218,15 @@ class FailureDetector:
 
     def tick(self, now: float) -> list[DetectorAction]:
         """Expire suspicions and begin a probe round when one is due."""
-        self._update_local_health(max(0.0, now - self._planned))
+        lag_s = max(0.0, now - self._planned)
+        if self.health.on_tick(lag_s):
+            for member in map(self._members.__getitem__, self._suspects):
+                member.deadline += lag_s  # the lag is our own fault: no deadline may pass during it
         actions: list[DetectorAction] = []
         for node_id in list(self._suspects):
             member = self._members[node_id]
             if now >= member.deadline and not self._is_proven_silent(member, now):
-                member.deadline = now + EVIDENCE_STEP_S  # the rounds go on asking it
+                member.deadline = now + EVIDENCE_STEP_S  # the rounds continue to probe it
             elif now >= member.deadline:
                 reason = f"suspected for {now - member.since:.1f} s and silent"
                 news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
@@ -254,29 +239,20 @@ class FailureDetector:
         return actions
 
     def _is_proven_silent(self, member: _Member, now: float) -> bool:
-        """We asked it since it is suspected, and it did not answer; or there are too many suspects to ask them all."""
+        """Our own probes were not answered either; or there are too many suspects to probe them all."""
         return member.missed >= UNANSWERED_PROBES_TO_CONFIRM or now >= member.since + 2 * self.settings.suspicion_s
-
-    def _update_local_health(self, lag_s: float) -> None:
-        """Lifeguard: a lag is our own fault, so nobody's deadline may pass during it."""
-        if lag_s > LAG_S:
-            self.health = min(MAX_HEALTH, self.health + 1)
-            for node_id in self._suspects:
-                self._members[node_id].deadline += lag_s
-        elif self.health:
-            self.health -= 1
 
     def _begin_round(self, now: float) -> list[DetectorAction]:
         stale = now - FRESH_SHARE * self.settings.probe_interval_s
         suspects = self._suspects_in_turn(stale)
         due = dict.fromkeys(node_id for node_id in self._watched if self._is_due(node_id, stale))
         due |= dict.fromkeys(suspects)
-        chosen = self._next_in_turn(stale)
+        chosen = self._order.next_due(self._members, lambda node_id: self._is_due(node_id, stale))
         if chosen is not None:
             due[chosen] = None
         for node_id in due:
             self._members[node_id].probed = now
-        # memberlist: a suspect is told with every probe, because its refutation is what the others wait for.
+        # As in memberlist: a suspect gets the suspicion with every probe, for the others wait for its refutation.
         return [*(SendPing(node_id) for node_id in due), *(SendNow(each, self._accusation(each)) for each in suspects)]
 
     def _accusation(self, node_id: bytes) -> Gossip:
@@ -284,7 +260,7 @@ class FailureDetector:
         return Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
 
     def _suspects_in_turn(self, stale: float) -> list[bytes]:
-        """Those not asked just now, longest unasked first: an answer ends the suspicion whatever became of the news."""
+        """Suspects that were not probed just now, longest first: an answer ends the suspicion if gossip is lost."""
         waiting = [node_id for node_id in self._suspects if self._members[node_id].probed <= stale]
         return sorted(waiting, key=lambda node_id: self._members[node_id].probed)[:MAX_SUSPECTS_PER_ROUND]
 
@@ -292,31 +268,16 @@ class FailureDetector:
         member = self._members.get(node_id)
         return member is not None and member.heard <= stale
 
-    def _next_in_turn(self, stale: float) -> bytes | None:
-        """Round-robin over a shuffled list, so that everybody's turn comes within one pass."""
-        for _ in range(len(self._order)):
-            if self._turn >= len(self._order):
-                self._order = list(self._members)
-                self._rng.shuffle(self._order)
-                self._turn = 0
-                if not self._order:
-                    return None
-            node_id = self._order[self._turn]
-            self._turn += 1
-            if self._is_due(node_id, stale):
-                return node_id
-        return None
-
     def _purge(self, now: float) -> None:
         for node_id, member in list(self._removed.items()):
             memory = DEAD_MEMORY_S if member.state is MemberState.DEAD else LEFT_MEMORY_S
             if now - member.since > memory or len(self._removed) > MAX_REMEMBERED:
                 del self._removed[node_id]
 
-    # -- what others say -----------------------------------------------------------------------------------------
+    # -- gossip --------------------------------------------------------------------------------------------------
 
     def on_gossip(self, news: Gossip, sender: bytes, now: float) -> list[DetectorAction]:
-        """One piece of news from `sender`."""
+        """One update that a datagram of `sender` carried."""
         if news.node_id == self.own_id:
             return self._refute(news, sender)
         kind = MemberState(news.kind)
@@ -337,18 +298,18 @@ class FailureDetector:
                 return self._accept_accusation(news, kind, member, now)
 
     def _refute(self, news: Gossip, sender: bytes) -> list[DetectorAction]:
-        """SWIM: refute with a higher count. News about an older start of ours refute themselves by the heartbeat."""
-        ill = news.kind in (MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
-        if not ill or self.leaving or news.incarnation != self.incarnation or news.refutation < self.refutation:
+        """SWIM: refute with a higher count. The heartbeat itself refutes gossip about an older start of ours."""
+        accused = news.kind in (MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
+        if not accused or self.leaving or news.incarnation != self.incarnation or news.refutation < self.refutation:
             return []
         self.refutation = news.refutation + 1
-        self.health = min(MAX_HEALTH, self.health + 1)
+        self.health.worsen()
         alive = Gossip(MemberState.ALIVE, self.own_id, self.incarnation, self.refutation)
-        # At once: the one who accuses us may not know where we live now, and its deadline runs.
+        # At once: the accuser may not know our present address, and its deadline runs.
         return [SendNow(sender, alive), Broadcast(alive, at_once=True)]
 
     def _on_gossip_of_removed(self, news: Gossip, kind: MemberState) -> list[DetectorAction]:
-        """The dead do not rise on hearsay: they are asked, and answer or not."""
+        """A removed member is not restored on gossip: it is pinged, and its answer restores it."""
         gone = self._removed.get(news.node_id)
         if gone is None or kind is not MemberState.ALIVE:
             return []
@@ -358,7 +319,7 @@ class FailureDetector:
         return [SendPing(news.node_id), Broadcast(news)]
 
     def _note_unconfirmed(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[DetectorAction]:
-        """Leaves and refutations are believed from their node alone; from others they are a reason to ask it."""
+        """A leave or refutation counts only from its own node; from others it is a reason to probe that node."""
         if (news.incarnation, news.refutation, kind) <= member.unconfirmed_update:
             return []
         member.unconfirmed_update = (news.incarnation, news.refutation, kind)
@@ -374,12 +335,10 @@ class FailureDetector:
 
     def _accept_accusation(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[DetectorAction]:
         if now - member.heard < self.settings.probe_interval_s:
-            return [SendNow(news.node_id, news)]  # we know better; it should know too, and refute
-        if member.unconfirmed_update[2] == MemberState.ALIVE and member.unconfirmed_update[:2] > (
-            news.incarnation,
-            news.refutation,
-        ):
-            return self.request_probe(news.node_id, now)  # it is said to have refuted this: we look ourselves
+            return [SendNow(news.node_id, news)]  # it is alive; let it know, so that it refutes
+        reported, refutation, reported_kind = member.unconfirmed_update
+        if reported_kind == MemberState.ALIVE and (reported, refutation) > (news.incarnation, news.refutation):
+            return self.request_probe(news.node_id, now)  # others report that it refuted this: probe it ourselves
         member.incarnation, member.refutation = news.incarnation, news.refutation
         if kind is MemberState.DEAD:
             return self._suspect_reported(news, member, now)
@@ -388,11 +347,11 @@ class FailureDetector:
         return [*suspected, *probe, Broadcast(news)]
 
     def _suspect_reported(self, news: Gossip, member: _Member, now: float) -> list[DetectorAction]:
-        """A death on hearsay is not believed before we asked ourselves, and not passed on: a lost refutation must not
-        kill a living node in the eyes of all (at 10 % loss two wrong findings of 60 nodes made ten)."""
+        """A reported death is neither accepted nor gossiped before our own probes confirm it: otherwise one lost
+        refutation would remove a living node everywhere (at 10 % loss two false reports among 60 nodes became ten)."""
         if member.reported_dead:
             return []
-        actions = self._suspect(news.node_id, member, now, "others say it is dead")
+        actions = self._suspect(news.node_id, member, now, "others report it dead")
         member.reported_dead = True
         return [*actions, *self._confirm_report(news.node_id, member, now)]
 
@@ -401,7 +360,7 @@ class FailureDetector:
             member.probed = now
             return [SendPing(node_id)]
         news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
-        reason = "others say it is dead, and it does not answer us"
+        reason = "others report it dead, and it does not answer us"
         return [*self._remove(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
 
     # -- transitions ---------------------------------------------------------------------------------------------
@@ -419,7 +378,7 @@ class FailureDetector:
     def _end_suspicion(
         self, node_id: bytes, member: _Member, now: float, reason: str, *, by_itself: bool
     ) -> list[DetectorAction]:
-        """`by_itself`: it sent us a message of its own; others may still suspect it, and it has to refute."""
+        """`by_itself`: by a message to us and not by a refutation; others may still suspect it, so it must refute."""
         accusation = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
         member.state = MemberState.ALIVE
         member.reported_dead = False

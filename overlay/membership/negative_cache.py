@@ -1,17 +1,17 @@
-"""Addresses that did not answer lately and need not be tried again yet. Pure."""
+"""Addresses that did not answer lately and are not tried again yet. Pure."""
 
 from __future__ import annotations
 
 from overlay.peers import Contact
 
-#: A silent address is left alone this long, and twice as long each time it stays silent, up to the last.
+#: The pause of an address after its first time-out; it doubles with each further one, up to the maximum.
 FIRST_PAUSE_S = 5.0
 MAX_PAUSE_S = 60.0
 MAX_ENTRIES = 4096
 
 
 class NegativeCache:
-    """Contacts that stayed silent, keyed by id and address: a changed address is another chance at once."""
+    """Contacts that timed out, by id and address: a node that moved can be tried at once."""
 
     def __init__(self) -> None:
         self._until: dict[Contact, tuple[float, float]] = {}
@@ -20,7 +20,7 @@ class NegativeCache:
         return len(self._until)
 
     def add(self, contact: Contact, now: float) -> None:
-        """It did not answer, with a retry."""
+        """It answered neither a call nor its retry."""
         _, last = self._until.pop(contact, (0.0, FIRST_PAUSE_S / 2))
         pause = min(2 * last, MAX_PAUSE_S)
         self._until[contact] = (now + pause, pause)
@@ -28,7 +28,7 @@ class NegativeCache:
             del self._until[next(iter(self._until))]
 
     def discard(self, contact: Contact) -> None:
-        """It spoke to us itself."""
+        """It answered."""
         if self._until:
             self._until.pop(contact, None)
 

@@ -1,4 +1,4 @@
-"""Questions to single peers, awaited: the callbacks of the protocol as coroutines. A caller may be cancelled."""
+"""Queries to single peers as coroutines: awaits the callbacks of the protocol. A caller may be cancelled."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from overlay.peers import Contact, Heartbeat, Peer, PeerTable
 
 
 class PeerQueries:
-    """Asks, and waits for all answers or silences."""
+    """Sends requests and waits until each is answered or timed out."""
 
     def __init__(self, protocol: SwarmProtocol, peers: PeerTable) -> None:
         self._protocol = protocol
         self._peers = peers
 
     async def ping(self, contact: Contact) -> Heartbeat | None:
-        """The heartbeat of one node; None when it stays silent, or is not who we asked."""
+        """The heartbeat of one node; None when it does not answer, or another node does."""
         answered = await self.ask(contact, Ping())
         peer = self._peers.get(contact.node_id)
         return _heartbeat_of(peer) if isinstance(answered, Pong) and peer is not None else None
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
-        """Ask all of these we know at once; what they say lands in the table."""
+        """Ping all of these that are known, at once; the peer table takes their heartbeats."""
         contacts = [peer.contact for node_id in node_ids if (peer := self._peers.get(node_id)) is not None]
         if not contacts:
             return
@@ -42,7 +42,7 @@ class PeerQueries:
         await waiting
 
     async def ask(self, contact: Contact, body: Call) -> Result | None:
-        """One question; None when it is not answered."""
+        """Send one request; None when it is not answered."""
         waiting: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
 
         def on_result(result: Result | None) -> None:

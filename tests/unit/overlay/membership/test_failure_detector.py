@@ -102,7 +102,7 @@ def test_the_accused_clears_itself_by_speaking() -> None:
     made.on_unreachable(A, 1.0, "silent")
 
     assert made.on_heartbeat(A, 1, 1.2) == [
-        StateChanged(A, "refuted", "it spoke to us"),
+        StateChanged(A, "refuted", "it sent a message"),
         SendNow(A, news(MemberState.SUSPECT, A)),
     ]
     assert not made.is_suspect(A)
@@ -175,7 +175,7 @@ def test_a_suspect_is_asked_in_every_round_and_any_answer_clears_it() -> None:
     probes = [due for due, action in run(made, 7.95) if action == SendPing(A) and due > 5.0]
 
     assert len(probes) == 3
-    assert StateChanged(A, "refuted", "it spoke to us") in made.on_heartbeat(A, 1, 7.95)
+    assert StateChanged(A, "refuted", "it sent a message") in made.on_heartbeat(A, 1, 7.95)
 
 
 def test_a_suspect_is_told_with_every_probe() -> None:
@@ -225,17 +225,17 @@ def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
 def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
     """Suspected and asked at once, three times; said again it is not asked again; silence buries it and is told, an
     answer lets it refute."""
-    dead, reason = news(MemberState.DEAD, A), "others say it is dead, and it does not answer us"
+    dead, reason = news(MemberState.DEAD, A), "others report it dead, and it does not answer us"
     silent, answering = detector(A, B, C), detector(A, B, C)
     for made in (silent, answering):
-        assert made.on_gossip(dead, B, 5.0) == [StateChanged(A, "suspect", "others say it is dead"), SendPing(A)]
+        assert made.on_gossip(dead, B, 5.0) == [StateChanged(A, "suspect", "others report it dead"), SendPing(A)]
         assert made.on_gossip(dead, C, 5.1) == []
         assert made.on_timeout(A, 5.2, others=[B, C]) == [SendPing(A)]
         assert made.on_timeout(A, 5.4, others=[B, C]) == [SendPing(A)]
 
     assert silent.on_timeout(A, 5.6, others=[B, C]) == [StateChanged(A, "dead", reason), Broadcast(dead)]
     assert not silent.is_alive(A)
-    assert answering.on_heartbeat(A, 1, 5.6)[0] == StateChanged(A, "refuted", "it spoke to us")
+    assert answering.on_heartbeat(A, 1, 5.6)[0] == StateChanged(A, "refuted", "it sent a message")
     later = answering.on_timeout(A, 9.0, others=[B, C])
     assert [type(action) for action in later] == [SendPingRequest], "a later silence begins anew"
 
@@ -276,7 +276,7 @@ def test_leaves_and_refutations_are_believed_from_their_node_alone() -> None:
     alive = news(MemberState.ALIVE, A, *NEW)
     assert made.on_gossip(alive, B, 2.5) == [SendPing(A), Broadcast(alive)]
     assert made.is_suspect(A)
-    assert StateChanged(A, "refuted", "it spoke to us") in made.on_heartbeat(A, 1, 2.6)
+    assert StateChanged(A, "refuted", "it sent a message") in made.on_heartbeat(A, 1, 2.6)
     # What it refuted is old news from now on.
     assert made.on_gossip(news(MemberState.SUSPECT, A, *SAME), C, 9.0) == []
     assert made.is_alive(A)
