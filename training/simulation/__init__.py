@@ -1,8 +1,9 @@
-"""Probabilistic Synchronous Parallel on a virtual clock: the daemon's own barrier code, for up to a million nodes.
+"""Simulates Probabilistic Synchronous Parallel on a virtual clock: the daemon's barriers, up to a million nodes.
 
-`plan` says what is simulated, `run.simulate` simulates it. `engine` is plain Python, calls
-`training.barriers.predicates` for every decision and knows every feature; `kernel` is compiled by numba, knows what
-large swarms need, and makes the same history, event by event; `grouped` makes the same distribution, faster
-(tests/unit/training/simulation/engines/test_engines.py). Nothing here reads a clock, draws unseeded randomness or
-imports torch; matplotlib is imported by `drawing` alone.
+`model.plan` describes a swarm, and `run.simulate` runs it. The reference engine is plain Python, supports every feature
+and calls `training.barriers.predicates` for each decision. The compiled engine (numba) produces the same history,
+event by event, for the features that large swarms need; the grouped one produces the same distribution, faster. Tests
+compare all three. Nothing here reads a clock, draws unseeded random numbers or imports torch.
+
+Layers, bottom to top: `model`, `engines`, `learning`, `run`, then `figures` and `advice`.
 """

@@ -1,7 +1,7 @@
-"""Which barrier, sample and staleness for a swarm whose step times are known: try them all, and choose by one rule.
+"""Recommends barrier, sample size and staleness for a swarm with known step times, by simulating all candidates.
 
-The rule: of the barriers that keep at least `keep` of asp's progress, the one whose nodes lie closest together (least
-standard deviation of completed steps); among equals the one that asks less. All but the simulations is pure.
+The rule: of the barriers that keep at least `keep` of asp's progress, take the one with the least standard deviation of
+completed steps; among equals the one with fewer queries.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from training.simulation.model.plan import Plan
 from training.simulation.model.step_times import StepTimes, Stragglers
 from training.simulation.run import simulate
 
-#: More nodes change a sampled barrier's progress by less than a percent (`docs/psp.md`), and cost time.
-MOST_NODES = 1000
-#: A node whose median step takes this many times the swarm's counts as slow.
+#: More nodes change a sampled barrier's progress by less than one percent (`docs/psp.md`), and take longer.
+MAX_NODES = 1000
+#: A node counts as slow if its median step takes this many times the swarm's.
 SLOW_FACTOR = 1.5
 #: Steps of the mean node that are simulated.
 STEPS = 60
-#: Of asp's progress that a recommended barrier keeps.
+#: The share of asp's progress that a recommended barrier must keep.
 KEEP = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a swarm shows of itself: one node's step times, the announced medians of all, and how many work."""
+    """Measurements of a swarm: step times of one node, announced medians of all, and the number of workers."""
 
     trace_s: tuple[float, ...]
     medians_s: tuple[float, ...]
@@ -38,7 +38,7 @@ class Measured:
     resample_s: float = 0.0
 
     def model(self) -> tuple[StepTimes, Stragglers]:
-        """The node's own steps, scaled to the swarm's median, and the slow nodes as stragglers of their mean factor."""
+        """The node's own step times, scaled to the swarm's median, and the slow nodes with their mean factor."""
         own = statistics.median(self.trace_s)
         medians = [value for value in self.medians_s if value > 0] or [own]
         middle = statistics.median(medians)
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one barrier would do: progress of the mean node as a share of asp's, steps per second, spread, cost."""
+    """Simulated figures of one barrier: progress as a share of asp's, steps per second, spread, and cost."""
 
     name: str
     barrier: BarrierSettings
@@ -65,7 +65,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All that was tried, asp first, and the choice; `present` is what the swarm runs now."""
+    """All candidates, asp first, and the choice; `present` is the barrier that the swarm runs now."""
 
     predictions: tuple[Prediction, ...]
     choice: Prediction
@@ -75,7 +75,7 @@ class Advice:
 
 
 def candidates(workers: float) -> dict[str, BarrierSettings]:
-    """asp, bsp, ssp(4), and samples up to the default one with staleness 0 to 8."""
+    """asp, bsp, ssp(4), and samples up to the default size, with staleness 0 to 8."""
     largest = max(sample_size(0, workers), 2)
     betas = sorted({beta for beta in (1, 2, 4, largest) if beta < max(2.0, workers - 1)})
     names = ["asp", "bsp", "ssp(4)", *(f"pbsp({beta})" for beta in betas)]
@@ -91,10 +91,10 @@ def advise(
     present: BarrierSettings | None = None,
     progress: Callable[[float], None] = lambda _share: None,
 ) -> Advice:
-    """Simulate every candidate on what was measured. Raises `ValueError` without two workers."""
-    nodes = min(MOST_NODES, round(measured.workers))
+    """Simulate every candidate on the measured step times. Raises `ValueError` for fewer than two workers."""
+    nodes = min(MAX_NODES, round(measured.workers))
     if nodes < 2:
-        raise ValueError(f"the swarm has {measured.workers:.0f} worker: there is nobody to wait for")
+        raise ValueError(f"the swarm has {measured.workers:.0f} worker: a barrier needs two")
     tried = candidates(nodes)
     if present is not None and present.method != "custom":
         tried["as it runs"] = present
@@ -107,7 +107,7 @@ def advise(
 
 
 def choose(predictions: Sequence[Prediction], keep: float) -> Prediction:
-    """The rule of this module; asp where nothing keeps enough."""
+    """The rule of this module; asp if no candidate keeps enough."""
     enough = [prediction for prediction in predictions if prediction.progress >= keep]
     enough = [prediction for prediction in enough if prediction.name != "as it runs"] or [predictions[0]]
     return min(enough, key=lambda prediction: (round(prediction.spread_steps, 2), prediction.queries_per_step))

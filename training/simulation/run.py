@@ -1,7 +1,8 @@
-"""Simulate a plan: compiled where it can be, with the reference engine where it must be.
+"""Runs a plan on the fastest engine that supports it.
 
-`compiled` and `reference` give the same history for the same seed. `grouped`, which `auto` takes for sampled barriers
-under the discipline `event`, and under `repoll` in large swarms, gives the same distribution with chances for draws.
+`compiled` and `reference` give the same history for the same seed. `grouped` gives the same distribution: it draws
+whether a sample passes, from the probability, instead of the sample. `auto` chooses it for sampled barriers under the
+discipline `event`, and in large swarms under `repoll`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from training.simulation.model.plan import Plan
 EngineName = Literal["auto", "compiled", "grouped", "reference"]
 
 
-#: From this many nodes on the steps of a sample lie all over the memory, and a chance is drawn instead.
+#: From this many nodes on the steps of a sample do not fit into the cache; drawing from a probability is faster.
 GROUPED_FROM = 50_000
 
 
 class NotCompiled(TrainingError):
-    """The compiled engine was asked for and cannot run this plan; the message says why."""
+    """The requested engine does not support this plan; the message says why."""
 
 
 def simulate(
@@ -37,11 +38,11 @@ def simulate(
     observer: Observer | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Run one plan. `progress` is called now and then with the share done, in [0, 1].
+    """Run one plan. `progress` is called repeatedly with the share done, in [0, 1].
 
-    Raises `NotCompiled`, and `BarrierNotFound` for a custom barrier that does not import.
+    Raises `NotCompiled`, and `BarrierNotFound` if a custom barrier cannot be imported.
     """
-    reason = why_not_compiled(plan) if observer is None else "somebody watches its events"
+    reason = why_not_compiled(plan) if observer is None else "an observer needs the reference engine"
     if engine == "grouped" and not reason:
         reason = why_not_grouped(plan)
     if engine in ("compiled", "grouped") and reason:
@@ -56,29 +57,29 @@ def simulate(
 
 
 def has_numba() -> bool:
-    """Whether numba is installed; it is not imported for that."""
+    """Whether numba is installed, without importing it."""
     return importlib.util.find_spec("numba") is not None
 
 
 def why_not_compiled(plan: Plan) -> str:
-    """Why the compiled engine cannot run this plan; empty where it can."""
+    """Why the compiled engine does not support this plan; empty if it does."""
     if not has_numba():
         return "numba is not installed"
     if plan.barrier.method == "custom":
         return "a custom barrier is Python"
     if plan.churn.rate > 0 or plan.delay_s > 0:
-        return "it knows neither churn nor message delay"
+        return "it supports neither churn nor message delay"
     if plan.sampler != "uniform":
-        return "it samples uniformly only"
+        return "it supports only uniform samples"
     if plan.discipline == "hold" and plan.barrier.quantile < 1.0 and plan.barrier.method in ("pbsp", "pssp"):
         return "held samples with a quantile wait for more than one peer"
     return ""
 
 
 def why_not_grouped(plan: Plan) -> str:
-    """Why a chance cannot stand for a sample; empty where it can. Compiled it must be as well."""
+    """Why a probability cannot replace a sample; empty if it can. The plan must be compilable as well."""
     if plan.discipline not in ("event", "repoll") or plan.barrier.method not in ("pbsp", "pssp"):
-        return "chances are for fresh, uniform samples: pbsp and pssp, event or repoll"
+        return "only fresh, uniform samples can be grouped: pbsp and pssp, event or repoll"
     if plan.population_error > 0 and plan.barrier.sample == 0:
-        return "nodes with samples of different sizes are no group"
+        return "nodes with samples of different sizes cannot be grouped"
     return ""

@@ -1,7 +1,7 @@
-"""The compiled engines' arrays, and the loop that feeds them: what numba's functions cannot do for themselves.
+"""Runs the compiled kernels: allocates their arrays, extends those that grow, and collects the outcome.
 
-`CompiledEngine` runs `kernel` (the reference engine's history), or `grouped` (its distribution, event-driven) where
-that is asked for; `slices` does the same for re-polled samples.
+`CompiledEngine` runs `event_kernel`, which gives the reference engine's history, or `grouped_kernel`, which gives its
+distribution for event-driven sampling. `sliced` does the same for re-polled samples.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from training.simulation.model.random_streams import DURATIONS, POOLS, SAMPLES, 
 from training.simulation.model.samplers import REJECTION
 from training.simulation.model.step_times import PARAMETERS
 
-#: Completions between two looks up from the compiled loop: a second or so.
+#: Completions between two returns from the compiled loop: about a second.
 BUDGET = 1 << 20
 PAGE = 4096
 
 
 class CompiledEngine:
-    """One run of the compiled engine: the arrays it works on, and the loop that feeds it."""
+    """One run of the compiled engine."""
 
     def __init__(
         self, plan: Plan, moments_s: Sequence[float] = (), *, keep_trace: bool = False, grouped: bool = False
@@ -38,10 +38,10 @@ class CompiledEngine:
         self._grouped = grouped
         nodes, barrier = plan.nodes, plan.made_barrier()
         self._barrier = barrier
-        # A few events per bucket, and a year of buckets longer than most steps: found by trial at 10³ and 10⁶ nodes.
+        # A few events per bucket, and a cycle of buckets longer than most steps: tuned at 10³ and 10⁶ nodes.
         self._per_s = nodes / plan.steps.mean_s
         buckets = 1 << max(4, math.ceil(math.log2(4 * nodes)))
-        # NumPy asks the system for large pages, without which a million nodes wait for page tables.
+        # NumPy requests large pages; without them a million nodes spend their time on page-table misses.
         self._words = filled((nodes, 8), np.uint64, 0)
         self._steps = filled((nodes,), _step_type(plan), 0)
         self._head = filled((buckets,), np.int32, -1)
@@ -56,7 +56,7 @@ class CompiledEngine:
         self._squares = filled((1,), np.float64, 0)
 
     def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
-        """To the end of the plan's duration."""
+        """Run to the end of the plan's duration."""
         from training.simulation.engines import event_kernel
 
         plan = self.plan
@@ -154,13 +154,13 @@ class CompiledEngine:
         return advance
 
     def _made_pools(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Per node a row of its pool, when it was renewed, its oldest place, and its stream; one row where unused."""
+        """Per node: its pool, the time of renewal, the oldest position, and its stream; one row if unused."""
         plan, barrier = self.plan, self._barrier
         used = plan.discipline == "pool" and barrier.samples and not barrier.complete
         used = used and plan.nodes - 1 > plan.pool_size
         rows, size = (plan.nodes, plan.pool_size) if used else (1, 1)
         if not used and plan.nodes == 1:
-            rows = 2  # one row in a swarm of one would be taken for its pool
+            rows = 2  # in a swarm of one node, one row would count as its pool
         return (
             filled((rows, size), np.int32, 0),
             filled((rows,), np.float64, 0),
@@ -169,10 +169,10 @@ class CompiledEngine:
         )
 
     def _made_holds(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Held samples, who waits for whom, the queue of the blocked, and what drawing needs."""
+        """Held samples, lists of waiters, the queue of blocked nodes, and scratch space for drawing."""
         plan, barrier = self.plan, self._barrier
-        told = barrier.samples and plan.discipline in ("event", "hold")
-        holding = told and plan.discipline == "hold" and not barrier.complete
+        is_notified = barrier.samples and plan.discipline in ("event", "hold")
+        holding = is_notified and plan.discipline == "hold" and not barrier.complete
         beta = max(1, int(self._beta.max()))
         rows = plan.nodes if holding else 1
         drawn_from = plan.pool_size if self._pools[0].shape[0] == plan.nodes else plan.nodes
@@ -182,14 +182,14 @@ class CompiledEngine:
             filled((rows,), np.int32, 0),
             filled((rows,), np.int32, -1),
             filled((rows,), np.int32, -1),
-            filled((plan.nodes if told else 1,), np.int32, 0),
+            filled((plan.nodes if is_notified else 1,), np.int32, 0),
             filled((beta,), np.int32, 0),
             np.arange(shuffled, dtype=np.int32),
             filled((shuffled,), np.int32, 0),
         )
 
     def _make_room(self) -> None:
-        """For the completions of one more budget, in the arrays that grow."""
+        """Extend the arrays that grow for the completions of one more budget."""
         if self._barrier.complete or self._grouped:
             self._levels = lengthened(self._levels, int(self._steps.max()) + self._budget + 2)
         if self._keep_trace:
@@ -207,7 +207,7 @@ def made_outcome(
     plan: Plan, engine: str, steps: Counts, waited_s: Seconds, totals: Counts, squares: Seconds,
     moments_s: Sequence[float], kept: Seconds, traces: tuple[np.ndarray[Any, Any], ...] | None,
 ) -> Outcome:  # fmt: skip
-    """What the arrays of a compiled engine hold at the end."""
+    """The outcome, from the arrays of a compiled engine."""
     updates, passes, tests, queries, gap_sum = (int(total) for total in totals)
     moments = tuple(
         Moment(now_s, float(row[0]), float(row[1]), int(row[2]), int(row[3]))
@@ -231,20 +231,20 @@ def made_outcome(
 
 
 def model_of(plan: Plan) -> tuple[Any, ...]:
-    """Step times as the compiled functions take them."""
+    """Step times in the form of the kernels."""
     steps = plan.steps
     numbers = (float(steps.first), float(steps.second), float(steps.shift_s))
     return (list(PARAMETERS).index(steps.kind), *numbers, np.array(steps.trace_s or (0.0,), np.float64))
 
 
 def slowness_of(plan: Plan) -> tuple[Any, ...]:
-    """Stragglers as the compiled functions take them."""
+    """Stragglers in the form of the kernels."""
     slow = plan.stragglers
     return slow.count(plan.nodes), float(slow.share), float(slow.factor), slow.transient
 
 
 def laggard_chances(plan: Plan, asked: int) -> Seconds:
-    """float64[others + 1]: the chance of one sample to pass, by the number of laggards among those it is drawn from."""
+    """float64[others + 1]: the probability that a sample passes, by the number of laggards in the population."""
     from training.simulation.engines import grouped_kernel
 
     others = plan.nodes if plan.self_sampled else plan.nodes - 1
@@ -253,12 +253,12 @@ def laggard_chances(plan: Plan, asked: int) -> Seconds:
 
 
 def _step_type(plan: Plan) -> type[np.generic]:
-    """Half as wide where it is surely wide enough: samples look at steps all over a million nodes."""
+    """16 bits if they suffice: samples read the steps of nodes all over the array, so its size matters."""
     return np.int16 if 4 * plan.duration_s / plan.steps.mean_s + 1000 < np.iinfo(np.int16).max else np.int32
 
 
 def _betas(plan: Plan) -> np.ndarray[Any, Any]:
-    """int32[nodes]: the sample size of each node, by what it believes the population to be."""
+    """int32[nodes]: the sample size of each node, by the population it believes in."""
     if plan.population_error == 0.0 or plan.barrier.sample > 0:
         return filled((plan.nodes,), np.int32, sample_size(plan.barrier.sample, plan.nodes))
     beliefs = (belief_factor(plan, node) * plan.nodes for node in range(plan.nodes))
@@ -266,7 +266,7 @@ def _betas(plan: Plan) -> np.ndarray[Any, Any]:
 
 
 def lengthened(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    """The array with zeros behind it up to at least `size`; doubled, so that this stays rare."""
+    """The array, extended with zeros to at least `size`; at least doubled, so that this is rare."""
     if array.size >= size:
         return array
     longer = filled((max(size, 2 * array.size),), array.dtype.type, 0)
@@ -275,7 +275,7 @@ def lengthened(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 
 
 def filled(shape: tuple[int, ...], kind: type[np.generic], value: int) -> np.ndarray[Any, Any]:
-    """A new array, every page of it touched, that begins with a page: a row of eight words is one line of the cache."""
+    """A new page-aligned array, every page of it touched; a row of eight words is then one cache line."""
     size = math.prod(shape) * np.dtype(kind).itemsize
     raw = np.empty(size + PAGE, np.uint8)
     start = -raw.ctypes.data % PAGE

@@ -1,11 +1,11 @@
-"""The compiled engine: the same history as `engine`, for large swarms; numba turns these functions into machine code.
+"""The compiled engine's kernel: the history of the reference engine, for large swarms, in machine code by numba.
 
-Never imported but by `run`, which knows whether numba is there. What it leaves to the reference engine: churn, message
-delay, biased samplers, custom barriers, and held samples with a quantile. Its barrier is arithmetic in `kernel_parts`;
-tests prove it equal to `training.barriers.predicates` on every small case, and whole histories equal event by event.
+Imported only when an engine runs, because numba is optional. Not supported: churn, message delay, biased samplers,
+custom barriers, and held samples with a quantile. The barrier is arithmetic in `kernel_parts`; tests compare it with
+`training.barriers.predicates` on every small case, and whole histories event by event.
 """
-# numba types these functions, not mypy: machine words and bare arrays would only be casts to it.
-# `_nrt=False`: what makes no array needs no counted references, which took half of the time. Same histories.
+# mypy cannot type these functions; numba does.
+# `_nrt=False`: functions that create no array need no reference counts, which took half of the time. Same histories.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ UPDATES, PASSES, TESTS, QUERIES, GAPS = range(5)
 
 
 @njit(cache=True, inline="always")
-def let_go(node, now, whole, reals, totals, squares, gaps, keep_trace):
-    """The node passes its barrier: what is kept of that. `gaps` has room."""
+def record_pass(node, now, whole, reals, totals, squares, gaps, keep_trace):
+    """Record that the node passes its barrier; `gaps` is long enough."""
     whole[node, BLOCKED] = 0
     reals[node, WAITED] += now - reals[node, COMPLETED]
     gap = totals[UPDATES] - whole[node, LAST_PASS]
@@ -57,7 +57,7 @@ def let_go(node, now, whole, reals, totals, squares, gaps, keep_trace):
 
 @njit(cache=True, inline="always")
 def next_event(day, last_day, duration_s, whole, reals, head, per_s, moment, moments_s, kept, steps):
-    """The node of the next event or −1 at the end of the run, the day it was found on, and the next moment to keep."""
+    """The node of the next event, or −1 at the end of the run; its day; and the next moment to record."""
     node, day = pop(day, last_day, whole, reals, head, per_s)
     now = np.inf
     if node >= 0 and reals[node, AT] <= duration_s:
@@ -72,7 +72,7 @@ def next_event(day, last_day, duration_s, whole, reals, head, per_s, moment, mom
 
 @njit(cache=True, inline="always")
 def note_completion(row, node, now, reals, totals, trace_s, trace_node, keep_trace):
-    """The node whose state stands in `row` has completed a step: what is kept of that."""
+    """Record that the node whose state is in `row` has completed a step."""
     reals[row, COMPLETED] = now
     if keep_trace:
         trace_s[totals[UPDATES]] = now
@@ -82,7 +82,7 @@ def note_completion(row, node, now, reals, totals, trace_s, trace_node, keep_tra
 
 @njit(cache=True, inline="always")
 def raised(levels, step, lowest):
-    """One node more has completed `step` steps, one less the number before; the lowest number there is now."""
+    """Count one more node at `step` and one less below it; returns the lowest step of any node."""
     levels[step - 1] -= 1
     levels[step] += 1
     while levels[lowest] == 0:
@@ -140,10 +140,10 @@ def advance(
     squares,
     per_s,
 ):
-    """Go on for `budget` completions; True at the end of the run. `compiled.Compiled` says what goes in.
+    """Continue for `budget` completions; True at the end of the run. `compiled.CompiledEngine` makes the arguments.
 
-    Arrays that grow are made longer between two calls: one that is replaced within the loop costs a counted reference
-    per turn, and that is half of the time.
+    Arrays that grow are extended between two calls. Replacing one within the loop would cost a reference count per
+    iteration, half of the time.
     """
     nodes = steps.size
     kind, first, second, shift, trace = model
@@ -198,7 +198,7 @@ def advance(
                         node, words, steps, lag, quantile, beta[node], barred, pool, pooled, drawn, order, swaps
                     )
             if free:
-                let_go(node, now, whole, reals, totals, squares, gaps, keep_trace)
+                record_pass(node, now, whole, reals, totals, squares, gaps, keep_trace)
                 seconds = step_seconds(
                     node, node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
                 )
@@ -216,7 +216,7 @@ def advance(
                 held[node, place] = drawn[place]
             totals[TESTS] += 1
             totals[QUERIES] += held_count[node]
-            # Look again: the node itself, and those that waited for it. Each waits for one peer at a time.
+            # Test the node itself, and those that waited for it. Each waits for one peer at a time.
             next_waiter[node] = waiters[node]
             waiters[node] = -1
             rest = node
@@ -232,7 +232,7 @@ def advance(
                     next_waiter[waiting] = waiters[behind]
                     waiters[behind] = waiting
                 else:
-                    let_go(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
+                    record_pass(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
                     seconds = step_seconds(
                         waiting,
                         waiting,
@@ -259,7 +259,7 @@ def advance(
             totals[TESTS] += queued
             if complete:
                 totals[QUERIES] += queued * (nodes - 1)
-        # While the lowest step stays, a complete barrier has news for nobody but the newcomer.
+        # While the lowest step stays the same, only the newly blocked node can pass a complete barrier.
         left = queued - 1 if complete and quantile >= 1.0 and not rose else 0
         for place in range(left, queued):
             waiting = queue[place]
@@ -272,7 +272,7 @@ def advance(
                     waiting, words, steps, lag, quantile, beta[waiting], barred, pool, False, drawn, order, swaps
                 )
             if free:
-                let_go(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
+                record_pass(waiting, now, whole, reals, totals, squares, gaps, keep_trace)
                 seconds = step_seconds(
                     waiting,
                     waiting,

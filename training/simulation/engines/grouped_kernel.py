@@ -1,14 +1,14 @@
-"""Event-driven sampling, fast: the same distribution as the other engines, not the same history.
+"""Event-driven sampling with groups of nodes: the distribution of the other engines, but not their history.
 
-Under the discipline `event` every blocked node draws a fresh sample at every completion anywhere: P² tests per step.
-Blocked nodes with equally many completed steps are exchangeable in that: each passes with the same chance, that of
-finding at most so many laggards among β drawn without replacement (reference psp.md, end of section 3). So each group
-draws the *number* of those that pass, and then who they are. A thousand nodes take a second instead of a quarter hour.
+Under the discipline `event` every blocked node draws a fresh sample at every completion: P² tests per step. Blocked
+nodes with the same number of completed steps are exchangeable: each passes with the same probability, that of finding
+few enough laggards among β peers drawn without replacement. So each group draws the *number* of nodes that pass, and
+then which ones. A thousand nodes take one second instead of a quarter of an hour.
 
-The chance is the hypergeometric sum over the shared predicate's verdicts; tests compare it with
-`training.barriers.predicates` by enumeration, and the distribution of whole runs with the reference engine.
+The probability is a hypergeometric sum. Tests compare it with `training.barriers.predicates` by enumeration, and the
+distribution of whole runs with the reference engine.
 """
-# numba types these functions, not mypy.
+# mypy cannot type these functions; numba does.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from training.simulation.engines.event_kernel import (
     QUERIES,
     TESTS,
     UPDATES,
-    let_go,
     next_event,
     note_completion,
     raised,
+    record_pass,
 )
 from training.simulation.engines.kernel_parts import AT, BLOCKED, insert, most_laggards, step_seconds, uniform
 
-#: Below this logarithm the chance that nobody passes is no normal number.
-LEAST_LOG = -600.0
+#: Below this logarithm the probability that none passes is not a normal float.
+MIN_LOG = -600.0
 
 
 @njit(cache=True)
 def pass_chances(others, beta, quantile):
-    """float64[others + 1]: the chance of a sample of `beta` from `others` to pass, by the number of laggards."""
+    """float64[others + 1]: the probability that a sample of `beta` from `others` passes, by the number of laggards."""
     beta = min(beta, others)
     allowed = most_laggards(beta, quantile)
     log_factorial = np.zeros(others + 2, np.float64)
@@ -69,7 +69,7 @@ def binomial(words, count, chance):
     if chance <= 0.0:
         return 0
     nobody = count * math.log1p(-chance)
-    if nobody < LEAST_LOG:
+    if nobody < MIN_LOG:
         passed = 0
         for _ in range(count):
             passed += uniform(words, 0, 0) < chance
@@ -109,7 +109,7 @@ def advance(
     squares,
     per_s,
 ):
-    """As `kernel.advance`. `waiting_levels` counts the blocked per completed steps, `blocked` lists them."""
+    """As `event_kernel.advance`. `waiting_levels` counts blocked nodes per completed steps, `blocked` lists them."""
     kind, first, second, shift, trace = model
     slow_count, slow_share, slow_factor, transient = slow
     trace_s, trace_node, gaps = traces
@@ -140,7 +140,7 @@ def advance(
         totals[TESTS] += queued
         totals[QUERIES] += queued * asked
 
-        # Laggards of a group: the nodes with fewer completed steps than its own less the lag.
+        # Laggards of a group: nodes with fewer completed steps than the group's, less the allowed lag.
         laggards = 0
         for level in range(lowest, highest + 1):
             if level - lag - 1 >= lowest:
@@ -157,7 +157,7 @@ def advance(
                 free = blocked[place]
                 queued -= 1
                 blocked[place] = blocked[queued]
-                let_go(free, now, whole, reals, totals, squares, gaps, keep_trace)
+                record_pass(free, now, whole, reals, totals, squares, gaps, keep_trace)
                 seconds = step_seconds(
                     free, free, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
                 )

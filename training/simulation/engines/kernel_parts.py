@@ -1,12 +1,12 @@
-"""Parts of the compiled engines: streams, step times, barrier arithmetic, samples, and the queue of events.
+"""Parts of the compiled kernels: streams, step times, barrier arithmetic, samples, and the event queue.
 
-The state of a node lies on one line of the cache: row `node` of `words` uint64[nodes, 8], of which `reals` and `whole`
-are views as float64 and int64. A million nodes spend their time waiting for memory; a line each is what they touch.
+The state of a node occupies one cache line: row `node` of `words` uint64[nodes, 8], of which `reals` and `whole` are
+views as float64 and int64. With a million nodes memory access dominates, and an event touches one line.
 
-Events wait in a calendar queue (R. Brown, CACM 31 (1988) 1220): each node has exactly one pending event.
-Samples and step times consume their streams exactly as `samplers` and `steptimes` do.
+Pending events are in a calendar queue (R. Brown, CACM 31 (1988) 1220); each node has exactly one. Samples and step
+times consume their streams exactly as `model.samplers` and `model.step_times` do.
 """
-# numba types these functions, not mypy: machine words and bare arrays would only be casts to it.
+# mypy cannot type these functions; numba does.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _GAMMA, _MIX_1, _MIX_2 = np.uint64(GAMMA), np.uint64(MIX_1), np.uint64(MIX_2)
 _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 _UNIT = 2.0**-53
 
-#: Columns of a node's line. `AT` is the moment of its event, `NEXT` the node behind it in its bucket.
+#: Columns of a node's row. `AT` is the time of its event, `NEXT` the next node in its bucket.
 AT, COMPLETED, WAITED, LAST_PASS, NEXT, DURATIONS, SAMPLES, BLOCKED = range(8)
-#: Buckets ahead of now whose first and second nodes are asked for in advance.
+#: How many buckets ahead the first and the second node are prefetched.
 FAR, NEAR = 12, 6
-#: Kinds of step times, in the order of `steptimes.PARAMETERS`.
+#: Kinds of step times, in the order of `step_times.PARAMETERS`.
 CONSTANT, EXP, GAMMA_KIND, LOGNORMAL, TRACE = range(5)
 
 
@@ -52,13 +52,13 @@ def uniform(words, node, column):
 
 @njit(cache=True, inline="always")
 def begin_stream(origin, node):
-    """Where the stream of a node begins."""
+    """The initial state of a node's stream."""
     return mixed(np.uint64(origin) + np.uint64(node + 1) * _GAMMA)
 
 
 @njit(cache=True)
 def begin_streams(words, column, origin):
-    """Set the stream of every row to where it begins."""
+    """Set the stream of every row to its initial state."""
     for node in range(words.shape[0]):
         words[node, column] = begin_stream(origin, node)
 
@@ -90,7 +90,7 @@ def gamma(words, node, shape):
 
 @njit(cache=True)
 def step_seconds(row, node, words, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient):
-    """One step's seconds, from the stream in a row. Bare numbers: tuples of arrays are counted references per call."""
+    """Seconds of one step, from the stream in a row. Plain arguments: a tuple of arrays costs reference counts."""
     if kind == EXP:
         seconds = shift + first * -math.log(1.0 - uniform(words, row, DURATIONS))
     elif kind == GAMMA_KIND:
@@ -120,7 +120,7 @@ def laggard(mine, other, lag):
 
 @njit(cache=True)
 def most_laggards(count, quantile):
-    """How many of `count` may lag so that the quantile still passes: `training.barriers.predicates.most`."""
+    """How many of `count` may lag if the quantile is to pass: `training.barriers.predicates.quantile_of`."""
     if quantile >= 1.0:
         return 0
     return count - math.ceil(quantile * count - 1e-9)
@@ -128,7 +128,7 @@ def most_laggards(count, quantile):
 
 @njit(cache=True)
 def passes(mine, others, lag, quantile):
-    """`most(ssp …, quantile)` on an array; what the tests compare with the shared predicates."""
+    """`quantile_of(ssp …, quantile)` on an array; the tests compare it with the shared predicates."""
     behind = 0
     for other in others:
         if laggard(mine, other, lag):
@@ -138,7 +138,7 @@ def passes(mine, others, lag, quantile):
 
 @njit(cache=True)
 def count_below(levels, lowest, limit):
-    """Nodes with fewer than `limit` completed steps; `levels` counts the nodes of each number of steps."""
+    """Nodes with fewer than `limit` completed steps; `levels` counts the nodes per number of steps."""
     count = 0
     for level in range(lowest, min(limit, levels.size)):
         count += levels[level]
@@ -150,7 +150,7 @@ def count_below(levels, lowest, limit):
 
 @njit(cache=True, inline="always")
 def distinct(values, count):
-    """Move the first of each value to the front, in their order; how many there are."""
+    """Move the first occurrence of each value to the front, in order; returns their number."""
     kept = 1
     for place in range(1, count):
         known = False
@@ -163,9 +163,9 @@ def distinct(values, count):
 
 @njit(cache=True)
 def sample_passes(node, words, steps, lag, quantile, beta, barred, pool, pooled, drawn, order, swaps):
-    """Draw up to `beta` distinct peers, other than `barred`, and judge them; stops early as the reference does.
+    """Draw up to `beta` distinct peers other than `barred`, and test them; stops early as the reference engine does.
 
-    From the node's row of `pool` where `pooled`, otherwise from all nodes. `order` is the identity and is left so.
+    Draws from the node's row of `pool` if `pooled`, else from all nodes. `order` is the identity before and after.
     """
     total = pool.shape[1] if pooled else steps.size
     mine = steps[node]
@@ -182,7 +182,7 @@ def sample_passes(node, words, steps, lag, quantile, beta, barred, pool, pooled,
                     return False
                 drawn[count] = peer
                 count += 1
-            # Repetitions are rare and change no verdict before the last draw: they are looked for once.
+            # Repetitions are rare and change no result before the last draw, so they are removed at the end.
             count = distinct(drawn, count)
             if count == beta:
                 break
@@ -221,7 +221,7 @@ def sample_passes(node, words, steps, lag, quantile, beta, barred, pool, pooled,
 
 @njit(cache=True)
 def draw_all(node, words, beta, barred, total, drawn, order, swaps):
-    """As `sample_passes`, without judging: the sample a node holds. Returns how many."""
+    """As `sample_passes`, without the test: draws the sample that a node holds; returns its size."""
     count = 0
     if beta * REJECTION <= total:
         while count < beta:
@@ -251,7 +251,7 @@ def draw_all(node, words, beta, barred, total, drawn, order, swaps):
 
 @njit(cache=True)
 def find(node, nodes, finding):
-    """A peer for the pool of a node."""
+    """Draw a peer for the pool of a node."""
     while True:
         peer = int(uniform(finding, node, 0) * nodes)
         if peer != node:
@@ -260,7 +260,7 @@ def find(node, nodes, finding):
 
 @njit(cache=True)
 def renew(node, now, every_s, pool, oldest, renewed_s, finding, nodes):
-    """Replace what is due in the pool of a node."""
+    """Replace the entries of a node's pool that are due."""
     size = pool.shape[1]
     due = int((now - renewed_s[node]) / every_s)
     if due > 0:
@@ -275,7 +275,7 @@ def renew(node, now, every_s, pool, oldest, renewed_s, finding, nodes):
 
 @njit(cache=True, inline="always")
 def insert(node, moment, whole, reals, head, per_s):
-    """The event of a node, in the bucket of its moment; buckets repeat like the days of years."""
+    """Put a node's event into the bucket of its time; buckets repeat cyclically, as the days of a year do."""
     reals[node, AT] = moment
     bucket = int(moment * per_s) & (head.size - 1)
     whole[node, NEXT] = head[bucket]
@@ -284,7 +284,7 @@ def insert(node, moment, whole, reals, head, per_s):
 
 @intrinsic
 def fetch(_typing_context, array, row):
-    """Ask the processor for `array[row]` before it is needed; changes nothing but the time the next access takes."""
+    """Prefetch `array[row]` into the cache; no effect but on time."""
 
     def generate(context, builder, signature, arguments):
         made = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -303,7 +303,7 @@ def fetch(_typing_context, array, row):
 
 @njit(cache=True)
 def pop(day, last_day, whole, reals, head, per_s):
-    """The node of the earliest event and the day it was found on; −1 when there is none until the last day."""
+    """The node of the earliest event and its day; −1 if there is none until the last day."""
     mask = head.size - 1
     while day <= last_day:
         ahead = head[(day + FAR) & mask]
@@ -334,7 +334,7 @@ def pop(day, last_day, whole, reals, head, per_s):
     return -1, day
 
 
-# -- keeping ----------------------------------------------------------------------------------------------------------
+# -- recording --------------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)

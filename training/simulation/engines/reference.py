@@ -1,8 +1,8 @@
 """The reference engine: discrete events in plain Python, with the daemon's `Barrier` making every decision.
 
-It knows every feature of a `Plan`: disciplines, samplers, message delay, churn, any barrier. Per node at most one
-event is pending besides its death: the end of its step, or its next look at the barrier. Nothing here says when a node
-may go on; that is `training.barriers.predicates`, the code the daemon runs.
+It supports every feature of a `Plan`: disciplines, samplers, message delay, churn, custom barriers. Besides its crash
+a node has at most one pending event: the end of its step, or its next test of the barrier. Whether a node may proceed
+is decided by `training.barriers.predicates`, the code that the daemon runs. Pure.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from training.simulation.model.samplers import BiasedSampler, PoolSampler, Unifo
 
 
 class Kind(IntEnum):
-    """Events; those of one node at one moment happen in this order."""
+    """Kinds of events; those of one node at one time happen in this order."""
 
     FINISH = 0
     POLL = 1
     READ = 2
     DECIDE = 3
     ANNOUNCE = 4
-    DIE = 5
-    BURY = 6
+    CRASH = 5
+    REMOVE = 6
     JOIN = 7
 
 
 class Observer(Protocol):
-    """Sees a run as it happens; `step` counts completed steps of the node."""
+    """Is called during a run; `step` counts the completed steps of the node."""
 
     def started(self, now: float, node: int, step: int) -> None:
-        """The node begins to work on its next step: it has what it pulled."""
+        """The node has pulled and begins its next step."""
 
     def completed(self, now: float, node: int, step: int) -> None:
-        """The node has completed `step` and pushes what it gained."""
+        """The node has completed `step` and pushes its delta."""
 
 
 class ReferenceEngine:
-    """One run. `moments_s` are the times of which the spread of steps is kept; `keep_trace` keeps every completion."""
+    """One run. Progress is recorded at each of `moments_s`, and every completion with `keep_trace`."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class ReferenceEngine:
         self._completed_s: list[float] = []
         self._blocked: dict[int, None] = {}
         self._held: dict[int, list[int]] = {}
-        self._asked: dict[int, list[int]] = {}
-        self._verdicts: dict[int, bool] = {}
+        self._queried: dict[int, list[int]] = {}
+        self._results: dict[int, bool] = {}
         self._last_pass: list[int] = []
-        self._dead: list[bool] = []
-        self._buried: list[bool] = []
+        self._crashed: list[bool] = []
+        self._removed: list[bool] = []
         self.steps: list[int] = []
-        #: Steps as the others know them; `delay_s` late under the disciplines that are told and do not ask.
+        #: Steps as known to the other nodes; `delay_s` late under disciplines that notify instead of polling.
         self._seen: list[int] = []
         self._waited_s: list[float] = []
         self.alive: list[int] = []
@@ -81,10 +81,10 @@ class ReferenceEngine:
         self._moments: list[Moment] = []
         self._due_moments = sorted(moments_s)
         self._trace: tuple[list[float], list[int], list[int]] | None = ([], [], []) if keep_trace else None
-        self._told = plan.discipline in ("event", "hold")
+        self._is_notified = plan.discipline in ("event", "hold")
         self._sampler = self._make_sampler()
-        #: A sample whose every member must be far enough is decided by the first who is not.
-        self._lazy = self.barrier.quantile >= 1.0 and self.barrier.staleness is not None
+        #: If every member of a sample must be far enough, the first one that is not decides.
+        self._stops_early = self.barrier.quantile >= 1.0 and self.barrier.staleness is not None
         for _ in range(plan.nodes):
             self._add_node(0)
         self._sampler.changed()
@@ -93,8 +93,8 @@ class ReferenceEngine:
         """Run to the end of the plan's duration; `observer` sees every step begin and end."""
         self._observer = observer
         for node in range(self.plan.nodes):
-            self._schedule_death(0.0, node)
-            self._begin(node, 0.0)
+            self._schedule_crash(0.0, node)
+            self._begin_step(node, 0.0)
         end = self.plan.duration_s
         shown = 0
         while self._heap and self._heap[0][0] <= end:
@@ -103,42 +103,42 @@ class ReferenceEngine:
             if self._progress is not None and int(100 * now / end) > shown:
                 shown = int(100 * now / end)
                 self._progress(now / end)
-            self._happen(now, node, Kind(kind))
+            self._handle(now, node, Kind(kind))
         self._keep_moments(math.inf)
         for node in self._blocked:
             self._waited_s[node] += end - self._completed_s[node]
         return self._outcome()
 
     def belief(self, node: int) -> float:
-        """What the node takes the population to be."""
+        """The population size that the node believes in."""
         return self._beliefs[node] * len(self.alive)
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def _happen(self, now: float, node: int, kind: Kind) -> None:
-        if self._dead[node] and kind not in (Kind.BURY, Kind.JOIN, Kind.ANNOUNCE):
+    def _handle(self, now: float, node: int, kind: Kind) -> None:
+        if self._crashed[node] and kind not in (Kind.REMOVE, Kind.JOIN, Kind.ANNOUNCE):
             return
         match kind:
             case Kind.FINISH:
                 self._finish(now, node)
             case Kind.POLL:
-                self._look(now, node)
+                self._poll(now, node)
             case Kind.READ:
-                self._verdicts[node] = self._judge(node, [self.steps[peer] for peer in self._asked.pop(node)])
+                self._results[node] = self._barrier_passes(node, [self.steps[peer] for peer in self._queried.pop(node)])
                 self._push(now + self.plan.delay_s, node, Kind.DECIDE)
             case Kind.DECIDE:
-                self._decide(now, node, self._verdicts.pop(node))
+                self._decide(now, node, self._results.pop(node))
             case Kind.ANNOUNCE:
                 self._seen[node] += 1
-                self._look_all(now)
-            case Kind.DIE:
-                self._die(now, node)
-            case Kind.BURY:
-                self._bury(now, node)
+                self._test_blocked(now)
+            case Kind.CRASH:
+                self._crash(now, node)
+            case Kind.REMOVE:
+                self._remove(now, node)
             case Kind.JOIN:
                 self._join(now)
 
-    def _begin(self, node: int, now: float) -> None:
+    def _begin_step(self, node: int, now: float) -> None:
         if self._observer is not None:
             self._observer.started(now, node, self.steps[node])
         self._push(now + self._step_seconds(node), node, Kind.FINISH)
@@ -163,8 +163,8 @@ class ReferenceEngine:
             self._pass(now, node)
             return
         self._blocked[node] = None
-        if not self._told:
-            self._look(now, node)
+        if not self._is_notified:
+            self._poll(now, node)
             return
         if self.plan.discipline == "hold" and not self.barrier.complete:
             self._held[node] = self._sampler.draw(node, self._beta(node), now, lambda _peer: False)
@@ -178,19 +178,19 @@ class ReferenceEngine:
             self._test(now, node)
         else:
             self._seen[node] += 1
-            self._look_all(now)
+            self._test_blocked(now)
 
-    def _look(self, now: float, node: int) -> None:
-        """Ask a fresh sample; the answer comes two delays later."""
+    def _poll(self, now: float, node: int) -> None:
+        """Query a fresh sample; the answer arrives two delays later."""
         if self.plan.delay_s == 0.0:
-            self._decide(now, node, self._fresh(now, node))
+            self._decide(now, node, self._passes_fresh_sample(now, node))
             return
         if self.barrier.complete:
-            self._asked[node] = [peer for peer in self.alive if peer != node]
+            self._queried[node] = [peer for peer in self.alive if peer != node]
         else:
-            self._asked[node] = self._sampler.draw(node, self._beta(node), now, lambda _peer: False)
+            self._queried[node] = self._sampler.draw(node, self._beta(node), now, lambda _peer: False)
         self._tests += 1
-        self._queries += len(self._asked[node])
+        self._queries += len(self._queried[node])
         self._push(now + self.plan.delay_s, node, Kind.READ)
 
     def _decide(self, now: float, node: int, passes: bool) -> None:
@@ -199,18 +199,18 @@ class ReferenceEngine:
         else:
             self._push(now + self.plan.repoll_s, node, Kind.POLL)
 
-    def _look_all(self, now: float) -> None:
+    def _test_blocked(self, now: float) -> None:
         for node in list(self._blocked):
             self._test(now, node)
 
     def _test(self, now: float, node: int) -> None:
-        """A node that is told of completions looks again."""
+        """Test again after a completion was announced."""
         if self.plan.discipline == "event":
-            passes = self._fresh(now, node)
+            passes = self._passes_fresh_sample(now, node)
         elif self.barrier.complete:
-            passes = self._judge(node, [self._seen[peer] for peer in self.alive if peer != node])
+            passes = self._barrier_passes(node, [self._seen[peer] for peer in self.alive if peer != node])
         else:
-            passes = self._judge(node, [self._seen[peer] for peer in self._held[node]])
+            passes = self._barrier_passes(node, [self._seen[peer] for peer in self._held[node]])
         if passes:
             self._held.pop(node, None)
             self._pass(now, node)
@@ -225,27 +225,27 @@ class ReferenceEngine:
         self._gap_squares += gap * gap
         if self._trace is not None:
             self._trace[2].append(gap)
-        self._begin(node, now)
+        self._begin_step(node, now)
 
     # -- the barrier --------------------------------------------------------------------------------------------
 
-    def _fresh(self, now: float, node: int) -> bool:
-        """One test on everybody, or on a sample drawn now."""
-        steps = self._seen if self._told else self.steps
+    def _passes_fresh_sample(self, now: float, node: int) -> bool:
+        """One test, on all nodes or on a sample drawn now."""
+        steps = self._seen if self._is_notified else self.steps
         self._tests += 1
         if self.barrier.complete:
             self._queries += len(self.alive) - 1
-            return self._judge(node, [steps[peer] for peer in self.alive if peer != node])
+            return self._barrier_passes(node, [steps[peer] for peer in self.alive if peer != node])
         beta = self._beta(node)
         self._queries += min(beta, len(self.alive) - (not self.plan.self_sampled))
 
         def decided(peer: int) -> bool:
-            return self._lazy and not self._judge(node, (steps[peer],))
+            return self._stops_early and not self._barrier_passes(node, (steps[peer],))
 
         sample = self._sampler.draw(node, beta, now, decided)
-        return self._judge(node, [steps[peer] for peer in sample])
+        return self._barrier_passes(node, [steps[peer] for peer in sample])
 
-    def _judge(self, node: int, others: Sequence[int]) -> bool:
+    def _barrier_passes(self, node: int, others: Sequence[int]) -> bool:
         return self.barrier.passes(self.steps[node], others)
 
     def _beta(self, node: int) -> int:
@@ -265,12 +265,12 @@ class ReferenceEngine:
                 size=plan.pool_size,
                 renewal_s=plan.pool_renewal_s,
                 founders=plan.nodes,
-                living=self._is_listed,
+                is_live=self._is_listed,
             )
         return UniformSampler(plan.seed, self.alive, self_sampled=plan.self_sampled)
 
     def _is_listed(self, node: int) -> bool:
-        return not self._buried[node]
+        return not self._removed[node]
 
     def _add_node(self, step: int) -> int:
         node = len(self.steps)
@@ -281,62 +281,62 @@ class ReferenceEngine:
         self._completed_s.append(0.0)
         self._waited_s.append(0.0)
         self._last_pass.append(self._updates)
-        self._dead.append(False)
-        self._buried.append(False)
+        self._crashed.append(False)
+        self._removed.append(False)
         self.alive.append(node)
         return node
 
-    def _die(self, now: float, node: int) -> None:
+    def _crash(self, now: float, node: int) -> None:
         churn = self.plan.churn
-        self._dead[node] = True
+        self._crashed[node] = True
         self._blocked.pop(node, None)
-        self._push(now + churn.detection_s, node, Kind.BURY)
+        self._push(now + churn.detection_s, node, Kind.REMOVE)
         self._push(now + churn.rejoin_s, node, Kind.JOIN)
 
-    def _bury(self, now: float, node: int) -> None:
-        self._buried[node] = True
+    def _remove(self, now: float, node: int) -> None:
+        self._removed[node] = True
         self.alive.remove(node)
         self._sampler.changed()
         for held in self._held.values():
             if node in held:
                 held.remove(node)
-        if self._told:
-            self._look_all(now)
+        if self._is_notified:
+            self._test_blocked(now)
 
     def _join(self, now: float) -> None:
-        living = [self.steps[node] for node in self.alive if not self._dead[node]]
-        node = self._add_node(sorted(living)[len(living) // 2] if living else 0)
+        live = [self.steps[node] for node in self.alive if not self._crashed[node]]
+        node = self._add_node(sorted(live)[len(live) // 2] if live else 0)
         self._sampler.changed()
-        self._schedule_death(now, node)
-        self._begin(node, now)
+        self._schedule_crash(now, node)
+        self._begin_step(node, now)
 
-    def _schedule_death(self, now: float, node: int) -> None:
+    def _schedule_crash(self, now: float, node: int) -> None:
         if self.plan.churn.rate > 0:
-            life_s = Stream(self.plan.seed, CHURN, node).exponential() / self.plan.churn.rate
-            self._push(now + life_s, node, Kind.DIE)
+            uptime_s = Stream(self.plan.seed, CHURN, node).exponential() / self.plan.churn.rate
+            self._push(now + uptime_s, node, Kind.CRASH)
 
-    # -- keeping ------------------------------------------------------------------------------------------------
+    # -- recording ----------------------------------------------------------------------------------------------
 
     def _push(self, when: float, node: int, kind: Kind) -> None:
         heapq.heappush(self._heap, (when, node, int(kind)))
 
     def _keep_moments(self, now: float) -> None:
         while self._due_moments and self._due_moments[0] < now:
-            self._moments.append(moment_of(self._due_moments.pop(0), self._living_steps()))
+            self._moments.append(moment_of(self._due_moments.pop(0), self._live_steps()))
 
-    def _living_steps(self) -> list[int]:
-        return [steps for steps, dead in zip(self.steps, self._dead, strict=True) if not dead]
+    def _live_steps(self) -> list[int]:
+        return [steps for steps, crashed in zip(self.steps, self._crashed, strict=True) if not crashed]
 
     def _outcome(self) -> Outcome:
         trace = None
         if self._trace is not None:
             times, nodes, gaps = self._trace
             trace = Trace(np.array(times, np.float64), np.array(nodes, np.int64), np.array(gaps, np.int64))
-        waited = [waited for waited, dead in zip(self._waited_s, self._dead, strict=True) if not dead]
+        waited = [waited for waited, crashed in zip(self._waited_s, self._crashed, strict=True) if not crashed]
         return Outcome(
             plan=self.plan,
             engine="reference",
-            steps=np.array(self._living_steps(), np.int64),
+            steps=np.array(self._live_steps(), np.int64),
             waited_s=np.array(waited, np.float64),
             updates=self._updates,
             passes=self._passes,
@@ -350,7 +350,7 @@ class ReferenceEngine:
 
 
 def belief_factor(plan: Plan, node: int) -> float:
-    """N̂/N of one node: log-normal with mean 1 and the plan's relative standard deviation."""
+    """The believed over the true population: log-normal with mean 1 and the plan's relative standard deviation."""
     if plan.population_error == 0.0:
         return 1.0
     variance = math.log1p(plan.population_error**2)

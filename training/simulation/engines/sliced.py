@@ -1,4 +1,4 @@
-"""The arrays of the sliced engine, and the loop that feeds it: `sliced` is compiled and cannot make them longer."""
+"""Runs the sliced kernel: allocates its arrays, extends those that grow, and collects the outcome."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from training.simulation.model.outcome import Outcome
 from training.simulation.model.plan import Plan
 from training.simulation.model.random_streams import DURATIONS, SAMPLES, origin
 
-#: Steps that end within one part of a slice: with what is polled in it they fill a piece of a core's cache.
+#: Steps that end within one part of a slice; with its polls they fill a share of a core's cache.
 PER_PART = 512
-#: A part is never longer than this share of a mean step, however few nodes there are.
-LONGEST_PART = 1 / 256
-#: Completions between two looks up from the compiled loop: a second or so.
+#: The maximum length of a part, as a share of a mean step.
+MAX_PART = 1 / 256
+#: Completions between two returns from the compiled loop: about a second.
 BUDGET = 1 << 22
 
 
 class SlicedEngine:
-    """One run of a sampled barrier, re-polled, with chances for draws."""
+    """One run of a re-polled, sampled barrier, which draws from probabilities instead of samples."""
 
     def __init__(self, plan: Plan, moments_s: Sequence[float] = (), *, keep_trace: bool = False) -> None:
         from training.simulation.engines.sliced_kernel import CHUNK, PARTS, SLICES
@@ -39,7 +39,7 @@ class SlicedEngine:
         self._moments_s = sorted(moments_s)
         self._keep_trace = keep_trace
         self.budget = min(BUDGET, max(1024, 4 * plan.nodes))
-        self._per_s = max(plan.nodes / PER_PART, 1 / LONGEST_PART) / plan.steps.mean_s
+        self._per_s = max(plan.nodes / PER_PART, 1 / MAX_PART) / plan.steps.mean_s
         chunks = math.ceil(plan.nodes / CHUNK) + 2 * (SLICES + PARTS)
         self._store = filled((chunks * CHUNK, 8), np.uint64, 0)
         self._fills = filled((SLICES + PARTS,), np.int64, 0)
@@ -56,7 +56,7 @@ class SlicedEngine:
         self._make_line(min(8 * PER_PART, plan.nodes))
 
     def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
-        """To the end of the plan's duration."""
+        """Run to the end of the plan's duration."""
         from training.simulation.engines import sliced_kernel
         from training.simulation.engines.event_kernel import UPDATES
 
@@ -70,7 +70,7 @@ class SlicedEngine:
         asked = min(sample_size(plan.barrier.sample, plan.nodes), plan.nodes - (not plan.self_sampled))
         chances = laggard_chances(plan, asked)
         scalars = np.zeros(6, np.int64)
-        answer = sliced_kernel.GO_ON
+        answer = sliced_kernel.CONTINUE
         while answer != sliced_kernel.ENDED:
             highest = int(np.flatnonzero(self._levels)[-1])
             self._levels = lengthened(self._levels, highest + self.budget + 2)
@@ -115,7 +115,7 @@ class SlicedEngine:
         )  # fmt: skip
 
     def _make_line(self, rows: int) -> None:
-        """Room for the rows of a part, and two buckets for each. Between two parts nothing is in it."""
+        """Allocate rows for one part, and two buckets per row; called only between two parts."""
         self._line = filled((rows, 8), np.uint64, 0)
         self._behind = filled((rows,), np.int32, -1)
         self._head = filled((1 << math.ceil(math.log2(2 * rows)),), np.int32, -1)

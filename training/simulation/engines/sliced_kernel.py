@@ -1,16 +1,16 @@
-"""Re-polled sampling of large swarms, fast: chances for draws, as in `grouped`, and events that carry their node along.
+"""Re-polled sampling for large swarms: draws from probabilities, as in `grouped_kernel`, and events that carry state.
 
-A sample whose chance is known looks at nobody, so nothing about a node is needed but by its own next event, and each
-node has exactly one. So the event *is* the node: a row of eight words that moves from one slice of time to the next.
-Rows are appended to slices and read slice by slice, both in sequence, where an array of nodes would be a wait for
-memory at every event. A slice that comes up is split into parts, of which one at a time is worked through: it fits the
-processor's cache, and its rows wait in buckets of time. Slices and parts are few, so that the pages they grow on stay
-known to the processor (a ladder queue: Tang, Goh, Thng, ACM TOMACS 15 (2005) 175).
+With a known probability a test reads no other node, so a node's state is needed only at its own next event, and each
+node has exactly one. An event therefore *is* the node: a row of eight words that moves to a later slice of time.
+Rows are appended to slices and read slice by slice, both sequentially; an array of nodes would miss the cache at
+every event. The current slice is split into parts. One part at a time is processed: it fits into the cache, and its
+rows are in buckets of time. Slices and parts are few, so that their pages stay in the TLB (a ladder queue: Tang, Goh,
+Thng, ACM TOMACS 15 (2005) 175).
 
-The order of events is that of `kernel`: by moment, then by node. So is the use of the streams; a test without slices
-(`tests/unit/training/simulation/engines/test_sliced.py`) makes the same history.
+Events are ordered as in `event_kernel`, by time and then by node, and streams are consumed in the same way. Tests
+compare the history with a single heap.
 """
-# numba types these functions, not mypy; `_nrt=False` as in `kernel`.
+# mypy cannot type these functions; numba does. `_nrt=False` as in `event_kernel`.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 import numpy as np
 from numba import njit
 
-from training.simulation.engines.event_kernel import QUERIES, TESTS, UPDATES, let_go, note_completion, raised
+from training.simulation.engines.event_kernel import QUERIES, TESTS, UPDATES, note_completion, raised, record_pass
 from training.simulation.engines.kernel_parts import (
     AT,
     BLOCKED,
@@ -34,24 +34,24 @@ from training.simulation.engines.kernel_parts import (
     uniform,
 )
 
-#: The column that tells whose row it is and how far: `node << NODE_SHIFT | completed steps`.
+#: The column with node and progress: `node << NODE_SHIFT | completed steps`.
 WHO = 4
 NODE_SHIFT = 32
 STEP_MASK = (1 << NODE_SHIFT) - 1
 #: Rows per chunk: a page.
 CHUNK = 64
-#: Slices before they repeat: later moments wait a year, or several, in theirs. Behind them stand the parts of one.
+#: Slices repeat cyclically; an event more than one cycle ahead stays in its slice. The parts follow the slices.
 SLICES, PART_BITS = 1 << 10, 6
 PARTS = 1 << PART_BITS
-#: Places in `scalars`. `PART` counts from the beginning of time; `LOADED` is 0 while no part is worked through.
+#: Positions in `scalars`. `PART` counts from time 0; `LOADED` is 0 while no part is loaded.
 PART, LOWEST, BUCKET, MOMENT, LOADED, NEEDED = range(6)
-#: What `advance` comes back for: more budget, the end, or a longer part than `line` has rows for.
-GO_ON, ENDED, LONGER = range(3)
+#: Why `advance` returned: the budget is used up, the run has ended, or a part has more rows than `line`.
+CONTINUE, ENDED, LONGER = range(3)
 
 
 @njit(cache=True, _nrt=False)
 def append(rows, place, slot, store, fills, newest, older, free):
-    """Copy a row to the end of a slice or part. `free` is a stack of chunks; its place 0 counts them."""
+    """Copy a row to the end of a slice or part. `free` is a stack of chunks; its first element counts them."""
     at = fills[slot]
     if at % CHUNK == 0:
         count = free[0]
@@ -60,14 +60,14 @@ def append(rows, place, slot, store, fills, newest, older, free):
         older[chunk] = newest[slot]
         newest[slot] = chunk
         at = np.int64(chunk) * CHUNK
-    for word in range(8):  # word by word: a view of a row is a counted reference
+    for word in range(8):  # word by word: a view of a row costs a reference count
         store[at, word] = rows[place, word]
     fills[slot] = at + 1
 
 
 @njit(cache=True, _nrt=False)
 def begin(words, origins, store, fills, newest, older, free, per_s, model, slow, nodes):
-    """Streams and the first step of every node, in the slices they end in."""
+    """Initialise streams, and put the first step of every node into the slice in which it ends."""
     kind, first, second, shift, trace = model
     slow_count, slow_share, slow_factor, transient = slow
     reals = words.view(np.float64)
@@ -85,7 +85,7 @@ def begin(words, origins, store, fills, newest, older, free, per_s, model, slow,
 
 @njit(cache=True, _nrt=False)
 def link(place, reals, behind, head, start_s, per_bucket):
-    """Put a row of the present part into its bucket; the buckets are in the order of time."""
+    """Put a row of the current part into its bucket; buckets are ordered by time."""
     bucket = min(max(int((reals[place, AT] - start_s) * per_bucket), 0), head.size - 1)
     behind[place] = head[bucket]
     head[bucket] = place
@@ -106,7 +106,7 @@ def length(slot, fills, newest, older):
 
 @njit(cache=True, _nrt=False)
 def split(number, store, fills, newest, older, free, per_s):
-    """Move the rows of a slice to its parts; those of later years go back to it."""
+    """Move the rows of a slice to its parts; those of later cycles return to the slice."""
     slot = number & (SLICES - 1)
     chunk = newest[slot]
     stop = fills[slot]
@@ -182,7 +182,7 @@ def advance(
     per_s,
     per_bucket,
 ):
-    """Go on for `budget` completions: `GO_ON`, `ENDED`, or `LONGER` with the rows wanted in `scalars`."""
+    """Run for `budget` completions; returns `CONTINUE`, `ENDED`, or `LONGER` with the rows needed in `scalars`."""
     kind, first, second, shift, trace = model
     slow_count, slow_share, slow_factor, transient = slow
     trace_s, trace_node, gaps = traces
@@ -198,7 +198,7 @@ def advance(
         scalars[LOADED],
     )
     last_update = totals[UPDATES] + budget
-    answer = GO_ON
+    answer = CONTINUE
 
     while totals[UPDATES] < last_update:
         if not loaded:
@@ -255,7 +255,7 @@ def advance(
         totals[QUERIES] += asked
         laggards = count_below(levels, lowest, step - lag)
         if uniform(line, best, SAMPLES) < chances[laggards]:
-            let_go(best, now, whole, reals, totals, squares, gaps, keep_trace)
+            record_pass(best, now, whole, reals, totals, squares, gaps, keep_trace)
             due = now + step_seconds(
                 best, node, line, kind, first, second, shift, trace, slow_count, slow_share, slow_factor, transient
             )
@@ -287,7 +287,7 @@ def advance(
 
 @njit(cache=True, _nrt=False)
 def collect(scalars, line, behind, head, store, fills, newest, older, duration_s, steps, waited_s):
-    """Completed steps and seconds waited per node, from the rows wherever they are."""
+    """Collect completed steps and seconds waited per node from all rows."""
     if scalars[LOADED]:
         for bucket in range(scalars[BUCKET], head.size):
             place = head[bucket]
@@ -308,7 +308,7 @@ def collect(scalars, line, behind, head, store, fills, newest, older, duration_s
 
 @njit(cache=True, _nrt=False)
 def collect_row(row, duration_s, steps, waited_s):
-    """One node."""
+    """Collect one node."""
     whole = row.view(np.int64)
     reals = row.view(np.float64)
     node = whole[WHO] >> NODE_SHIFT
@@ -320,7 +320,7 @@ def collect_row(row, duration_s, steps, waited_s):
 
 @njit(cache=True, _nrt=False)
 def keep_levels(kept, place, levels, lowest):
-    """`kernel_parts.keep_moment`, from how many nodes there are of each number of steps."""
+    """`kernel_parts.keep_moment`, computed from the number of nodes per number of steps."""
     nodes = total = 0
     squares = 0.0
     most = lowest

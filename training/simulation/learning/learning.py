@@ -1,12 +1,12 @@
-"""A simulated swarm that learns: an observer of the reference engine that moves vectors as its nodes start and finish.
+"""Learning in a simulated swarm: an observer of the reference engine that computes deltas and applies them.
 
-Rules of the server:
-* `additive`: a delta is added when it is pushed, with weight 1. The plain sum of the original algorithm.
-* `delayed`: Ninox. The deltas of all nodes that pass a barrier at one moment are added then, and all of them compute
-  from that one model: every delta comes one step late.
-* `swarm`: the daemon's own: `training.shards.state.ShardState`, weight 1/N̂ as the node believes it, outer learning
-  rate, delayed Nesterov momentum; under bsp deltas show after their barrier; `lag_power` p weighs by (1 + lag)^−p,
-  where lag counts rounds of the swarm between pull and push.
+Rules for applying deltas:
+* `additive`: a delta is added with weight 1 when it is pushed, as in the original algorithm.
+* `delayed`: as in Ninox. The deltas of all nodes that pass a barrier at the same time are added then, and these nodes
+  compute from that model; every delta is one step late.
+* `swarm`: as in the daemon: `training.shards.state.ShardState` with weight 1/N̂ as the node believes, outer learning
+  rate and delayed Nesterov momentum; under bsp a delta becomes visible after its barrier. `lag_power` p multiplies by
+  (1 + lag)^−p, where lag counts rounds of the swarm between pull and push.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ServerRule = Literal["additive", "delayed", "swarm"]
 
 @dataclass(frozen=True, slots=True)
 class LearningRule:
-    """How deltas become one model; the defaults of `swarm` are the daemon's."""
+    """How deltas become one model; the defaults are the daemon's."""
 
     kind: ServerRule = "additive"
     outer_lr: float = field(default_factory=lambda: ExchangeSettings().outer_lr)
@@ -41,7 +41,7 @@ class LearningRule:
 
 @dataclass(slots=True)
 class Curve:
-    """Score against time and against updates, at equal distances of one of them."""
+    """Scores against time and against updates, at equal intervals of one of them."""
 
     now_s: list[float] = field(default_factory=list)
     updates: list[int] = field(default_factory=list)
@@ -86,11 +86,11 @@ class Learner:
 
     @property
     def model(self) -> Vector:
-        """The server's vector."""
+        """The shared vector."""
         return self._state.value
 
     def started(self, now: float, node: int, step: int) -> None:
-        """The node pulls. Who starts at one moment starts from one model."""
+        """The node pulls. Nodes that start at the same time start from the same model."""
         self._advance(now)
         if self.rule.kind == "delayed" and node in self._pending:
             self._add(self._pending.pop(node))
@@ -100,7 +100,7 @@ class Learner:
         self._begun.append(node)
 
     def completed(self, now: float, node: int, step: int) -> None:
-        """The node pushes what it gained from its base."""
+        """The node pushes its delta."""
         self._advance(now, at_once=True)
         delta = self.problem.delta(self._bases.pop(node), node, step)
         if self.rule.kind == "delayed":
@@ -117,7 +117,7 @@ class Learner:
             self._state.apply(identity, self._weight(node), delta, self._outer)
 
     def finish(self, now: float) -> Curve:
-        """The curve, with the end of the run."""
+        """Score the final model, and return the curve."""
         self._advance(now, at_once=True)
         self.curve.note(now, self.updates, self.problem.score(self.model))
         return self.curve
@@ -132,7 +132,7 @@ class Learner:
         return float((1.0 + lag) ** -self.rule.lag_power / workers)
 
     def _advance(self, now: float, *, at_once: bool = False) -> None:
-        """Hand the model to those that began at an earlier moment, and score it where it is time."""
+        """Fix the base of nodes that started at an earlier time, and score the model when due."""
         if self._begun and (at_once or now > self._moment_s):
             base = self._state.value.copy()
             for node in self._begun:

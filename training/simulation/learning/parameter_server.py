@@ -1,8 +1,8 @@
-"""The literature's parameter server as its listing has it: one thread that adds, schedules, and evaluates in between.
+"""The parameter server of the literature's listing: a single thread that adds deltas, tests barriers, and evaluates.
 
-A push is added when the server gets to it. Then the barrier is asked for every blocked worker; if any may pass, the
-server *evaluates the model* before it hands it out, and whoever pushes meanwhile waits. So an evaluation, which is what
-the published accuracy is drawn over, stands for one delta under asp and for six under bsp of six workers.
+The server adds one push at a time, and then tests the barrier of every blocked worker. If any passes, it *evaluates the
+model* before it sends it out; other pushes wait meanwhile. The published accuracy is plotted over these evaluations:
+with six workers one evaluation covers one delta under asp, and six under bsp.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from training.simulation.model.samplers import UniformSampler
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Seconds a worker computes besides the plan's step time, its simulated delay; and seconds of an evaluation."""
+    """Seconds of a worker's computation, in addition to the plan's step time, and of an evaluation."""
 
     computes_s: float
     evaluates_s: float
 
 
 def learn_at_server(plan: Plan, server: Server, problem: Problem | None) -> tuple[Curve, float]:
-    """The curve over evaluations, and the mean of completed steps. Without a problem only time and counts."""
+    """The curve over evaluations, and the mean of completed steps; without a problem its scores are 0."""
     barrier = plan.made_barrier()
     workers = list(range(plan.nodes))
     delays = [Stream(plan.seed, DURATIONS, worker) for worker in workers]

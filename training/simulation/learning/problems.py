@@ -1,7 +1,7 @@
-"""What simulated nodes learn: linear and softmax regression, the chapter's network, matrix factorisation. NumPy only.
+"""Problems for simulated nodes, in NumPy: linear and softmax regression, the PSP chapter's network, factorisation.
 
-A `Problem` gives the change that one step of a node makes to a vector, `float32[size]`. Batches follow from the seed,
-the node and the step alone, so that every barrier sees the same data in the same order.
+A `Problem` computes the change that one step of a node makes to a vector, `float32[size]`. Batches depend only on seed,
+node and step, so that every barrier trains on the same data in the same order.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ Vector = NDArray[np.float32]
 
 
 class Problem(Protocol):
-    """`better` says whether a higher `score` is better."""
+    """One problem; `better` is "higher" or "lower", the direction in which `score` improves."""
 
     name: str
     better: str
     size: int
 
     def initial(self) -> Vector:
-        """The vector all begin with."""
+        """The common initial vector."""
 
     def delta(self, vector: Vector, node: int, step: int) -> Vector:
-        """What one step of a node from this vector adds to it."""
+        """The change of this vector by one step of a node."""
 
     def score(self, vector: Vector) -> float:
         """Accuracy, or error."""
 
 
 class BadData(TrainingError):
-    """A data set that is not there or not what it should be; the message says what was looked for."""
+    """A data set is missing or not as expected; the message names the file."""
 
 
 def batch_of(seed: int, node: int, step: int, count: int, size: int) -> NDArray[np.int64]:
-    """`size` indices below `count`."""
+    """`size` random indices below `count`."""
     return np.random.default_rng((seed, node, step)).integers(0, count, size)
 
 
 class LinearRegression:
-    """y = x·w + noise: the distance from the true w, relative, is known exactly."""
+    """y = x·w + noise; the score is the relative distance from the true w."""
 
     name, better = "linear regression", "lower"
 
@@ -74,7 +74,7 @@ class LinearRegression:
 
 
 class SoftmaxRegression:
-    """One linear layer and cross entropy on the images: 7,850 parameters."""
+    """One linear layer with cross entropy on the images; 7,850 parameters."""
 
     name, better = "softmax regression", "higher"
 
@@ -101,8 +101,8 @@ class SoftmaxRegression:
 
 
 class MatrixFactorisation:
-    """Ratings as products of K factors of users and items, on synthetic ratings of that kind; the error is the sum of
-    squares over all ratings. (MovieLens, which the published run has, is not distributed with this program.)"""
+    """Ratings as products of K factors of users and items, on synthetic ratings; the error is the sum of squares over
+    all of them. (The published run uses MovieLens, which this program may not distribute.)"""
 
     name, better = "matrix factorisation", "lower"
 
@@ -176,7 +176,7 @@ class Cnn:
         return gradient
 
     def gradient(self, vector: Vector, images: Vector, labels: NDArray[np.int64], keep: Vector) -> Vector:
-        """Of the mean cross entropy; `keep` float32[batch, 6272] is the dropout's mask."""
+        """The gradient of the mean cross entropy; `keep` float32[batch, 6272] is the dropout mask."""
         _, _, dense, _, last, _ = self._parts(vector)
         patches, convolved, chosen, pooled = self._convolved(vector, images)
         dropped = pooled * keep
@@ -192,7 +192,7 @@ class Cnn:
         np.matmul(dropped.T, d_hidden, out=d_dense)
         d_dense_bias[:] = d_hidden.sum(axis=0)
         d_pooled = (d_hidden @ dense.T) * keep
-        # Only the place that was the largest of its four, and was above zero, hands the error on.
+        # Max pooling and ReLU pass the error only to the largest of four inputs, and only if it is positive.
         spread = chosen * d_pooled.reshape(len(labels), 14, 1, 14, 1, self.MAPS)
         spread = (spread * (convolved > 0)).reshape(-1, self.MAPS)
         np.matmul(patches.T, spread, out=d_kernels)
@@ -218,7 +218,7 @@ class Cnn:
         return np.asarray(hidden @ last + last_bias, np.float32)
 
     def _convolved(self, vector: Vector, images: Vector) -> tuple[Vector, Vector, Vector, Vector]:
-        """Patches; convolution [batch, 14, 2, 14, 2, maps]; choice of the pooling, one-hot; pooled [batch, 6272]."""
+        """Patches; convolution [batch, 14, 2, 14, 2, maps]; one-hot choice of the pooling; pooled [batch, 6272]."""
         count = len(images)
         kernels, bias = self._parts(vector)[:2]
         padded = np.pad(images.reshape(count, 28, 28), ((0, 0), (2, 2), (2, 2)))
@@ -232,7 +232,7 @@ class Cnn:
         return patches, convolved, chosen, pooled
 
     def _parts(self, vector: Vector) -> list[Any]:
-        """Views of the layers."""
+        """The layers as views of the vector."""
         views, start = [], 0
         for shape in self._shapes:
             stop = start + int(np.prod(shape))
@@ -242,7 +242,7 @@ class Cnn:
 
 
 class Images:
-    """The MNIST files of a folder: images float32[n, 784] in 0…1, labels int64[n]. `limit` keeps the first so many."""
+    """The MNIST files of a folder: images float32[n, 784] in 0…1, labels int64[n]; the first `limit` if given."""
 
     def __init__(self, folder: Path, *, limit: int = 0) -> None:
         self.images, self.labels = _pair(folder, "train", limit)
@@ -253,13 +253,13 @@ def _pair(folder: Path, kind: str, limit: int) -> tuple[Vector, NDArray[np.int64
     images = _idx(folder, f"{kind}-images-idx3-ubyte", (28, 28))
     labels = _idx(folder, f"{kind}-labels-idx1-ubyte", ())
     if len(images) != len(labels):
-        raise BadData(f"images and labels of {kind} in {folder} do not belong together")
+        raise BadData(f"images and labels of {kind} in {folder} differ in number")
     stop = limit or len(labels)
     return images[:stop].reshape(-1, 784).astype(np.float32) / np.float32(255), labels[:stop].astype(np.int64)
 
 
 def _idx(folder: Path, name: str, shape: Sequence[int]) -> NDArray[np.uint8]:
-    """An IDX file of bytes, packed with gzip or not. Raises `BadData`."""
+    """Read an IDX file of bytes, gzipped or not. Raises `BadData`."""
     try:
         packed = folder / f"{name}.gz"
         raw = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / name).read_bytes()
@@ -267,11 +267,11 @@ def _idx(folder: Path, name: str, shape: Sequence[int]) -> NDArray[np.uint8]:
         raise BadData(f"cannot read {name} or {name}.gz in {folder}: {error}") from error
     dimensions = 1 + len(shape)
     if len(raw) < 4 + 4 * dimensions or raw[:4] != bytes([0, 0, 8, dimensions]):
-        raise BadData(f"{folder / name} is no IDX file of bytes with {dimensions} dimension(s)")
+        raise BadData(f"{folder / name} is not an IDX file of bytes with {dimensions} dimension(s)")
     sizes = tuple(int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dimensions))
     body = np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions)
     if sizes[1:] != tuple(shape) or body.size != int(np.prod(sizes)):
-        raise BadData(f"{folder / name} says {sizes} and has {body.size} bytes")
+        raise BadData(f"{folder / name} announces {sizes} and has {body.size} bytes")
     return body.reshape(sizes)
 
 
@@ -282,5 +282,5 @@ def softmax(logits: Vector) -> Vector:
 
 
 def accuracy(logits: Vector, labels: NDArray[np.int64]) -> float:
-    """Share that is right; values that are not finite are wrong."""
+    """The share of correct predictions; rows that are not finite are wrong."""
     return float((np.where(np.isfinite(logits), logits, -np.inf).argmax(axis=1) == labels).mean())

@@ -1,1 +1,4 @@
-"""What is simulated: the plan, step times, random streams, samplers, outcomes, metrics and analytical bounds. Pure."""
+"""Data and arithmetic of a simulation: plan, step times, random streams, samplers, outcomes, metrics, bounds.
+
+May import the barriers and settings of `training`. Pure.
+"""

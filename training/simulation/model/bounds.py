@@ -1,8 +1,8 @@
-"""The convergence bounds of the PSP chapter, equations 1 to 3, and the law of lags they rest on.
+"""The convergence bounds of the PSP chapter (`docs/psp.md`), equations 1 to 3, and their distribution of lags.
 
-`r` is the staleness, `T` the length of the update sequence, `F(r)` the share of peers at most r behind, and
-`a = F(r)^β` the chance that a whole sample is. γ_t is the lag between the true and the noisy sequence at update t.
-Golden values: tests/unit/test_simulation_bounds.py.
+`r` is the staleness, `T` the length of the update sequence, `F(r)` the share of peers at most r steps behind, and
+`a = F(r)^β` the probability that a whole sample is. γ_t is the lag between the true and the noisy sequence at update t.
+Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Values = NDArray[np.float64]
 
 
 def share_within(a: float, beta: int) -> float:
-    """F(r) where `a = F(r)^β` is given."""
+    """F(r), from `a = F(r)^β`."""
     return float(a ** (1.0 / beta))
 
 
@@ -37,14 +37,14 @@ def square_bound(a: float, share: float, r: int, length: int) -> float:
 
 
 def lag_law(f: Values, a: float, r: int, length: int) -> Values:
-    """The law of lags that S implies, float64[T + 1]: S·f(n) up to r, then S·a^(n−r). `f` is float64[≥ r + 1]."""
+    """The distribution of lags, float64[T + 1]: S·f(n) up to r, then S·a^(n−r). `f` is float64[≥ r + 1]."""
     scale = normaliser(a, float(f[: r + 1].sum()), r, length)
     tail = a ** np.arange(1, length - r + 1, dtype=np.float64)
     return np.concatenate([scale * f[: r + 1], scale * tail])
 
 
 def lowest(bound: Callable[[float, float, int, int], float], beta: int, r: int, length: int) -> tuple[float, float]:
-    """The least value of a bound over `a`, and where it lies, to three places of `a`."""
+    """The least value of a bound over `a`, and that `a` to three decimal places."""
     grid = np.arange(1, 1000) / 1000.0
     values = [bound(float(a), share_within(float(a), beta), r, length) for a in grid]
     place = int(np.argmin(values))

@@ -1,4 +1,4 @@
-"""What is read off a run: spread of steps, costs, waiting, and two measures of inconsistency (reference psp.md, 10)."""
+"""Figures of a run: spread of steps, queries, waiting, and two measures of inconsistency (`docs/psp.md`). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERCENTILES = (2, 25, 50, 75, 95)
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """All figures of one run, as plain data. A query is one peer asked, and two messages."""
+    """All figures of one run, as plain data. A query is one peer queried, which costs two messages."""
     steps = outcome.steps
     updates = max(1, outcome.updates)
     passes = max(1, outcome.passes)
@@ -53,7 +53,7 @@ def sequence_inconsistency(trace: Trace, nodes: int) -> NDArray[np.float64]:
     step = np.empty(trace.node.size, np.int64)
     step[order] = np.arange(trace.node.size) - np.repeat(starts, counts)
     true_place = step * nodes + trace.node
-    # An element is in both prefixes from the larger of its two places on.
+    # An element belongs to both prefixes from the larger of its two positions on.
     both_from = np.maximum(true_place, np.arange(trace.node.size))
     within = both_from[both_from < trace.node.size]
     common = np.cumsum(np.bincount(within, minlength=trace.node.size))
@@ -62,15 +62,15 @@ def sequence_inconsistency(trace: Trace, nodes: int) -> NDArray[np.float64]:
 
 
 def progress_inconsistency(trace: Trace, nodes: int) -> NDArray[np.float64]:
-    """float64[passes]: at each pass, by how many steps the swarm has moved since that node's last one, over P.
+    """float64[passes]: at each pass of a barrier, completions in the swarm since that node's last pass, over P.
 
-    Steps only rise, so the distance of two step vectors is the number of completions between them.
+    Steps never decrease, so the distance of two step vectors is the number of completions between them.
     """
     return trace.gaps / nodes
 
 
 def steps_at(trace: Trace, nodes: int, now_s: float) -> NDArray[np.int64]:
-    """int64[nodes]: completed steps at a moment."""
+    """int64[nodes]: completed steps at one time."""
     return np.bincount(trace.node[trace.completed_s <= now_s], minlength=nodes)
 
 

@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind, the same from both engines."""
+"""The result of a simulated run, in the same form from every engine. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Completed steps over the living nodes at one moment."""
+    """The distribution of completed steps over the live nodes at one time."""
 
     now_s: float
     mean: float
@@ -27,8 +27,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Every completion in its order: `completed_s` float64[n], `node` int64[n]; and for every pass of a barrier how
-    many steps the swarm had completed since that node's last one: `gaps` int64[passes]."""
+    """Every completion in order: `completed_s` float64[n] and `node` int64[n]. For every pass of a barrier, `gaps`
+    int64[passes] counts the completions in the swarm since that node's last pass."""
 
     completed_s: Seconds
     node: Counts
@@ -37,10 +37,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`steps` int64[nodes] completed and `waited_s` float64[nodes], of the nodes living at the end.
+    """Completed `steps` int64[nodes] and `waited_s` float64[nodes] of the nodes that are live at the end.
 
-    `updates` counts completions, `tests` tests of a barrier, `queries` peers asked in them (every member of a sample,
-    each time: what the published tables count). `gap_sum` and `gap_squares` sum the gaps of `Trace` and their squares.
+    `updates` counts completions and `tests` the tests of a barrier. `queries` counts every member of every sample, as
+    the published tables do. `gap_sum` and `gap_squares` sum the gaps of `Trace` and their squares.
     """
 
     plan: Plan
@@ -58,12 +58,12 @@ class Outcome:
 
     @property
     def events(self) -> int:
-        """Completions and tests of a barrier: what an engine has to work through."""
+        """Completions and tests of a barrier: the work of an engine."""
         return self.updates + self.tests
 
 
 def moment_of(now_s: float, steps: Sequence[int] | Counts) -> Moment:
-    """Sums up the completed steps of the living nodes."""
+    """Summarise the completed steps of the live nodes."""
     values = np.asarray(steps)
     if not values.size:
         return Moment(now_s, 0.0, 0.0, 0, 0)

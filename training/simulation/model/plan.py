@@ -1,13 +1,13 @@
-"""What is simulated: the swarm, its barrier, and the sampling discipline, which changes everything.
+"""Describes a simulation: the swarm, its barrier, and the sampling discipline, on which the results depend most. Pure.
 
 | discipline | what a blocked node does |
 |---|---|
 | `event` | draws a fresh sample at every completion anywhere |
 | `repoll` | draws a fresh sample every `repoll_s` |
 | `hold` | keeps its first sample until it passes |
-| `pool` | as `repoll`, but from a pool of `pool_size` peers that is renewed within `pool_renewal_s`: the daemon |
+| `pool` | as `repoll`, from a pool of `pool_size` peers that is renewed within `pool_renewal_s`, like the daemon |
 
-Complete barriers (bsp, ssp) look at everybody, at those same moments; `hold` is `event` for them.
+Complete barriers (bsp, ssp) look at all nodes, at the same times; for them `hold` means `event`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SAMPLERS: tuple[Sampler, ...] = ("uniform", "biased")
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Nodes die without a word with `rate` per node and second; each is replaced by a newcomer `rejoin_s` later, which
-    starts at the median step. The dead stay in samples, at the step they had, for `detection_s`."""
+    """Nodes crash at `rate` per node and second. After `rejoin_s` a new node replaces each, at the median step. For
+    `detection_s` a crashed node stays in samples, at its last step."""
 
     rate: float = 0.0
     detection_s: float = 10.0
@@ -42,11 +42,10 @@ class Churn:
 class Plan:
     """One simulated swarm. All seconds are virtual.
 
-    `population_error` is the relative standard deviation of what a node believes the population to be (log-normal,
-    one belief per node): it enters where the daemon uses its estimate, the default sample size and the weight 1/N̂.
-    `delay_s` is the way of a message in one direction. `self_sampled` lets a node draw itself, as Ninox does; the
-    daemon never does. The `biased` sampler draws "the node closest to a random id": nodes own unequal parts of the id
-    space, exponentially distributed.
+    `population_error` is the relative standard deviation of the population size that a node believes in (log-normal,
+    one value per node); the default sample size and the weight 1/N̂ depend on it. `delay_s` is the one-way delay of a
+    message. `self_sampled` lets a node sample itself, as Ninox does and the daemon does not. The `biased` sampler draws
+    the node closest to a random id, whose parts of the id space are exponentially distributed.
     """
 
     nodes: int
@@ -56,7 +55,7 @@ class Plan:
     stragglers: Stragglers = field(default_factory=Stragglers)
     discipline: Discipline = "repoll"
     repoll_s: float = 0.05
-    #: What the daemon's pool holds: the peers of its balls.
+    #: The size of the daemon's pool: the peers of its balls.
     pool_size: int = round(POOL_BALLS * BALL_NODES)
     pool_renewal_s: float = POOL_AGE_S
     sampler: Sampler = "uniform"
@@ -81,5 +80,5 @@ class Plan:
             raise ValueError("population_error, delay_s, churn and seed cannot be negative")
 
     def made_barrier(self) -> Barrier:
-        """The daemon's barrier of these settings. Raises `BarrierNotFound`."""
+        """The daemon's barrier with these settings. Raises `BarrierNotFound`."""
         return make_barrier(self.barrier)

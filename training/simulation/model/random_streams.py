@@ -1,9 +1,8 @@
 """Random numbers of a simulated node: SplitMix64, one stream per node and purpose.
 
-A stream of its own makes a node's step times independent of what the others do: under every barrier node 7 takes the
-same time for its 12th step, so that barriers are compared on the same swarm (common random numbers). The compiled
-engine does the same arithmetic on machine words. (Steele, Lea, Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014.)
+With its own stream a node's step times do not depend on the other nodes: under every barrier node 7 takes the same time
+for its 12th step, so barriers are compared on the same swarm (common random numbers). The compiled engine does the same
+arithmetic on machine words. (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.) Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 
-#: Purposes of streams; the numbers are part of what a seed means.
+#: Purposes of streams. Their numbers determine the history of a seed: never change them.
 DURATIONS, SAMPLES, POOLS, ESTIMATES, CHURN, WEIGHTS = range(6)
 
 
@@ -27,7 +26,7 @@ def mixed(value: int) -> int:
 
 
 def origin(seed: int, purpose: int) -> int:
-    """Where the streams of one purpose begin; node i's begins at `mixed(origin + (i + 1)·GAMMA)`."""
+    """The origin of one purpose; the stream of node i begins at `mixed(origin + (i + 1)·GAMMA)`."""
     return mixed((mixed((seed + GAMMA) & MASK) + (purpose + 1) * GAMMA) & MASK)
 
 
@@ -53,7 +52,7 @@ class Stream:
         return -math.log(1.0 - self.uniform())
 
     def normal(self) -> float:
-        """Mean 0, variance 1; Box and Muller's cosine, the sine is thrown away to keep the stream without memory."""
+        """Mean 0, variance 1: Box and Muller's cosine; without their sine the stream has no further state."""
         radius = math.sqrt(-2.0 * math.log(1.0 - self.uniform()))
         return radius * math.cos(2.0 * math.pi * self.uniform())
 

@@ -1,7 +1,7 @@
-"""Who is drawn: uniform without replacement, biased by id space, or from a node's own pool.
+"""Draws samples of peers: uniform without replacement, biased by id space, or from a node's own pool.
 
-The order in which a stream is consumed is part of the contract with the compiled engine (`kernel`), which repeats it:
-small samples by rejection, large ones by a partial Fisher-Yates shuffle that is undone afterwards.
+The order in which a stream is consumed is part of the contract with the compiled engine (`engines.kernel_parts`):
+small samples are drawn by rejection, large ones by a partial Fisher-Yates shuffle that is undone afterwards. Pure.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from itertools import accumulate
 
 from training.simulation.model.random_streams import POOLS, SAMPLES, WEIGHTS, Stream
 
-#: A sample is drawn by rejection while it is at most this share of those it is drawn from.
+#: A sample is drawn by rejection if the population is at least this many times as large.
 REJECTION = 8
 
-#: Called with each peer drawn; True ends the draw, because the answer is known.
+#: Called with each peer drawn; True ends the draw, because the result is known.
 Stop = Callable[[int], bool]
 
 
 class UniformSampler:
-    """Draws from `alive`, a list that the engine keeps; positions are node numbers while nobody has died."""
+    """Draws from `alive`, a list that the engine maintains; without churn positions are node numbers."""
 
     def __init__(self, seed: int, alive: list[int], *, self_sampled: bool) -> None:
         self._seed = seed
@@ -29,10 +29,10 @@ class UniformSampler:
         self._streams: dict[int, Stream] = {}
 
     def changed(self) -> None:
-        """The living have changed."""
+        """`alive` has changed."""
 
     def draw(self, node: int, count: int, _now: float, stop: Stop) -> list[int]:
-        """Up to `count` distinct peers, in the order drawn; fewer where there are fewer, or where `stop` said so."""
+        """Up to `count` distinct peers, in the order drawn; fewer if there are fewer, or if `stop` ended the draw."""
         stream = self._stream(node)
         barred = -1 if self._self_sampled else node
         return _distinct(stream, self._alive, count, barred, stop)
@@ -44,8 +44,8 @@ class UniformSampler:
 
 
 class BiasedSampler(UniformSampler):
-    """Draws the owner of a random id: node j with probability in proportion to its part of the id space, which is
-    exponentially distributed; the widest of 1,000 is drawn some seven times too often."""
+    """Draws the owner of a random id: node j with probability proportional to its part of the id space, which is
+    exponentially distributed. The largest of 1,000 is drawn about seven times too often."""
 
     def __init__(self, seed: int, alive: list[int], *, self_sampled: bool) -> None:
         super().__init__(seed, alive, self_sampled=self_sampled)
@@ -73,8 +73,8 @@ class BiasedSampler(UniformSampler):
 
 
 class PoolSampler(UniformSampler):
-    """Draws from a pool of `size` uniform finds per node, of which one is replaced every `renewal_s / size`: what the
-    daemon does in a swarm larger than its pool (`overlay.discovery.sampling.Pool`). A peer found twice counts twice."""
+    """Draws from a pool of `size` uniformly drawn peers per node, of which one is replaced every `renewal_s / size`, as
+    the daemon does in a swarm larger than its pool (`overlay.discovery.sampling`). A peer may be in it twice."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class PoolSampler(UniformSampler):
         size: int,
         renewal_s: float,
         founders: int,
-        living: Callable[[int], bool],
+        is_live: Callable[[int], bool],
     ) -> None:
         super().__init__(seed, alive, self_sampled=self_sampled)
         self._founders = founders
         self._size = size
         self._every_s = renewal_s / size
-        self._living = living
+        self._is_live = is_live
         self._pools: dict[int, tuple[Stream, list[int]]] = {}
         self._oldest: dict[int, int] = {}
         self._renewed_s: dict[int, float] = {}
@@ -99,7 +99,7 @@ class PoolSampler(UniformSampler):
     def draw(self, node: int, count: int, now: float, stop: Stop) -> list[int]:
         if len(self._alive) - 1 <= self._size:
             return super().draw(node, count, now, stop)
-        pool = [peer for peer in self._pool(node, now) if self._living(peer)]
+        pool = [peer for peer in self._pool(node, now) if self._is_live(peer)]
         return _distinct(self._stream(node), pool, count, -1, stop)
 
     def _pool(self, node: int, now: float) -> list[int]:
@@ -107,7 +107,7 @@ class PoolSampler(UniformSampler):
             stream = Stream(self._seed, POOLS, node)
             self._pools[node] = (stream, [self._find(stream, node) for _ in range(self._size)])
             self._oldest[node] = 0
-            # A founder's pool stands since the beginning, a newcomer's since its first look.
+            # An initial node has its pool from the start, a later one from its first draw.
             self._renewed_s[node] = 0.0 if node < self._founders else now
         stream, pool = self._pools[node]
         due = int((now - self._renewed_s[node]) / self._every_s)

@@ -1,9 +1,8 @@
-"""How long a step takes: the models, stragglers, and the short texts by which they are named on the command line.
+"""Distributions of step times, stragglers, and the notation for both on the command line.
 
     exp:1   1+exp:1   gamma:4:0.25   lognormal:0:0.3   constant:2   0.1+gamma:4:0.25   trace:steps.json
 
-A trace is what `/steps` of a real node answers, or a JSON list of seconds: steps are drawn from it with replacement.
-Seconds throughout, though any unit does as long as it is one.
+A trace is the response of a node's `/steps`, or a JSON list of seconds; steps are drawn from it with replacement.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from training.errors import TrainingError
 from training.simulation.model.random_streams import Stream
 
 Kind = Literal["constant", "exp", "gamma", "lognormal", "trace"]
-#: Number of parameters of each kind as written, and the order the compiled engine numbers them in.
+#: Parameters of each kind; the order is that of the compiled engine's numbers.
 PARAMETERS: dict[Kind, int] = {"constant": 1, "exp": 1, "gamma": 2, "lognormal": 2, "trace": 0}
 
 _STRAGGLERS = re.compile(r"^([\d.]+)%\s*[x×]\s*([\d.]+)(,transient)?$")
 
 
 class BadModel(TrainingError, ValueError):
-    """A text that names no model; the message says what was expected."""
+    """A text that does not name a model; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +72,27 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """A share of the nodes whose steps take `factor` times as long: always the same ones (`fixed`), or each step of
-    each node with that probability (`transient`). Published figures do not say which they mean."""
+    """A share of the nodes whose steps take `factor` times as long: always the same nodes or, if `transient`, each
+    step with that probability. Published figures do not state which they mean."""
 
     share: float = 0.0
     factor: float = 1.0
     transient: bool = False
 
     def count(self, nodes: int) -> int:
-        """How many nodes are slow for good: `int(share·P)`, as in Ninox."""
+        """The number of nodes that are always slow: `int(share·P)`, as in Ninox."""
         return 0 if self.transient else int(self.share * nodes + 1e-9)
 
 
 def parse_step_times(text: str) -> StepTimes:
-    """Raises `BadModel`; reads the file of a trace."""
+    """Parse a distribution, and read its file if it is a trace. Raises `BadModel`."""
     shift, _plus, rest = text.strip().partition("+") if "+" in text.split(":")[0] else ("0", "", text.strip())
     name, _, values = rest.partition(":")
     if name == "trace":
         return StepTimes("trace", shift_s=_number(shift, text), trace_s=read_trace(Path(values)))
     if name not in PARAMETERS:
         raise BadModel(
-            f'"{text}" is no model of step times: write exp:1, 1+exp:1, gamma:4:0.25, lognormal:0:0.3, '
+            f'"{text}" is not a model of step times: write exp:1, 1+exp:1, gamma:4:0.25, lognormal:0:0.3, '
             "constant:1 or trace:FILE"
         )
     kind: Kind = name
@@ -107,7 +106,7 @@ def parse_step_times(text: str) -> StepTimes:
 
 
 def parse_stragglers(text: str) -> Stragglers:
-    """`5%x4`, or `5%x4,transient`; empty for none. Raises `BadModel`."""
+    """Parse `5%x4`, `5%x4,transient`, or an empty text for none. Raises `BadModel`."""
     if not text.strip():
         return Stragglers()
     match = _STRAGGLERS.match(text.strip())
@@ -120,18 +119,18 @@ def parse_stragglers(text: str) -> Stragglers:
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """Step times of a file: a JSON list of seconds, or of rows with `train_seconds`, as `/steps` answers."""
+    """Step times from a file: a JSON list of seconds, or of rows with `train_seconds` as from `/steps`."""
     try:
         rows = json.loads(path.read_bytes())
     except OSError as error:
         raise BadModel(f"cannot read the trace {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise BadModel(f"the trace {path} is no JSON: {error}") from error
+        raise BadModel(f"the trace {path} is not JSON: {error}") from error
     return seconds_of(rows, str(path))
 
 
 def seconds_of(rows: Sequence[Any], source: str) -> tuple[float, ...]:
-    """The step times among rows of `/steps`, or of bare numbers. Raises `BadModel` where there is none."""
+    """The step times of rows from `/steps`, or of plain numbers. Raises `BadModel` if there is none."""
     if not isinstance(rows, list):
         raise BadModel(f"{source} is not a list of steps")
     values = [row.get("train_seconds") if isinstance(row, dict) else row for row in rows]
@@ -145,7 +144,7 @@ def _number(text: str, whole: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise BadModel(f'"{whole}": "{text}" is no number') from None
+        raise BadModel(f'"{whole}": "{text}" is not a number') from None
     if not math.isfinite(number) or number < 0:
         raise BadModel(f'"{whole}": {text} must be finite and not negative')
     return number

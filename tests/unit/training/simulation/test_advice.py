@@ -57,7 +57,7 @@ def test_stragglers_are_waited_for_where_that_is_asked() -> None:
 def test_samples_are_below_the_population() -> None:
     """Among three workers nobody can sample ten."""
     assert all(barrier.sample < 3 for barrier in candidates(3).values())
-    with pytest.raises(ValueError, match="nobody to wait for"):
+    with pytest.raises(ValueError, match="a barrier needs two"):
         advise(Measured(TRACE, (0.7,), 1))
 
 

@@ -169,5 +169,5 @@ def test_images_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="train-images-idx3-ubyte"):
         Images(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x01nonsense")
-    with pytest.raises(BadData, match="no IDX file"):
+    with pytest.raises(BadData, match="not an IDX file"):
         Images(tmp_path)
