@@ -1,5 +1,5 @@
-"""A member that hogs another's streams, over real sockets and TLS: it waits for its own turns, beyond them it is turned
-away with a reason and a counter, and the other members are served meanwhile. Under asyncio and uvloop."""
+"""Limits per member over real sockets and TLS: a member with too many requests waits and is then rejected, while other
+members are served. Under asyncio and uvloop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 from overlay.addresses import id_behind
 from overlay.sockets import concurrency
-from overlay.sockets.concurrency import HandlerLimiter, TooManyRequests
 from overlay.transport import Request, Response, TransportError
-from tests.process.test_sealed_sockets import Member, ask, until
-from tests.process.test_sockets import MB, Run, run
+from tests.process.harness.members import Member, ask, until
+from tests.process.harness.sockets import MB, Run, run
 
 __all__ = ["run"]
 
@@ -112,32 +111,7 @@ def test_a_large_head_passes(run: Run) -> None:
     async def main() -> None:
         async with Member() as one, Member() as two:
             head = b"h" * (3 * MB)
-            async with one.door.request(two.home, "echo", head, timeout_s=20) as answer:
+            async with one.transport.request(two.home, "echo", head, timeout_s=20) as answer:
                 assert answer.head == head
-
-    run(main())
-
-
-def test_large_heads_are_read_a_few_at_a_time(run: Run) -> None:
-    """Of one party two, of all eight: no member can make a node keep more than that of what it has not seen yet."""
-
-    async def main() -> None:
-        turns, inside, release = HandlerLimiter(), [], asyncio.Event()
-
-        async def read(party: bytes) -> str:
-            try:
-                async with turns.large_head(party):
-                    inside.append(party)
-                    await release.wait()
-            except TooManyRequests:
-                return "refused"
-            return "read"
-
-        tasks = [asyncio.create_task(read(bytes([party]))) for party in range(6) for _ in range(3)]
-        await until(lambda: sum(task.done() for task in tasks) == 6, "the third of each is refused")
-        assert len(inside) == concurrency.MAX_CONCURRENT_LARGE_HEADS
-        release.set()
-        outcomes = await asyncio.gather(*tasks)
-        assert (outcomes.count("read"), outcomes.count("refused")) == (12, 6)
 
     run(main())

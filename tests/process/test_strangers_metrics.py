@@ -26,8 +26,9 @@ from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.system import SystemEntropy
 from overlay.transport import TransportError
 from p2pnode.client import find
+from tests.process.harness.members import BareSocket, Member, Relay, Tap, ask, flipped, send_bytes
+from tests.process.harness.sockets import failure
 from tests.process.test_sealed_process import Daemon
-from tests.process.test_sealed_sockets import Member, Relay, Stranger, Tap, ask, failure, flipped, say
 from tests.process.test_swarm_process import START_S, until
 
 RUN = "guarded"
@@ -87,7 +88,7 @@ def test_whoever_is_no_member_meets_silence_and_is_counted(tmp_path: Path) -> No
 
 
 async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
-    stranger = Stranger()
+    bare = BareSocket()
 
     async def expect(name: str, attack: Callable[[], Awaitable[None]], *counters: tuple[str, str]) -> None:
         """The attack moves these counters, nothing else changes, and the bare socket hears nothing."""
@@ -97,17 +98,17 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
             while not all(refused(daemon).get(each, 0) > before.get(each, 0) for each in counters):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert standing(daemon) == stood, name
-        assert stranger.heard() == [], name
+        assert bare.received() == [], name
         print(f"{name}: {[(each, refused(daemon)[each] - before.get(each, 0)) for each in counters]}")
 
     async def without_a_key() -> None:
-        stranger.send(home, os.urandom(300))
-        assert await say(home, b"POST /p2p/hello HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n") == b""
+        bare.send(home, os.urandom(300))
+        assert await send_bytes(home, b"POST /p2p/hello HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n") == b""
 
     def with_keys(keys: KeyRing, run: str) -> Callable[[], Awaitable[None]]:
         async def attack() -> None:
             async with Member(keys, run) as outsider:
-                outsider.door.send(home, b"hello")
+                outsider.transport.send(home, b"hello")
                 error = await failure(ask(outsider, home))
                 assert error.kind == "reset"
                 assert outsider.counters.get("received", 0) == 0
@@ -121,7 +122,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
     async def with_a_wrong_clock() -> None:
         async with Member(ring, RUN, ahead_s=200.0) as late:
-            late.door.send(home, b"hello")
+            late.transport.send(home, b"hello")
             error = await failure(ask(late, home))
             assert "clocks agree to 60 s" in error.detail
 
@@ -136,7 +137,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
             await ask(member, through)
         tap = Tap(member)
         for _ in range(3):
-            member.door.send(home, b"no message of ours")
+            member.transport.send(home, b"no message of ours")
             await asyncio.sleep(0.2)
         datagrams, stream = tap.stop(), relay.sent
         await relay.stop()
@@ -145,43 +146,43 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
         async def again() -> None:
             for datagram in datagrams:
-                stranger.send(home, datagram)
-            assert await say(home, stream) == b""
+                bare.send(home, datagram)
+            assert await send_bytes(home, stream) == b""
 
         await expect("recordings", again, ("datagram", "replayed"), ("stream", "replayed"))
 
         async def flip() -> None:
             for bit in range(0, 8 * len(datagrams[-1]), 5):
-                stranger.send(home, flipped(datagrams[-1], bit))
+                bare.send(home, flipped(datagrams[-1], bit))
             ticket = server_name(stream)
             assert ticket is not None
             at = stream.index(ticket) + 20
             other = b"a" if stream[at : at + 1] != b"a" else b"b"
-            assert await say(home, stream[:at] + other + stream[at + 1 :]) == b""
+            assert await send_bytes(home, stream[:at] + other + stream[at + 1 :]) == b""
 
         await expect("flipped bits", flip, ("datagram", "forged"), ("stream", "stranger"))
 
         async def as_another() -> None:
             async with Member(ring, RUN) as liar:
-                liar.door.sealer._identity = Thief(liar.identity)  # type: ignore[assignment]
-                liar.door.send(home, b"hello")
+                liar.transport.sealer._identity = Thief(liar.identity)  # type: ignore[assignment]
+                liar.transport.send(home, b"hello")
                 await asyncio.sleep(0.2)
                 assert liar.counters.get("received", 0) == 0
 
         await expect("another's id", as_another, ("datagram", "unsigned"))
         await _in_anothers_name(daemon, member, home)
-        await expect("what names another", _misdirected(member, home, stranger), ("datagram", "misdirected"))
-    stranger.socket.close()
+        await expect("what names another", _misdirected(member, home, bare), ("datagram", "misdirected"))
+    bare.socket.close()
 
 
 async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -> None:
     """What a member says under its own seal or certificate in the name of another is refused, and counted."""
     caller = HelloContext(member.identity, 1, RUN, SystemEntropy())
-    greeted = await say_hello(member.door, home, caller=caller, genesis=None, timeout_s=5.0)
+    greeted = await say_hello(member.transport, home, caller=caller, genesis=None, timeout_s=5.0)
     tag = messages.swarm_tag(RUN, greeted.genesis)
     heartbeat = Heartbeat(ABSENT.node_id, 1, 1, 8468, step=99)
     before, stood = page(daemon), standing(daemon)
-    member.door.send(
+    member.transport.send(
         home,
         messages.encode(
             messages.REQUEST, os.urandom(messages.MESSAGE_ID_BYTES), messages.encode_head(tag, heartbeat), Ping()
@@ -189,7 +190,7 @@ async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -
     )
     envelope = msgspec.msgpack.encode(Envelope(tag, heartbeat, home.node_id, b""))
     with pytest.raises(TransportError, match="speaks in the name of"):
-        async with member.door.request(home, "dialback", envelope, timeout_s=5.0):
+        async with member.transport.request(home, "dialback", envelope, timeout_s=5.0):
             pass
     for sample in ('{reason="in_anothers_name"}', '{kind="refused_anothers_name"}'):
         async with asyncio.timeout(10):
@@ -210,13 +211,13 @@ class Thief:
         self.sign = own.sign
 
 
-def _misdirected(member: Member, home: NodeAddress, stranger: Stranger) -> Callable[[], Awaitable[None]]:
+def _misdirected(member: Member, home: NodeAddress, bare: BareSocket) -> Callable[[], Awaitable[None]]:
     """What a member said to a third node, sent to this one."""
 
     async def attack() -> None:
         tap = Tap(member)
-        member.door.send(NodeAddress.of(Address("127.0.0.1", 9), ABSENT.node_id), b"for another")
+        member.transport.send(NodeAddress.of(Address("127.0.0.1", 9), ABSENT.node_id), b"for another")
         for datagram in tap.stop():
-            stranger.send(home, datagram)
+            bare.send(home, datagram)
 
     return attack

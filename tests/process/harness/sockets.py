@@ -1,0 +1,197 @@
+"""Nodes on real sockets of the loopback, under asyncio and uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from overlay.addresses import Address
+from overlay.sockets.transport import SocketTransport
+from overlay.system import SystemClock
+from overlay.transport import (
+    Buffer,
+    Request,
+    RequestRejected,
+    Response,
+    TransportError,
+)
+
+LOCAL = "127.0.0.1"
+
+MB = 1 << 20
+
+
+class Recorder:
+    """A log that keeps its events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self.events.append((event, fields))
+
+    info = warning = error = debug
+
+
+class Node:
+    """A transport with handlers: `echo`, `count`, `refuse`, `fail`, `hang`, `give`, `half`."""
+
+    def __init__(self, host: str = LOCAL, port: int = 0) -> None:
+        self.log = Recorder()
+        self.transport = SocketTransport(host, port, log=self.log, clock=SystemClock())
+        self.datagrams: asyncio.Queue[tuple[bytes, Address]] = asyncio.Queue()
+        self.sources: list[Address] = []
+        self.hanging = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __aenter__(self) -> Node:
+        await self.transport.open(lambda data, source: self.datagrams.put_nowait((data, source)), self.handle)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.transport.close()
+
+    @property
+    def address(self) -> Address:
+        return self.transport.address
+
+    async def handle(self, incoming: Request) -> Response:
+        self.sources.append(incoming.source)
+        if incoming.name == "echo":
+            return Response(incoming.head, incoming.body)
+        if incoming.name == "count":
+            try:
+                total = sum([len(chunk) async for chunk in incoming.body])
+            except (TransportError, asyncio.CancelledError):
+                self.cancelled.set()
+                raise
+            return Response(str(total).encode())
+        if incoming.name == "refuse":
+            raise RequestRejected("the step is too old — €")
+        if incoming.name == "fail":
+            raise KeyError("a mistake of ours")
+        if incoming.name == "hang":
+            self.hanging.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        if incoming.name == "give":
+            return Response(b"", pattern(int(incoming.head)))
+        if incoming.name == "half":
+            return Response(b"half", broken())
+        if incoming.name == "trickle":
+            return Response(b"", trickle())
+        raise RequestRejected(f"unknown request {incoming.name!r}")
+
+
+def pattern(total: int, slice_bytes: int = MB) -> Iterator[Buffer]:
+    """`total` bytes that differ everywhere, in views of one buffer that is overwritten for each chunk."""
+    buffer = bytearray(slice_bytes)
+    for start in range(0, total, slice_bytes):
+        buffer[:] = block(start // slice_bytes, slice_bytes)
+        yield memoryview(buffer)[: min(slice_bytes, total - start)]
+
+
+def block(number: int, size: int) -> bytes:
+    return ((number * 2654435761) % (1 << 32)).to_bytes(4, "big") * (size // 4) + b"x" * (size % 4)
+
+
+async def broken() -> AsyncIterator[bytes]:
+    yield b"x" * 1000
+    raise KeyError("a mistake in the middle")
+
+
+async def trickle() -> AsyncIterator[bytes]:
+    for _ in range(20):
+        yield b"x"
+        await asyncio.sleep(0.05)
+
+
+async def ask(
+    node: Node, to: Address, name: str, head: bytes = b"", body: Any = (), timeout_s: float = 5.0
+) -> tuple[bytes, bytes]:
+    async with node.transport.request(to, name, head, body, timeout_s=timeout_s) as answer:
+        return answer.head, b"".join([bytes(chunk) async for chunk in answer.body])
+
+
+async def failure(request: Awaitable[Any]) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        await request
+    return caught.value
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a test's coroutine on one of the two loops; fails if a task is left over or an error was not handled."""
+
+    def on_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+        unhandled: list[dict[str, Any]] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
+            async with asyncio.timeout(60):
+                await coroutine
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            assert left == []
+
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+        assert unhandled == []
+
+    return on_loop
+
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def other_server(talk: Talk) -> AsyncIterator[Address]:
+    """A TCP server that is not a p2pnode."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await talk(reader, writer)
+        writer.close()
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await writer.wait_closed()
+        done.set()
+
+    done = asyncio.Event()
+    server = await asyncio.start_server(serve, LOCAL, 0)
+    try:
+        yield Address(LOCAL, server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        async with asyncio.timeout(5):
+            await done.wait()
+
+
+def free_port() -> int:
+    """A port that is free for TCP and UDP."""
+    while True:
+        with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+            stream.bind((LOCAL, 0))
+            port = int(stream.getsockname()[1])
+            with contextlib.suppress(OSError):
+                datagrams.bind((LOCAL, port))
+                return port
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

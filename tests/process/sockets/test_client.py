@@ -1,0 +1,245 @@
+"""Requests that fail: every failure has its kind, and the client leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.transport import (
+    TransportError,
+)
+from tests.process.harness.sockets import (
+    LOCAL,
+    MB,
+    Node,
+    Run,
+    Talk,
+    ask,
+    failure,
+    free_port,
+    other_server,
+    pattern,
+    run,
+    trickle,
+)
+
+__all__ = ["run"]
+
+
+def test_refused(run: Run) -> None:
+    """A port without a listener is `refused`."""
+
+    async def main() -> None:
+        async with Node() as one:
+            error = await failure(ask(one, Address(LOCAL, free_port()), "echo"))
+            assert error.kind == "refused"
+
+    run(main())
+
+
+def test_a_rejection_has_its_reason(run: Run) -> None:
+    """A request that the handler rejects, such as an unknown name, is `rejected` with the reason."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            error = await failure(ask(one, two.address, "no/such thing?"))
+            assert (error.kind, error.detail) == ("rejected", "unknown request 'no/such thing?'")
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["list", "generator"])
+def test_rejection_with_an_unread_body(run: Run, kind: str) -> None:
+    """A rejection arrives although 5 MB were not read, and the next request succeeds."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            body: Any = [bytes(MB)] * 5 if kind == "list" else pattern(5 * MB)
+            error = await failure(ask(one, two.address, "refuse", b"", body))
+            assert (error.kind, error.detail) == ("rejected", "the step is too old — €")
+            assert await ask(one, two.address, "echo", b"next") == (b"next", b"")
+
+    run(main())
+
+
+@pytest.mark.parametrize("amount", [1, 5 * MB])
+def test_own_body_that_fails(run: Run, amount: int) -> None:
+    """An exception of the caller's own body reaches the caller unchanged, and the handler never gets the end."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield bytes(amount)
+        raise LookupError("mine")
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            with pytest.raises(LookupError, match="mine"):
+                await ask(one, two.address, "count", b"", body())
+            async with asyncio.timeout(5):
+                await two.cancelled.wait()
+            assert two.log.events == []
+
+    run(main())
+
+
+def test_a_handler_that_does_not_answer_is_a_timeout(run: Run) -> None:
+    """After the caller's timeout the request fails with `timeout`, and the handler is cancelled."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            started = time.monotonic()
+            error = await failure(ask(one, two.address, "hang", timeout_s=0.3))
+            assert error.kind == "timeout"
+            assert 0.25 < time.monotonic() - started < 3
+            async with asyncio.timeout(5):
+                await two.cancelled.wait()
+
+    run(main())
+
+
+def test_a_peer_that_stops_reading_is_a_timeout(run: Run) -> None:
+    """A peer that stops reading our body is a `timeout`, and the body's generator is closed."""
+
+    async def main() -> None:
+        closed = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(MB)
+            finally:
+                closed.set()
+
+        async with Node() as one, Node() as two:
+            error = await failure(ask(one, two.address, "hang", b"", body(), timeout_s=0.5))
+            assert error.kind == "timeout"
+            assert closed.is_set()
+
+    run(main())
+
+
+def test_slow_progress_does_not_time_out(run: Run) -> None:
+    """A slow response and a slow request succeed while every single wait is shorter than the timeout."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            _, body = await ask(one, two.address, "trickle", timeout_s=0.5)
+            assert body == b"x" * 20
+            head, _ = await ask(one, two.address, "count", b"", trickle(), timeout_s=0.5)
+            assert head == b"20"
+
+    run(main())
+
+
+def test_a_cancellation_while_an_upload_ends_is_not_swallowed(run: Run) -> None:
+    """If the calling task is cancelled while its body is being closed, it ends as cancelled."""
+
+    async def main() -> None:
+        closing, may_close = asyncio.Event(), asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(MB)
+            finally:
+                closing.set()
+                await may_close.wait()
+
+        async def request(one: Node, two: Node) -> None:
+            with contextlib.suppress(TransportError):
+                await ask(one, two.address, "refuse", b"", body())
+            raise AssertionError("it continued after it was cancelled")
+
+        async with Node() as one, Node() as two:
+            task = asyncio.ensure_future(request(one, two))
+            async with asyncio.timeout(5):
+                await closing.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            may_close.set()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [10, 3 * MB])
+def test_restarted_peer_on_the_same_port(run: Run, size: int) -> None:
+    """A request on an idle connection that a restarted peer has closed is repeated, if its body is a list."""
+
+    async def main() -> None:
+        async with Node() as one:
+            two = Node()
+            async with two:
+                assert await ask(one, two.address, "echo", b"1") == (b"1", b"")
+            async with Node(LOCAL, two.address.port) as again:
+                head, _ = await ask(one, again.address, "count", b"", [bytes(size)])
+                assert head == str(size).encode()
+
+    run(main())
+
+
+async def _plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+    await writer.drain()
+
+
+async def _redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
+    await writer.drain()
+
+
+async def _garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"220 mail.example ESMTP\r\n\x00\xff\x15\x03\x01")
+    await writer.drain()
+
+
+async def _bad_length(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nX-P2PNode: 1\r\nContent-Length: 4\r\n\r\n\xff\xff\xff\xff")
+    await writer.drain()
+
+
+async def _short_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nX-P2PNode: 1\r\nContent-Length: 100\r\n\r\n\0\0\0\x01hbody")
+    await writer.drain()
+
+
+async def _close(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+
+
+async def _no_answer(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+@pytest.mark.parametrize(
+    ("talk", "kind"),
+    [
+        (_plain_http, "foreign"),
+        (_redirect, "foreign"),
+        (_garbage, "foreign"),
+        (_bad_length, "foreign"),
+        (_short_body, "reset"),
+        (_close, "reset"),
+        (_no_answer, "timeout"),
+    ],
+)
+def test_other_servers(run: Run, talk: Talk, kind: str) -> None:
+    """A server that is no node, an incomplete response and no response have their own kinds."""
+
+    async def main() -> None:
+        async with Node() as one, other_server(talk) as address:
+            assert (await failure(ask(one, address, "echo", timeout_s=0.5))).kind == kind
+
+    run(main())

@@ -1,0 +1,41 @@
+"""Ports that are in use, and addresses that are not ours."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from overlay.transport import (
+    PortInUse,
+)
+from tests.process.harness.sockets import LOCAL, Node, Run, free_port, run
+
+__all__ = ["run"]
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["TCP", "UDP"])
+def test_port_in_use(run: Run, kind: socket.SocketKind) -> None:
+    """A port that another socket holds, for either protocol, is `PortInUse` and names the protocol."""
+
+    async def main() -> None:
+        with socket.socket(socket.AF_INET, kind) as holder:
+            holder.bind((LOCAL, free_port()))
+            if kind == socket.SOCK_STREAM:
+                holder.listen()
+            node = Node(LOCAL, holder.getsockname()[1])
+            with pytest.raises(PortInUse, match="TCP" if kind == socket.SOCK_STREAM else "UDP"):
+                await node.__aenter__()
+            await node.transport.close()
+
+    run(main())
+
+
+def test_an_address_that_is_not_ours(run: Run) -> None:
+    """An address of no interface is an `OSError`, not a port in use."""
+
+    async def main() -> None:
+        with pytest.raises(OSError, match=r"(?i)assign"):
+            await Node("192.0.2.1", 0).__aenter__()
+
+    run(main())

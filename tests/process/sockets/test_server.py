@@ -1,0 +1,97 @@
+"""Handlers that fail or are left, and invalid input at the port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from tests.process.harness.sockets import MB, Node, Run, ask, failure, run
+
+__all__ = ["run"]
+
+
+def test_handler_that_fails(run: Run) -> None:
+    """A handler's exception is logged once with the request's name, and is a `reset` for the caller."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            error = await failure(ask(one, two.address, "fail"))
+            assert error.kind == "reset"
+            assert [(event, fields["request"]) for event, fields in two.log.events] == [
+                ("request_handler_failed", "fail")
+            ]
+
+    run(main())
+
+
+def test_a_response_body_that_fails(run: Run) -> None:
+    """A response whose body raises is a `reset` for the caller, never a short body."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            got = bytearray()
+
+            async def read() -> None:
+                async with one.transport.request(two.address, "half", b"", timeout_s=5) as answer:
+                    async for chunk in answer.body:
+                        got.extend(chunk)
+
+            assert (await failure(read())).kind == "reset"
+            assert len(got) in (0, 1000)
+            assert [event for event, _ in two.log.events] == ["request_handler_failed"]
+
+    run(main())
+
+
+def test_leaving_early_cancels_the_handler(run: Run) -> None:
+    """If the caller leaves its block early, the body's generator is closed and a running handler is cancelled."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            async with asyncio.timeout(10):
+                async with one.transport.request(two.address, "give", str(500 * MB).encode(), timeout_s=5):
+                    pass
+                task = asyncio.ensure_future(ask(one, two.address, "hang"))
+                await two.hanging.wait()
+                task.cancel()
+                await two.cancelled.wait()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    run(main())
+
+
+JUNK = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n\0\0\0\0",
+    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\nContent-Length: 4\r\n\r\n\xff\xff\xff\xff",
+    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\nContent-Length: 2\r\n\r\n\0\0",
+    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"A" * 100_000,
+    b"\r\n" * 1000,
+    bytes(range(256)) * 100,
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
+def test_invalid_input_at_the_port(run: Run, junk: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    """Invalid bytes end only their own connection and print nothing; the next request succeeds."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            reader, writer = await asyncio.open_connection(*two.address)
+            writer.write(junk)
+            with contextlib.suppress(ConnectionError):
+                writer.write_eof()
+                async with asyncio.timeout(5):
+                    await reader.read()
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            assert await ask(one, two.address, "echo", b"well") == (b"well", b"")
+
+    run(main())
+    assert capfd.readouterr().err == ""
