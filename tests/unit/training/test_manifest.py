@@ -1,4 +1,4 @@
-"""The manifest: every field of it is compared, and a disagreement names both sides. And `until`, as it is parsed."""
+"""The manifest: every field of it is compared, and a disagreement names both sides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from training.goal import Goal
 from training.layout import Layout, LayoutEntry
 from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
@@ -168,71 +167,3 @@ def test_the_rule_is_that_of_the_settings() -> None:
 
     assert (made.rule, made.shards, made.replicas, made.weight) == (Rule(0.25, 0.125, "clip"), 8, 0, "sum")
     assert (made.genesis, made.local_steps, made.max_steps, made.until) == ("01ff", 3, 7, "")
-
-
-# -- until ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "goal"),
-    [
-        ("accuracy>=0.95", Goal("accuracy", True, 0.95)),
-        ("loss<=1e-3", Goal("loss", False, 0.001)),
-        ("  val.loss  <=  -2.5E+1 ", Goal("val.loss", False, -25.0)),
-        ("_f1>=+.5", Goal("_f1", True, 0.5)),
-        ("", None),
-        ("   ", None),
-    ],
-)
-def test_a_goal_is_a_metric_a_comparison_and_a_number(text: str, goal: Goal | None) -> None:
-    """Blanks are free, exponents and signs are numbers, nothing means no goal."""
-    assert Goal.parse(text) == goal
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "accuracy",
-        "accuracy>0.95",
-        "accuracy=>0.95",
-        "accuracy==1",
-        ">=0.5",
-        "accuracy>=",
-        "accuracy>=high",
-        "accuracy>=nan",
-        "accuracy>=0.9 or loss<=1",
-        "0.95<=accuracy",
-        "2nd>=1",
-        "accuracy>=1.2.3",
-        "accuracy>=.",
-    ],
-)
-def test_what_is_no_goal_is_told_with_the_form(text: str) -> None:
-    """Anything else is an error that repeats the text and shows what one looks like."""
-    with pytest.raises(ValueError) as caught:
-        Goal.parse(text)
-
-    assert repr(text) in str(caught.value)
-    assert "accuracy>=0.95" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "metrics", "holds"),
-    [
-        ("accuracy>=0.95", {"accuracy": 0.95}, True),
-        ("accuracy>=0.95", {"accuracy": 0.9499}, False),
-        ("loss<=0.1", {"loss": 0.1}, True),
-        ("loss<=0.1", {"loss": 0.2}, False),
-        ("loss<=0.1", {"accuracy": 0.0}, False),
-        ("loss<=0.1", {}, False),
-        ("loss<=0.1", {"loss": float("nan")}, False),
-        ("accuracy>=0.1", {"accuracy": float("nan")}, False),
-        ("loss<=0.1", {"loss": float("-inf")}, True),
-    ],
-)
-def test_a_goal_holds_by_its_own_metric_only(text: str, metrics: dict[str, float], holds: bool) -> None:
-    """At the value itself it holds; a missing metric and NaN never do."""
-    goal = Goal.parse(text)
-
-    assert goal is not None
-    assert goal.holds(metrics) is holds

@@ -1,0 +1,100 @@
+"""Pushing: own unreplicated shards are added at once and exactly, the others are encoded and delivered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from overlay.peers import Contact
+from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.stores import BOUNDS, contact, owner_of, store_of, term, zeros
+from tests.harness.virtual_loop import run
+from training.exchange.client.push import PushClient, _runs
+from training.exchange.directory import OwnerDirectory
+from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.ownership_messages import TransferResult
+from training.settings import ExchangeSettings
+
+ME, OTHER = contact("a"), contact("b")
+VALUES = BOUNDS[-1][1]
+PLAIN = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0)
+
+
+def test_shards_without_a_backup_are_added_without_a_request() -> None:
+    """A node alone in its swarm owns everything: the push is acknowledged at once, and adds the exact delta."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        for shard in range(len(store)):
+            store.own(shard, zeros(store, shard), term(1, "a"), ME, 0.0, has_tenure=False)
+        swarm = ScriptedSwarm(ME)
+        context = context_of(swarm, store)
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        delta = np.arange(VALUES, dtype=np.float32)
+
+        report = await client.push(1, 0, 1.0, delta)
+
+        assert (report.acknowledged, report.refused, report.outstanding) == (len(store), {}, 0)
+        assert (report.bytes_sent, swarm.requests) == (0, [])
+        assert np.concatenate([store.owned[shard].state.value for shard in range(4)]).tolist() == delta.tolist()
+
+    run(scenario())
+
+
+def test_the_shards_of_another_owner_are_sent_to_it() -> None:
+    """Shard 0 is added here, the others are acknowledged by their owner, in one request."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        for shard in (1, 2, 3):
+            store.note_owner(shard, term(1, "b"), OTHER)
+        swarm = ScriptedSwarm(ME, [OTHER])
+
+        def answer(_to: Contact, payload: bytes) -> Answer:
+            return PushAnswer([PushResult(shard, "ok") for shard in decode(payload, Push).shards])
+
+        swarm.answers["push"] = answer
+        context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum", replicas=0))
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+
+        report = await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
+
+        assert (report.acknowledged, report.outstanding, client.outstanding_steps) == (4, 0, [])
+        assert [push.shards for push in swarm.sent("push", Push)] == [[1, 2, 3]]
+
+    run(scenario())
+
+
+def test_what_misses_the_deadline_stays_in_the_outbox() -> None:
+    """The step continues; the shards are shown as outstanding until their owner answers."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        swarm = ScriptedSwarm(ME, [OTHER])
+        swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
+        swarm.answers["appeal"] = lambda *_: TransferResult([], [])
+        settings = ExchangeSettings(codec="float32", weight="sum", push_deadline_s=1.0)
+        context = context_of(swarm, store, settings=settings)
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        began = context.environment.clock.monotonic()
+
+        report = await client.push(3, 2, 1.0, np.ones(VALUES, np.float32))
+
+        assert context.environment.clock.monotonic() - began == pytest.approx(1.0, abs=0.1)
+        assert (report.acknowledged, report.outstanding, client.outstanding_steps) == (0, 4, [3])
+        assert await client.finish(0.1) == 1
+        await client.stop()
+        await asyncio.sleep(0)
+
+    run(scenario())
+
+
+def test_runs_hold_about_so_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consecutive shards are grouped until they reach the limit; no shard is left out."""
+    monkeypatch.setattr("training.exchange.client.push.VALUES_PER_TURN", 8)
+
+    assert _runs(BOUNDS) == [range(2), range(2, 4)]
+    assert _runs(BOUNDS[:3]) == [range(2), range(2, 3)]

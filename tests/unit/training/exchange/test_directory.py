@@ -1,0 +1,163 @@
+"""Finding owners: groups, denials, questions to candidates, requests to take over, and fences."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.virtual_loop import run
+from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, decode
+from training.exchange.ownership_messages import TakeoverRequest, TransferResult
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import OwnerInfo
+
+ME, B, C = contact("a"), contact("b"), contact("c")
+
+
+def directory_of(store: ShardStore) -> tuple[OwnerDirectory, ScriptedSwarm, Any]:
+    swarm = ScriptedSwarm(ME, [B, C])
+    swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
+    swarm.answers["appeal"] = lambda *_: TransferResult([], [])
+    context = context_of(swarm, store)
+    return OwnerDirectory(context), swarm, context
+
+
+def test_shards_are_grouped_by_living_owner() -> None:
+    """Each owner once, starting at the own id; shards of a dead or unknown owner are returned apart."""
+
+    async def scenario() -> None:
+        store = owner_of("b")  # this store is that of node b
+        swarm = ScriptedSwarm(contact("b"), [contact("a"), contact("c")])
+        context = context_of(swarm, store)
+        store.note_owner(1, term(1, "a"), contact("a"))
+        store.note_owner(2, term(1, "c"), contact("c"))
+        directory = OwnerDirectory(context)
+
+        groups, unknown = directory.by_owner(range(4))
+        assert [(owner.node_id[:1], shards) for owner, shards in groups] == [(b"b", [0]), (b"c", [2]), (b"a", [1])]
+        assert unknown == [3]
+
+        swarm.gone.append(IDS["c"])
+        groups, unknown = directory.by_owner(range(4))
+        assert [owner.node_id[:1] for owner, _ in groups] == [b"b", b"a"]
+        assert unknown == [2, 3]
+
+    run(scenario())
+
+
+def test_an_owner_that_redirects_without_a_higher_term_is_not_asked_again() -> None:
+    """Two nodes that redirect to each other would form a cycle; after some seconds the claim counts again."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, _, _ = directory_of(store)
+        store.note_owner(0, term(2, "b"), B)
+        redirect = PushResult(0, "redirect", where=OwnerInfo.of(0, term(1, "c"), C))
+
+        directory.answered(B, [redirect])
+        assert directory.by_owner([0]) == ([], [0])
+
+        await asyncio.sleep(DENIAL_S)
+        assert directory.by_owner([0]) == ([(B, [0])], [])
+
+    run(scenario())
+
+
+def test_a_redirect_to_a_higher_term_is_followed() -> None:
+    """The new owner is known at once."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, _, _ = directory_of(store)
+        store.note_owner(0, term(2, "b"), B)
+
+        directory.answered(B, [PushResult(0, "redirect", where=OwnerInfo.of(0, term(3, "c"), C))])
+
+        assert directory.by_owner([0]) == ([(C, [0])], [])
+
+    run(scenario())
+
+
+def test_a_shard_without_an_owner_is_asked_for_and_its_first_candidate_takes_over() -> None:
+    """No candidate knows an owner: the first one, another node, receives a request to take over."""
+
+    async def scenario() -> None:
+        directory, swarm, context = directory_of(store_of("a"))
+        swarm.candidate_list = [B, C, ME]
+
+        await directory.refresh([2])
+
+        assert sorted(to.node_id for name, to, _ in swarm.requests if name == "where_is") == [IDS["b"], IDS["c"]]
+        assert [(to, decode(payload, TakeoverRequest).shards) for name, to, payload in swarm.requests[2:]] == [(B, [2])]
+        assert not context.rebalance.has_orphans
+
+    run(scenario())
+
+
+def test_this_node_takes_over_where_it_is_the_first_candidate() -> None:
+    """The shard is left to the rebalancer, which is woken."""
+
+    async def scenario() -> None:
+        directory, swarm, context = directory_of(store_of("a"))
+        swarm.suspects = [IDS["b"]]
+        swarm.candidate_list = [B, ME, C]
+
+        await directory.refresh([3])
+
+        assert context.rebalance.collect_orphans() == [3]
+        assert not [one for one in swarm.requests if one[0] == "appeal"]
+
+    run(scenario())
+
+
+def test_an_answer_of_a_candidate_names_the_owner() -> None:
+    """It is known then, and no take-over is requested."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, _ = directory_of(store)
+        known = LocateOwnersAnswer([OwnerInfo.of(1, term(4, "c"), C)])
+        swarm.answers["where_is"] = lambda *_: known
+
+        await directory.refresh([1])
+
+        assert directory.by_owner([1]) == ([(C, [1])], [])
+        assert not [one for one in swarm.requests if one[0] == "appeal"]
+
+    run(scenario())
+
+
+def test_an_owner_below_the_fence_receives_the_fence() -> None:
+    """It cannot know that this node rejects its term, so it is sent the higher one."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, _ = directory_of(store)
+        store.ownership.raise_fence(1, term(9, "x"))
+        swarm.candidate_list = [B]
+
+        def answer(to: Contact, _payload: bytes) -> Answer:
+            if to == C:
+                return TransportError("timeout", C.address, "was silent")
+            return LocateOwnersAnswer([OwnerInfo.of(1, term(4, "c"), C)])
+
+        swarm.answers["where_is"] = answer
+
+        await directory.refresh([1])
+
+        (to_owner,) = [decode(payload, LocateOwners) for _, to, payload in swarm.requests if to == C]
+        assert [(fence.shard, fence.term) for fence in to_owner.fences] == [(1, term(9, "x"))]
+
+    run(scenario())
+
+
+def test_the_keys_of_shards_differ_by_swarm_and_shard() -> None:
+    """The candidates of one shard are not those of all shards, nor those of another swarm."""
+    keys = {shard_key(genesis, shard) for genesis in (b"g" * 16, b"h" * 16) for shard in range(8)}
+    assert len(keys) == 16
+    assert {len(key) for key in keys} == {20}

@@ -1,0 +1,81 @@
+"""Requests of the exchange: what is rejected, malformed answers, and timeouts that follow the measurements."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlay.transport import RequestRejected, Response, TransportError
+from tests.harness.environment import VirtualClock
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm
+from tests.harness.exchange_swarm import chunks
+from tests.harness.stores import contact
+from tests.harness.virtual_loop import run
+from training.encoding.frames import BadFrame
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
+from training.exchange.ownership_messages import TransferResult
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.timeouts import REQUEST
+
+ME, PEER = contact("a"), contact("b")
+
+
+def rpc_of(swarm: ScriptedSwarm) -> ExchangeRpc:
+    return ExchangeRpc(swarm, GENESIS, VirtualClock())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"\xc1", "malformed LocateOwners"),
+        (encode(LocateOwners(b"other" * 3, [], [])), "another swarm"),
+        (encode(LocateOwners(GENESIS, [0], [])), "bad body: short"),
+    ],
+)
+def test_a_handler_rejects_what_it_cannot_serve(payload: bytes, reason: str) -> None:
+    """Malformed messages, those of another swarm, and bad bodies end as a rejection with the reason."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME)
+
+        async def handle(_sender: object, _message: LocateOwners, _stream: object) -> Response:
+            raise BadFrame("short")
+
+        rpc_of(swarm).register("where_is", LocateOwners, handle)
+        with pytest.raises(RequestRejected, match=reason):
+            await swarm.handlers["where_is"](PEER, payload, chunks([]))
+
+    run(scenario())
+
+
+def test_a_malformed_answer_is_a_failure_of_the_peer() -> None:
+    """It is a `TransportError` of kind `foreign`, like an answer of another protocol."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [PEER])
+        swarm.answers["where_is"] = lambda *_: TransferResult([1], [])
+        with pytest.raises(TransportError) as caught:
+            await rpc_of(swarm).ask(PEER, "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
+        assert caught.value.kind == "foreign"
+
+    run(scenario())
+
+
+def test_a_silent_peer_is_given_longer_next_time() -> None:
+    """Only a timeout counts as silence; a refused connection says nothing about the response time."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [PEER])
+        rpc = rpc_of(swarm)
+        question = LocateOwners(GENESIS, [], [])
+        seen = []
+        for kind in ("refused", "timeout", "timeout"):
+            error = TransportError(kind, PEER.address, "test")  # type: ignore[arg-type]
+            swarm.answers["push"] = lambda *_, error=error: error
+            seen.append(rpc._timeouts.timeout_s("push", PEER.node_id))
+            with pytest.raises(TransportError):
+                async with rpc.request("push", PEER, question):
+                    pass
+        assert seen[0] == seen[1] == REQUEST.first_s
+        assert seen[2] > seen[1]
+
+    run(scenario())
