@@ -65,12 +65,12 @@ class Watched:
 
 def holds(node: Overlay, node_id: bytes) -> bool:
     """Whether a node still has this one in its peers, table, pool or kept candidates."""
-    discovery = node._discovery
+    discovery = node._sampler
     return (
         node_id in node.peers
         or node_id in node._protocol.router
         or node_id in discovery.pool.ids()
-        or node._candidates.names(node_id)
+        or node._candidates.has_cached(node_id)
     )
 
 

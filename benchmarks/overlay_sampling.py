@@ -183,7 +183,7 @@ def run_real(seed: int, nodes: int, lookups: int, draws: int, *, settle_s: float
 
         async def draw(node: Any, times: int) -> None:
             for _ in range(times):
-                await renew(node._discovery)
+                await renew(node._sampler)
                 for peer in node.sample(BETA):
                     counts[peer.node_id] += 1
 

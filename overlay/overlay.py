@@ -86,22 +86,20 @@ class Overlay:
         self._membership = membership = Membership(members, protocol, settings.liveness, environment)
         self._responder = Responder(membership, protocol)
         self._prober = Prober(membership, protocol, environment)
-        self._questions = PeerQueries(protocol, members.peers)
+        self._queries = PeerQueries(protocol, members.peers)
         self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
-        self._discovery = PeerSampler(local, settings.k, membership, lookups, environment)
+        self._sampler = PeerSampler(local, settings.k, membership, lookups, environment)
         self._stream_health = StreamHealth(protocol, membership, clock)
-        self._candidates = Candidates(
-            local, settings.k, membership, self._stream_health, lookups, self._discovery, clock
-        )
-        self._crawler = Crawler(local, settings.k, membership, lookups, self._discovery, self._candidates, environment)
-        self._streams = RequestService(local, transport, self._stream_health, clock)
-        self._streams.register_bare(hello.HELLO, self._answer_hello)
+        self._candidates = Candidates(local, settings.k, membership, self._stream_health, lookups, self._sampler, clock)
+        self._crawler = Crawler(local, settings.k, membership, lookups, self._sampler, self._candidates, environment)
+        self._requests = RequestService(local, transport, self._stream_health, clock)
+        self._requests.register_bare(hello.HELLO, self._answer_hello)
         caller = hello.HelloContext(identity, boot_id, swarm.run, environment.entropy)
         self._reachability = Reachability(
-            local, caller, transport, self._streams, members.peers, environment, client_only=node.client_only
+            local, caller, transport, self._requests, members.peers, environment, client_only=node.client_only
         )
         protocol.register(StreamsFailing, self._reachability.on_unreachable_report)
-        self._mapping = None if gateway is None else PortMapper(local, gateway, environment)
+        self._port_mapper = None if gateway is None else PortMapper(local, gateway, environment)
         dialer = Dialer(local, transport, caller, environment, on_duplicate_identity=membership.on_own_id_proven)
         network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
         self._joining = Joining(local, dialer, PeerStore(environment), network, membership, lookups, environment)
@@ -115,19 +113,19 @@ class Overlay:
         """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
         self._joining.load()
         advertised = await advertised_address(self._advertise)
-        bound = await self._transport.open(self._protocol.datagram_received, self._streams.serve)
+        bound = await self._transport.open(self._protocol.datagram_received, self._requests.serve)
         self.local.listens_at(bound, advertised)
         self._server.attach(self._transport)
         self._prober.start()
-        self._run("sampling", self._discovery.keep_sampling)
+        self._run("sampling", self._sampler.keep_sampling)
         self._run("refresh", self._crawler.keep_table_fresh)
         self._run("crawl", self._crawler.keep_crawling)
         self._run("reachability", self._reachability.run)
-        if self._mapping is not None:
-            self._run("mapping", self._mapping.run)
+        if self._port_mapper is not None:
+            self._run("mapping", self._port_mapper.run)
         await self._lan.start()
         self._run("announce", self._lan.announce_when_joined)
-        self._run("remember", self._joining.keep_remembering)
+        self._run("remember", self._joining.keep_storing)
         self._run("redial", self._joining.keep_connected)
         self._run("islands", self._joining.heal_partitions)
 
@@ -142,7 +140,7 @@ class Overlay:
     def found(self, genesis: bytes) -> None:
         """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
         self.local.enter(genesis)
-        self._reachability.founded()
+        self._reachability.assume_reached()
 
     async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
         """Enter through any bootstrap or remembered peer; for ever. Raises `NotThisSwarm`."""
@@ -151,7 +149,7 @@ class Overlay:
     async def leave(self) -> None:
         """Say good-bye to everybody known, twice; the transport stays open."""
         self.announce(activity=Activity.LEAVING)
-        self._joining.remember()
+        self._joining.store_peers()
         news = self._detector.leave_notice()
         for _ in range(2):
             for contact in self._live_contacts():
@@ -168,9 +166,9 @@ class Overlay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._lan.stop()
-        if self._mapping is not None:
-            await self._mapping.remove()
-        self._joining.remember()
+        if self._port_mapper is not None:
+            await self._port_mapper.remove()
+        self._joining.store_peers()
         self._server.stop()
         await self._transport.close()
 
@@ -280,11 +278,11 @@ class Overlay:
 
     async def ping(self, contact: Contact) -> Heartbeat | None:
         """Ask one node for its heartbeat; None when it stays silent."""
-        return await self._questions.ping(contact)
+        return await self._queries.ping(contact)
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
         """Ask these for their heartbeats, all at once; what they say lands in `peers`."""
-        await self._questions.query_steps(node_ids)
+        await self._queries.query_steps(node_ids)
 
     # -- the swarm -----------------------------------------------------------------------------------------------
 
@@ -293,15 +291,15 @@ class Overlay:
         return await self._lookups.find(target)
 
     def population(self) -> Population:
-        return self._discovery.population()
+        return self._sampler.population()
 
     def workers(self) -> float:
         """Live nodes that train, ourselves included if we do; at least 1."""
-        return self._discovery.workers()
+        return self._sampler.workers()
 
     def sample(self, count: int, since: float = 0.0) -> list[Peer]:
         """At most `count` live peers that count for barriers, uniform without replacement."""
-        return self._discovery.sample(count, since)
+        return self._sampler.sample(count, since)
 
     def all_members(self, since: float = 0.0) -> list[Peer]:
         """All live peers known that take part in barriers; in large swarms asking keeps a crawl going."""
@@ -315,13 +313,13 @@ class Overlay:
 
     def register(self, name: str, handler: Handler) -> None:
         """Serve requests of this name: `handler(contact, payload, body)`; its `Response.head` is the payload back."""
-        self._streams.register(name, handler)
+        self._requests.register(name, handler)
 
     def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Ask a node over a stream. Raises `TransportError`; a failure to connect makes liveness look at once."""
-        return self._streams.request(to, name, payload, body, timeout_s=timeout_s)
+        return self._requests.request(to, name, payload, body, timeout_s=timeout_s)
 
     async def _answer_hello(self, incoming: Request) -> Response:
         return hello.answer_hello(
@@ -339,16 +337,16 @@ class Overlay:
 
     def report(self) -> OverlayReport:
         """Counters and sizes, for `/status` and `/metrics`."""
-        protocol, mapping = self._protocol, self._mapping
+        protocol, mapping = self._protocol, self._port_mapper
         return OverlayReport(
-            counters={**protocol.counters, **self._members.counters, **self._streams.counters},
+            counters={**protocol.counters, **self._members.counters, **self._requests.counters},
             socket=dict(self._transport.counters),
             peers=len(self.peers),
             calls_waiting=protocol.waiting,
             contacts=len(protocol.router),
             suspects=self._detector.suspects,
             lost=len(self._members.dead_contacts),
-            sampling=self._discovery.sampling(),
+            sampling=self._sampler.sampling_cost(),
             lookup=self._lookups.medians(),
             local_health=self._detector.health.score,
             round_trip_ms=None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,

@@ -29,11 +29,11 @@ class RateLimit:
 class TokenBucket:
     """One party's tokens. Begins full."""
 
-    __slots__ = ("_at", "_tokens", "allowance")
+    __slots__ = ("_at", "_tokens", "limit")
 
-    def __init__(self, allowance: RateLimit, now: float) -> None:
-        self.allowance = allowance
-        self._tokens = allowance.burst
+    def __init__(self, limit: RateLimit, now: float) -> None:
+        self.limit = limit
+        self._tokens = limit.burst
         self._at = now
 
     def take(self, now: float, amount: float = 1.0) -> float:
@@ -42,24 +42,24 @@ class TokenBucket:
         More than a whole bucket is had when the bucket is full, and leaves it in debt: a single large request is
         slow to be followed by another, and never impossible.
         """
-        if not self.allowance.rate_per_s:
+        if not self.limit.rate_per_s:
             return 0.0
         self._fill(now)
-        needed = min(amount, self.allowance.burst)
+        needed = min(amount, self.limit.burst)
         if self._tokens >= needed - ROUNDING:
             self._tokens -= amount
             return 0.0
-        return (needed - self._tokens) / self.allowance.rate_per_s
+        return (needed - self._tokens) / self.limit.rate_per_s
 
     def is_full(self, now: float) -> bool:
         """Whether nothing of it is remembered that a new one would not have."""
         self._fill(now)
-        return self._tokens >= self.allowance.burst
+        return self._tokens >= self.limit.burst
 
     def _fill(self, now: float) -> None:
         # A clock that steps back gives nothing and takes nothing.
-        gained = max(0.0, now - self._at) * self.allowance.rate_per_s
-        self._tokens = min(self.allowance.burst, self._tokens + gained)
+        gained = max(0.0, now - self._at) * self.limit.rate_per_s
+        self._tokens = min(self.limit.burst, self._tokens + gained)
         self._at = max(self._at, now)
 
 
@@ -71,9 +71,9 @@ class RateLimiter(Generic[Key]):
     not multiply the allowance beyond `most`.
     """
 
-    def __init__(self, allowance: RateLimit, *, most: int = 1024) -> None:
-        self.allowance = allowance
-        self._most = most
+    def __init__(self, limit: RateLimit, *, max_parties: int = 1024) -> None:
+        self.limit = limit
+        self._max_parties = max_parties
         self._buckets: dict[Key, TokenBucket] = {}
         self._newcomers: TokenBucket | None = None
 
@@ -84,11 +84,11 @@ class RateLimiter(Generic[Key]):
         """See `TokenBucket.take`."""
         bucket = self._buckets.pop(party, None)
         if bucket is None:
-            if len(self._buckets) >= self._most:
+            if len(self._buckets) >= self._max_parties:
                 wait_s = self._admit(now, amount)
                 if wait_s:
                     return wait_s
-            bucket = TokenBucket(self.allowance, now)
+            bucket = TokenBucket(self.limit, now)
         self._buckets[party] = bucket  # last in order: touched most recently
         return bucket.take(now, amount)
 
@@ -99,7 +99,7 @@ class RateLimiter(Generic[Key]):
         if recovered:
             return 0.0
         if self._newcomers is None:
-            self._newcomers = TokenBucket(self.allowance, now)
+            self._newcomers = TokenBucket(self.limit, now)
         wait_s = self._newcomers.take(now, amount)
         if not wait_s:
             del self._buckets[next(iter(self._buckets))]
@@ -107,10 +107,10 @@ class RateLimiter(Generic[Key]):
 
 
 class ConcurrencyLimit(Generic[Key]):
-    """How many things each party has open, at most `each` apiece. `enter` and `leave` come in pairs."""
+    """How many things each party has open, at most `max_each` apiece. `enter` and `leave` come in pairs."""
 
-    def __init__(self, each: int) -> None:
-        self.each = each
+    def __init__(self, max_each: int) -> None:
+        self.max_each = max_each
         self._open: dict[Key, int] = {}
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class ConcurrencyLimit(Generic[Key]):
     def enter(self, party: Key) -> bool:
         """False when it has its share open already; then there is nothing to leave."""
         count = self._open.get(party, 0)
-        if count >= self.each:
+        if count >= self.max_each:
             return False
         self._open[party] = count + 1
         return True

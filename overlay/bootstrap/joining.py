@@ -31,16 +31,16 @@ class Joining:
     def __init__(
         self,
         local: LocalNode,
-        dialler: Dialer,
-        remembered: PeerStore,
+        dialer: Dialer,
+        peer_store: PeerStore,
         local_network: LocalNetwork,
         membership: Membership,
         lookups: LookupService,
         environment: Environment,
     ) -> None:
         self._local = local
-        self._dialler = dialler
-        self._remembered = remembered
+        self._dialer = dialer
+        self._peer_store = peer_store
         self._local_network = local_network
         self._membership = membership
         self._members = membership.members
@@ -57,17 +57,17 @@ class Joining:
     @property
     def attempts(self) -> dict[str, str]:
         """Last failure by address."""
-        return self._dialler.attempts
+        return self._dialer.attempts
 
     def load(self) -> None:
-        self._remembered.load()
+        self._peer_store.load()
 
     def remembered(self) -> list[Address]:
         """Remembered addresses but our own."""
         own = self._local.address
-        return [address for address in self._remembered.addresses() if address != own]
+        return [address for address in self._peer_store.addresses() if address != own]
 
-    def others(self) -> list[Address]:
+    def known_addresses(self) -> list[Address]:
         """Remembered addresses, and those sighted in the local network, but our own."""
         own = self._local.address
         sighted = self._local_network.addresses()
@@ -77,7 +77,7 @@ class Joining:
     async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
         """Dial until somebody of our swarm answers, and look around. Raises `NotThisSwarm`."""
         self._bootstraps = list(bootstraps)
-        greeted = await self._dialler.dial(self._bootstraps, self.others, genesis)
+        greeted = await self._dialer.dial(self._bootstraps, self.known_addresses, genesis)
         self._local.enter(greeted.genesis)
         await self._arrive(greeted)
         through = str(greeted.contact.address)
@@ -102,12 +102,12 @@ class Joining:
             genesis = self._local.genesis
             if genesis is None or len(self._members.peers) or self._members.detector.leaving:
                 continue
-            others = self.others()
+            others = self.known_addresses()
             if not others and not self._bootstraps:
                 continue
             self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
             try:
-                await self._arrive(await self._dialler.dial(self._bootstraps, self.others, genesis))
+                await self._arrive(await self._dialer.dial(self._bootstraps, self.known_addresses, genesis))
             except NotThisSwarm as error:
                 self._log.warning("not_this_swarm", reason=str(error))
 
@@ -121,7 +121,7 @@ class Joining:
             stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._local.address)})
             if stranger is None:
                 continue
-            greeted = await self._dialler.try_once(stranger, genesis)
+            greeted = await self._dialer.try_once(stranger, genesis)
             if greeted is not None and greeted.contact.node_id not in peers:
                 self._log.info("island_met", through=str(greeted.contact.address))
                 await self._arrive(greeted)
@@ -130,17 +130,17 @@ class Joining:
         """A bootstrap or a remembered peer, as likely the one as the other: the few that are meant to stay must not
         wait behind the many that have gone."""
         bootstraps: list[str | Address] = [label for label in self._bootstraps if label not in known]
-        others: list[str | Address] = [address for address in self.others() if str(address) not in known]
+        others: list[str | Address] = [address for address in self.known_addresses() if str(address) not in known]
         kinds = [kind for kind in (bootstraps, others) if kind]
         return self._rng.choice(self._rng.choice(kinds)) if kinds else None
 
-    def remember(self) -> None:
+    def store_peers(self) -> None:
         """Put the peers of this moment on disk."""
-        self._remembered.note(self._members.peers)
-        self._remembered.write()
+        self._peer_store.add_live(self._members.peers)
+        self._peer_store.write()
 
-    async def keep_remembering(self) -> None:
+    async def keep_storing(self) -> None:
         """Soon after they changed."""
         while True:
-            await asyncio.sleep(self._remembered.write_s)
-            self.remember()
+            await asyncio.sleep(self._peer_store.write_interval_s)
+            self.store_peers()

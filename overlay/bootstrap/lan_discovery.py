@@ -30,7 +30,7 @@ class LanDiscovery:
             return
         bound = self._local.bound
         try:
-            await self._lan.start(self._network.announce(port=bound.port), bound.host, self._network.heard)
+            await self._lan.start(self._network.announce(port=bound.port), bound.host, self._network.on_announcement)
         except OSError as error:
             self._log.warning("lan_discovery_failed", reason=str(error))
             self._lan = None
@@ -48,7 +48,7 @@ class LanDiscovery:
 
     async def has_local_peer(self) -> bool:
         """Whether the local network has, or soon will have, a node of our run to join."""
-        return self._lan is not None and await self._network.look()
+        return self._lan is not None and await self._network.wait_for_peer()
 
     async def join(self) -> bool:
         """Join through the local network; false where no node is there, or none answers, and this node may found."""
@@ -59,5 +59,5 @@ class LanDiscovery:
                     return True
             except TimeoutError:
                 self._log.warning("neighbours_do_not_answer", attempts=dict(self._joining.attempts))
-                self._network.give_up()
+                self._network.drop_lowest()
         return False

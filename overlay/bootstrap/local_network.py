@@ -5,7 +5,7 @@ is a rumour: an address to dial, beside the bootstraps and the remembered peers,
 that start together the one with the lowest id founds, and the others wait for it. Multicast DNS itself is the door's
 business (`overlay.bootstrap.mdns`).
 
-All but `LocalNetwork.look`, which waits, is pure.
+All but `LocalNetwork.wait_for_peer`, which waits, is pure.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LocalNetwork:
         self.own = self.own._replace(port=port, joined=self.own.joined if joined is None else joined)
         return self.own
 
-    def heard(self, name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
+    def on_announcement(self, name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
         """An announcement, new or changed; junk is counted."""
         sighting = read(properties, hosts, port, self.own)
         if sighting is None or (len(self._sightings) >= MAX_DISCOVERED and name not in self._sightings):
@@ -127,7 +127,7 @@ class LocalNetwork:
         every = (address for sighting in self._sightings.values() for address in sighting.addresses)
         return list(dict.fromkeys(every))
 
-    def give_up(self) -> None:
+    def drop_lowest(self) -> None:
         """The one that was waited for to found has not: the next is waited for, or nobody."""
         seekers = [(each.node_id, name) for name, each in self._sightings.items() if not each.joined]
         if seekers:
@@ -142,7 +142,7 @@ class LocalNetwork:
         lowest = min((sighting.node_id for sighting in self._sightings.values()), default=self.own.node_id)
         return not self.is_any_joined() and self.own.node_id <= lowest
 
-    async def look(self) -> bool:
+    async def wait_for_peer(self) -> bool:
         """Whether there is, or soon will be, somebody to join; takes `SEARCH_S` where nobody is in a swarm."""
         for _ in range(round(SEARCH_S / POLL_INTERVAL_S)):
             if self.is_any_joined():

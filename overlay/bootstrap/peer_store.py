@@ -26,7 +26,7 @@ class StoredPeer(NamedTuple):
     """Who was met at an address, empty where an older version wrote it, and when last, in wall seconds."""
 
     node_id: bytes
-    at: float
+    met_at: float
 
 
 class PeerStore:
@@ -36,7 +36,7 @@ class PeerStore:
         self._disk = environment.disk
         self._clock = environment.clock
         self._log = environment.log
-        self._met: dict[Address, StoredPeer] = {}
+        self._peers: dict[Address, StoredPeer] = {}
         self._written: list[Address] = []
         self._failed = False
 
@@ -49,35 +49,35 @@ class PeerStore:
             for entry in json.loads(data)["peers"][:MAX_STORED]:
                 host, port = split_address(str(entry["address"]))
                 met = StoredPeer(bytes.fromhex(entry.get("id", "")), float(entry["met"]))
-                self._met[Address.checked(host, port)] = met
+                self._peers[Address.checked(host, port)] = met
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._log.warning("remembered_peers_unreadable", file=PEERS_FILE, error=str(error))
 
     def addresses(self) -> list[Address]:
-        return list(self._met)
+        return list(self._peers)
 
     @property
-    def write_s(self) -> float:
+    def write_interval_s(self) -> float:
         """When to look again whether there is something to write."""
-        return FULL_WRITE_INTERVAL_S if len(self._met) >= MAX_STORED else WRITE_INTERVAL_S
+        return FULL_WRITE_INTERVAL_S if len(self._peers) >= MAX_STORED else WRITE_INTERVAL_S
 
-    def note(self, peers: Iterable[Peer]) -> None:
+    def add_live(self, peers: Iterable[Peer]) -> None:
         """These are alive now; where they were before they are not."""
         now = self._clock.wall()
         alive = {peer.address: StoredPeer(peer.node_id, now) for peer in peers}
         ids = {met.node_id for met in alive.values()}
-        kept = {address: met for address, met in self._met.items() if address in alive or met.node_id not in ids}
-        recent = sorted({**kept, **alive}.items(), key=lambda item: -item[1].at)
-        self._met = {address: met for address, met in recent[:MAX_STORED] if abs(now - met.at) <= MAX_AGE_S}
+        kept = {address: met for address, met in self._peers.items() if address in alive or met.node_id not in ids}
+        recent = sorted({**kept, **alive}.items(), key=lambda item: -item[1].met_at)
+        self._peers = {address: met for address, met in recent[:MAX_STORED] if abs(now - met.met_at) <= MAX_AGE_S}
 
     def write(self) -> None:
         """Put them on disk if they are others than before. A failure is logged once; it costs comfort, not safety."""
-        addresses = sorted(self._met)
+        addresses = sorted(self._peers)
         if not addresses or addresses == self._written:
             return
         entries = [
-            {"address": str(address), "id": met.node_id.hex(), "met": round(met.at)}
-            for address, met in self._met.items()
+            {"address": str(address), "id": met.node_id.hex(), "met": round(met.met_at)}
+            for address, met in self._peers.items()
         ]
         try:
             self._disk.write(PEERS_FILE, json.dumps({"peers": entries}, indent=1).encode())

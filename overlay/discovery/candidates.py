@@ -39,7 +39,7 @@ class Candidates:
         local: LocalNode,
         k: int,
         membership: Membership,
-        streams: StreamHealth,
+        stream_health: StreamHealth,
         lookups: LookupService,
         sampler: PeerSampler,
         clock: Clock,
@@ -47,17 +47,17 @@ class Candidates:
         self._local = local
         self._k = k
         self._members = membership.members
-        self._streams = streams
+        self._stream_health = stream_health
         self._lookups = lookups
         self._sampler = sampler
         self._clock = clock
-        self._kept: dict[bytes, _Kept] = {}
+        self._cached: dict[bytes, _Kept] = {}
         self._under_way: dict[bytes, asyncio.Future[None]] = {}
         membership.on_change(self._on_change)
 
     async def of(self, key: bytes) -> list[Contact]:
         """Candidates for a key, best first."""
-        kept = [] if self._sampler.nearly_all_known() else await self._looked_up(key)
+        kept = [] if self._sampler.knows_nearly_all() else await self._looked_up(key)
         closest = self._closest(key, kept, self._local.contact)
         eligible = {
             node_id: contact
@@ -73,7 +73,7 @@ class Candidates:
             and peer.eligible
             and peer.activity is not Activity.LEAVING
             and not self._members.detector.is_suspect(node_id)
-            and self._streams.is_reachable(node_id)
+            and self._stream_health.is_reachable(node_id)
         )
 
     def _closest(self, key: bytes, kept: Iterable[bytes], own: Contact) -> dict[bytes, Contact]:
@@ -93,13 +93,13 @@ class Candidates:
 
     async def _looked_up(self, key: bytes) -> list[bytes]:
         now = self._clock.monotonic()
-        kept = self._kept.get(key)
+        kept = self._cached.get(key)
         if kept is not None and now - kept.at <= CACHE_TTL_S:
             return kept.node_ids
         under_way = self._under_way.get(key)
         if under_way is not None:
             await asyncio.shield(under_way)
-            kept = self._kept.get(key)
+            kept = self._cached.get(key)
             return kept.node_ids if kept is not None else []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way[key] = done
@@ -109,23 +109,23 @@ class Candidates:
             del self._under_way[key]
             done.set_result(None)
         node_ids = [contact.node_id for contact in found]
-        self._kept.pop(key, None)
-        self._kept[key] = _Kept(self._clock.monotonic(), node_ids)
-        if len(self._kept) > MAX_CACHED_KEYS:
-            del self._kept[next(iter(self._kept))]
+        self._cached.pop(key, None)
+        self._cached[key] = _Kept(self._clock.monotonic(), node_ids)
+        if len(self._cached) > MAX_CACHED_KEYS:
+            del self._cached[next(iter(self._cached))]
         return node_ids
 
     def _on_change(self, change: PeerChange) -> None:
         """No kept lookup names a node any longer that is dead or has left."""
         if change.kind in ("dead", "left"):
-            for kept in self._kept.values():
+            for kept in self._cached.values():
                 if change.node_id in kept.node_ids:
                     kept.node_ids.remove(change.node_id)
 
-    def names(self, node_id: bytes) -> bool:
+    def has_cached(self, node_id: bytes) -> bool:
         """Whether a kept lookup names this node."""
-        return any(node_id in kept.node_ids for kept in self._kept.values())
+        return any(node_id in kept.node_ids for kept in self._cached.values())
 
-    def forget_old(self) -> None:
+    def expire(self) -> None:
         now = self._clock.monotonic()
-        self._kept = {key: kept for key, kept in self._kept.items() if now - kept.at <= CACHE_TTL_S}
+        self._cached = {key: kept for key, kept in self._cached.items() if now - kept.at <= CACHE_TTL_S}

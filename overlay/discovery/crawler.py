@@ -82,7 +82,7 @@ class Crawler:
                 await self._lookups.find(self._far_target())
             if not self._crawled_for():
                 self._members.forget_unused(frozenset(self._sampler.pool.ids()), self._clock.monotonic())
-            self._candidates.forget_old()
+            self._candidates.expire()
 
     def _far_target(self) -> bytes:
         """A random id that shares a random, short prefix with ours: another bucket each time."""

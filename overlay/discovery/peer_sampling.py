@@ -100,7 +100,7 @@ class PeerSampler:
             return Population(float(known), float(self._k), 4.0 * known, False, 0)
         return estimate
 
-    def nearly_all_known(self) -> bool:
+    def knows_nearly_all(self) -> bool:
         """The table holds as many as there may be: what it lacks, a lookup would hardly find either."""
         if self._members.everybody_known():
             return True
@@ -148,7 +148,7 @@ class PeerSampler:
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
         return [peer for node_id in drawn if (peer := self._members.peer(node_id)) is not None]
 
-    def sampling(self) -> SamplingReport:
+    def sampling_cost(self) -> SamplingReport:
         """The pool and what it costs: lookups over the last `COST_WINDOW_S`, and for each peer kept and drawn in it."""
         now = self._clock.monotonic()
         self._forget_spending(now)

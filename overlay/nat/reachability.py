@@ -49,7 +49,7 @@ class Reachability:
         local: LocalNode,
         caller: HelloContext,
         transport: Transport,
-        streams: RequestService,
+        requests: RequestService,
         peers: PeerTable,
         environment: Environment,
         *,
@@ -61,16 +61,16 @@ class Reachability:
         self._local = local
         self._caller = caller
         self._transport = transport
-        self._streams = streams
+        self._requests = requests
         self._clock = environment.clock
         self._rng = environment.entropy.random
         self._log = environment.log
         self._peers = peers
         self._unreachable_reports: dict[bytes, float] = {}
         self._wake = asyncio.Event()
-        streams.register(DIAL_BACK, self._dial_back)
+        requests.register(DIAL_BACK, self._dial_back)
 
-    def founded(self) -> None:
+    def assume_reached(self) -> None:
         """Alone, and so the only one who can own."""
         if not self.client_only:
             self._decide(True, "founder, nobody to confirm it")
@@ -152,7 +152,7 @@ class Reachability:
 
     async def _ask(self, contact: Contact) -> DialBackAnswer:
         timeout_s = 2 * DIAL_TIMEOUT_S
-        async with self._streams.request(contact, DIAL_BACK, b"", timeout_s=timeout_s) as answer:
+        async with self._requests.request(contact, DIAL_BACK, b"", timeout_s=timeout_s) as answer:
             try:
                 return msgspec.msgpack.decode(answer.head, type=DialBackAnswer)
             except (msgspec.MsgspecError, ValueError) as error:

@@ -121,7 +121,7 @@ class Guard:
         wait_s = limiter.take(request.peer, now)
         if not wait_s:
             return None
-        rate = limiter.allowance.rate_per_s
+        rate = limiter.limit.rate_per_s
         error = f"more than {rate:g} requests a second from {request.peer}"
         return Refusal(429, error, f"ask again in {math.ceil(wait_s)} s", retry_s=wait_s)
 

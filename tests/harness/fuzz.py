@@ -263,7 +263,7 @@ class Fuzz:
         self._last = head
         self.tally.heads += 1
         try:
-            await target._streams.serve(Request(name, source, head, nothing()))
+            await target._requests.serve(Request(name, source, head, nothing()))
         except RequestRejected:
             self.tally.refused_heads += 1
 
@@ -296,7 +296,7 @@ class Fuzz:
     async def _serves(self, nodes: list[Overlay], target: Overlay) -> None:
         """Others' traffic goes on: asked at its address, the node answers."""
         for node in (nodes[0], nodes[2]):
-            assert await node._questions.ask(target.local.contact, messages.FindNode(target.node_id)) is not None, (
+            assert await node._queries.ask(target.local.contact, messages.FindNode(target.node_id)) is not None, (
                 self.tally
             )
 

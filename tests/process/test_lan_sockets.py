@@ -106,7 +106,7 @@ def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
     async def main() -> None:
         given = (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003))
         places = [LocalNetwork(announcement(*each)) for each in given]
-        async with heard_by(*((place.own, place.heard) for place in places)) as lans:
+        async with heard_by(*((place.own, place.on_announcement) for place in places)) as lans:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
                 says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
                 for packet in junk():

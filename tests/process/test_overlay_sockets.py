@@ -159,7 +159,7 @@ def test_a_name_of_both_families_leads_in_over_the_one_that_works(run: Run, host
                     founder.found(GENESIS)
                     port = port_of(founder)
                     addresses = [dead, Address(V6, port), Address(V4, port)]
-                    dialler = joiner._joining._dialler
+                    dialler = joiner._joining._dialer
 
                     async def resolver(label: str, addresses: list[Address] = addresses) -> list[Address]:
                         assert label == "swarm.example:8468"

@@ -650,7 +650,7 @@ def test_kademlia_fault_r1_set_is_true_although_every_store_failed() -> None:
         node = await world.found(0)
         with pytest.raises(NotImplementedError):
             await node._server.set("key", "value")
-        assert await node._questions.ask(Contact(b"nobody lives there!!", SOMEBODY), messages.Ping()) is None
+        assert await node._queries.ask(Contact(b"nobody lives there!!", SOMEBODY), messages.Ping()) is None
         await world.stop()
 
     play(stock())

@@ -44,7 +44,7 @@ class Names:
         return [Address(host, int(port))]
 
     def serve(self, node: Overlay) -> None:
-        node._joining._dialler.resolver = self
+        node._joining._dialer.resolver = self
 
 
 def test_one_living_address_of_a_name_is_enough() -> None:
@@ -108,7 +108,7 @@ def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(f
         names.hangs = fault == "hangs"
         again = world.make(1)
         names.serve(again)
-        again._joining._dialler._resolved["swarm:8468"] = [endpoint(0)]
+        again._joining._dialer._resolved["swarm:8468"] = [endpoint(0)]
         await again.start()
         began = world.clock.monotonic()
         await again.join(["swarm:8468"], genesis=None)
@@ -116,7 +116,7 @@ def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(f
 
         await world.crash(0)
         await world.until(lambda: len(again.peers) == 0, 30.0, "it is alone")
-        again._joining._remembered._met.clear()
+        again._joining._peer_store._peers.clear()
         await asyncio.sleep(20)
         back = world.make(0)
         await back.start()
@@ -128,7 +128,7 @@ def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(f
         moved = world.make(0, host="10.9.9.9")
         await moved.start()
         moved.found(again.genesis or b"")
-        again._joining._remembered._met.clear()
+        again._joining._peer_store._peers.clear()
         names.names["swarm"] = [moved.address]
         names.failure, names.hangs = None, False
         await world.until(lambda: any(p.address == moved.address for p in again.peers), 60.0, "at its new address")

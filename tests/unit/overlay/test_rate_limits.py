@@ -82,7 +82,7 @@ def test_inventing_parties_does_not_multiply_the_allowance() -> None:
     """With the table full, newcomers share one bucket, and the table does not grow."""
     print("seed 7")
     generator = random.Random(7)
-    quotas: RateLimiter[int] = RateLimiter(TEN, most=10)
+    quotas: RateLimiter[int] = RateLimiter(TEN, max_parties=10)
     granted = sum(not quotas.take(generator.randrange(1 << 60), 0.0) for _ in range(10_000))
 
     assert len(quotas) == 10
@@ -91,7 +91,7 @@ def test_inventing_parties_does_not_multiply_the_allowance() -> None:
 
 def test_recovered_parties_make_room_first() -> None:
     """A full table forgets those who have all their tokens back, and keeps who has not."""
-    quotas: RateLimiter[str] = RateLimiter(TEN, most=2)
+    quotas: RateLimiter[str] = RateLimiter(TEN, max_parties=2)
     quotas.take("old", 0.0)
     while not quotas.take("busy", 10.0):
         pass

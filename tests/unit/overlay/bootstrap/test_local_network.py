@@ -59,7 +59,7 @@ GOOD = OTHER.properties()
 def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int) -> None:
     """Other runs and versions, ourselves, ids and addresses that are none, and addresses of elsewhere."""
     place = LocalNetwork(OWN)
-    place.heard("x", properties, hosts, port)
+    place.on_announcement("x", properties, hosts, port)
 
     assert place.addresses() == []
     assert place.should_found()
@@ -69,15 +69,17 @@ def test_the_lowest_of_those_that_start_together_founds() -> None:
     """Unless one is in a swarm already; those that only said so and are silent are given up."""
     place = LocalNetwork(OWN)
     assert place.should_found()
-    place.heard("higher", OTHER._replace(joined=False).properties(), ["10.0.0.1"], 1)
+    place.on_announcement("higher", OTHER._replace(joined=False).properties(), ["10.0.0.1"], 1)
     assert place.should_found()
-    place.heard("lower", OTHER._replace(node_id=b"\x01" * ID_BYTES, joined=False).properties(), ["10.0.0.2"], 1)
+    place.on_announcement(
+        "lower", OTHER._replace(node_id=b"\x01" * ID_BYTES, joined=False).properties(), ["10.0.0.2"], 1
+    )
     assert not place.should_found()
-    place.give_up()
+    place.drop_lowest()
     assert place.should_found()
-    place.heard("higher", OTHER.properties(), ["10.0.0.1"], 1)
+    place.on_announcement("higher", OTHER.properties(), ["10.0.0.1"], 1)
     assert not place.should_found()
-    place.give_up()
+    place.drop_lowest()
     assert place.addresses() == [Address("10.0.0.1", 1)]
 
 
@@ -85,9 +87,9 @@ def test_a_flood_of_announcements_is_bounded() -> None:
     """Beyond so many names new ones are counted and forgotten, and known ones may still change."""
     place = LocalNetwork(OWN)
     for number in range(1000):
-        place.heard(str(number), OTHER.properties(), [f"10.0.{number // 250}.{number % 250 + 1}"], 1)
+        place.on_announcement(str(number), OTHER.properties(), [f"10.0.{number // 250}.{number % 250 + 1}"], 1)
     assert len(place.addresses()) == MAX_DISCOVERED
     assert place.ignored == 1000 - MAX_DISCOVERED
-    place.heard("0", OTHER.properties(), ["10.9.9.9"], 2)
+    place.on_announcement("0", OTHER.properties(), ["10.9.9.9"], 2)
     assert place.addresses()[0] == Address("10.9.9.9", 2)
     assert DiscoveredNode(b"", False, ()) == (b"", False, ())

@@ -64,16 +64,16 @@ def test_who_was_met_is_there_after_a_restart() -> None:
     """Those met last come first, and those who were not met for two weeks are forgotten."""
     disk, clock = MemoryDisk(), WallClock()
     first, _ = memory(disk, clock)
-    first.note([peer(1)])
+    first.add_live([peer(1)])
     clock.now += 60.0
-    first.note([peer(2)])
+    first.add_live([peer(2)])
     first.write()
 
     assert ports(memory(disk, clock)[0]) == [1002, 1001]
 
     clock.now += MAX_AGE_S - 30.0
     later, _ = memory(disk, clock)
-    later.note([])
+    later.add_live([])
     assert ports(later) == [1002]
 
 
@@ -81,10 +81,10 @@ def test_a_peer_that_moved_is_remembered_where_it_is() -> None:
     """A node that was started again on another port is one peer, not two."""
     disk = MemoryDisk()
     first, _ = memory(disk)
-    first.note([peer(1), peer(2)])
+    first.add_live([peer(1), peer(2)])
     first.write()
     again, _ = memory(disk)
-    again.note([peer(1, port=9001)])
+    again.add_live([peer(1, port=9001)])
 
     assert sorted(ports(again)) == [1002, 9001]
 
@@ -92,10 +92,10 @@ def test_a_peer_that_moved_is_remembered_where_it_is() -> None:
 def test_it_is_written_soon_until_it_is_full() -> None:
     """A swarm of seconds is remembered; a large one, whose peers come and go, costs the disk little."""
     found, _ = memory(MemoryDisk())
-    found.note(peer(number) for number in range(MAX_STORED - 1))
-    assert found.write_s == WRITE_INTERVAL_S
-    found.note(peer(number) for number in range(MAX_STORED + 9))
-    assert found.write_s == FULL_WRITE_INTERVAL_S
+    found.add_live(peer(number) for number in range(MAX_STORED - 1))
+    assert found.write_interval_s == WRITE_INTERVAL_S
+    found.add_live(peer(number) for number in range(MAX_STORED + 9))
+    assert found.write_interval_s == FULL_WRITE_INTERVAL_S
     assert len(found.addresses()) == MAX_STORED
 
 
@@ -105,7 +105,7 @@ def test_the_file_of_an_older_version_is_read() -> None:
     entries = [{"address": "10.0.0.1:1001", "met": round(WallClock.now)}]
     disk.write(PEERS_FILE, json.dumps({"peers": entries}).encode())
     found, log = memory(disk)
-    found.note([peer(2)])
+    found.add_live([peer(2)])
 
     assert sorted(ports(found)) == [1001, 1002]
     assert log.lines == []
@@ -132,6 +132,6 @@ def test_a_spoilt_file_costs_a_line_in_the_log(junk: bytes) -> None:
     found, log = memory(disk)
 
     assert [event for event, _ in log.lines] == ["remembered_peers_unreadable"]
-    found.note([peer(1)])
+    found.add_live([peer(1)])
     found.write()
     assert ports(memory(disk)[0]) == [1001]
