@@ -29,7 +29,7 @@ from training.exchange.terms import (
 from training.shards.applied import DeltaId
 
 Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
-#: Deltas of one `mend`, `seek` or held in one state; windows that a backup may have missed.
+#: Deltas in one `mend` or `seek`, and pending deltas of one state; windows that a backup may have missed.
 MAX_DELTAS = 65536
 MAX_WINDOWS = 1024
 
@@ -87,7 +87,7 @@ class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """A shard to be pulled, and what the puller has of it."""
+    """A shard to be pulled, and the term and version of the puller's copy."""
 
     shard: ShardIndex
     term_number: Number
@@ -96,8 +96,11 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True):
-    """Values wanted by a node that has passed the barrier of `step`; the frames of a joiner's carry checksums. With
-    `takes_copies` a receiver that does not own a shard sends what it has of it."""
+    """Asks for the values of shards after the barrier of `step`.
+
+    `has_checksums`: the frames carry checksums, as a joining node wants them. `takes_copies`: a receiver that does not
+    own a shard sends its copy.
+    """
 
     genesis: Genesis
     step: Number
@@ -109,10 +112,11 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
-    """`value`: the shard follows in the body, or a `copy` from one who does not own it; `same`: the puller has it.
+    """`value`: the shard follows in the body; `copy`: so does the copy of a node that does not own it; `same`: the
+    puller's copy is up to date.
 
-    `worth` is the term by which the value ranks among copies of the shard, where that is not the owner's own: a
-    take-over that has added nothing has nothing better than the copy it began with.
+    `rank_term` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
+    take-over that has added nothing yet: such a value ranks as the copy it began with.
     """
 
     shard: ShardIndex
@@ -161,7 +165,7 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
-    """An owner's copy of a push for its backup or learner; `weight` is what the owner will apply."""
+    """A push, forwarded to a backup or learner; `weight` is the one that the owner will add it with."""
 
     genesis: Genesis
     node: NodeId
@@ -170,7 +174,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     weight: Weight
     synchronous: bool
     shards: Annotated[list[Forwarded], Meta(max_length=MAX_SHARDS)]
-    #: False for a delta out of a split: it moves the value only.
+    #: False for a delta from the other side of a split: it changes the value only.
     momentum: bool = True
 
 
@@ -178,7 +182,7 @@ ForwardStatus = Literal["ok", "fenced", "unknown"]
 
 
 class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
-    """`fenced`: this backup has seen a higher term (given); `unknown`: it does not back this shard."""
+    """`fenced`: this backup has seen the higher term given here; `unknown`: it does not back up this shard."""
 
     shard: ShardIndex
     status: ForwardStatus
@@ -191,7 +195,7 @@ class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LocateOwners(msgspec.Struct, frozen=True, array_like=True):
-    """Who owns these shards? An empty list asks for all. Also used to tell: `known` is what the asker believes."""
+    """Asks who owns these shards; an empty list asks for all. `known` are the owners that the sender knows."""
 
     genesis: Genesis
     shards: Shards
@@ -207,7 +211,7 @@ S = TypeVar("S")
 
 
 def decode(payload: bytes, kind: type[S]) -> S:
-    """A checked message. Raises `msgspec.DecodeError` (`ValidationError` is one) for anything else."""
+    """Decode and check a message. Raises `msgspec.DecodeError`, of which `ValidationError` is a subclass."""
     return msgspec.msgpack.decode(payload, type=kind)
 
 

@@ -26,18 +26,18 @@ from training.exchange.terms import (
 )
 from training.shards.robust import MAX_NORMS
 
-#: Identities as rows: node, incarnation, ranges of steps. As many rows as a swarm may have starts of nodes within the
-#: memory of one shard; ranges as `Applied.MAX_RANGES` allows, twice over for a difference of two.
+#: Identities as rows: node, incarnation, ranges of steps. The number of rows bounds the starts of nodes that a shard
+#: remembers. The difference of two sets of `Applied.MAX_RANGES` ranges may have twice as many.
 Ranges = Annotated[list[tuple[int, int]], Meta(max_length=64)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
-#: States are fetched one by one, and each is copied for the answer.
+#: The receiver copies each state for its answer.
 MAX_FETCHED = 16
 
 
 class Learn(msgspec.Struct, frozen=True, array_like=True):
-    """From now on the receiver takes live forwards of these shards; their states follow by `StateTransfer`.
+    """Begins a catch-up: the receiver buffers forwards of these shards until their states follow by `StateTransfer`.
 
-    `attempts` are the numbers of the terms promised for them: an older call than the last one heard means nothing.
+    `attempts` are the numbers of the terms promised for them; a request with an older number than the last is ignored.
     """
 
     genesis: Genesis
@@ -67,17 +67,17 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
-    """Whole states; per shard `VALUE`, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per held delta."""
+    """Whole states; per shard `VALUE`, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per pending delta."""
 
     genesis: Genesis
     states: Annotated[list[StateHead], Meta(max_length=MAX_SHARDS)]
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
-    """The receiver, a backup that has everything, is the owner under the terms given.
+    """Makes the receiver, a backup that lacks nothing, the owner under the given terms.
 
-    `known` counts the deltas the sender has of each shard: it becomes the backup only where the receiver has no more.
-    `closed_windows`: per shard the windows that the receiver may not have heard of.
+    `known` counts the sender's deltas of each shard: it becomes the backup only if the receiver has as many.
+    `closed_windows`: per shard the windows that the receiver may not have received.
     """
 
     genesis: Genesis
@@ -87,39 +87,39 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True):
-    """The receiver is no backup of these shards any more: they have another one under the terms given."""
+    """Ends the backup role: these shards have another backup under the given terms."""
 
     genesis: Genesis
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
 
 
 class ConfirmBackup(msgspec.Struct, frozen=True, array_like=True):
-    """The sender has copies of these shards as the receiver's backup: does the receiver count on them?"""
+    """Asks whether the sender still counts as the backup, or the learner, of these shards."""
 
     genesis: Genesis
     shards: Shards
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to `Learn`, `StateTransfer`, `HandOver`, `Release` and `ConfirmBackup`: the shards taken (or counted on),
-    and what the receiver knows of the others."""
+    """Answer to `Learn`, `StateTransfer`, `HandOver`, `Release` and `ConfirmBackup`: the shards taken (or confirmed),
+    and the known owners of the others."""
 
     taken: Shards
     others: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
 
 
 class Survey(msgspec.Struct, frozen=True, array_like=True):
-    """What do you have of these shards? Asked by a node that is about to take over."""
+    """Asks which copies of these shards the receiver has, before a take-over."""
 
     genesis: Genesis
     shards: Shards
 
 
 class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
-    """What a node has of a shard: `owner`, `backup` in office, `learner` (the state, but not in office yet), `replica`
-    (a pulled value, or a state from disk), or `none`.
+    """A node's best copy of a shard, by its role: `owner`, `backup`, `learner` (with the state, but not promoted),
+    `replica` (a pulled value, or a state from disk), or `none`.
 
-    `fence` is the highest term it has seen for the shard, whoever holds it; `is_stored`: the state from disk.
+    `fence` is the highest term that the node has seen for the shard; `is_stored`: the copy is the state from disk.
     """
 
     shard: ShardIndex
@@ -142,44 +142,46 @@ class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`known`: whom the receiver takes for the owners; in a large swarm an owner may be no candidate of the asker."""
+    """`known`: the owners that the receiver knows; in a large swarm the sender may never have met an owner."""
 
     statuses: Annotated[list[CopyStatus], Meta(max_length=MAX_SHARDS)]
     known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """Send what you have of these shards, as `StateTransfer`."""
+    """Asks for the receiver's copies of these shards, as `StateTransfer`."""
 
     genesis: Genesis
     shards: Annotated[list[ShardIndex], Meta(max_length=MAX_FETCHED)]
 
 
 class DeltaHistory(msgspec.Struct, frozen=True, array_like=True):
-    """What has a node pushed in earlier starts, as far as the receiver's states tell? A node whose state directory was
-    put back from a copy must use no identity twice."""
+    """Asks what a node has pushed in earlier starts, as far as the receiver's states show.
+
+    A node whose state directory was restored from a copy must not use an identity twice.
+    """
 
     genesis: Genesis
     node: NodeId
 
 
 class DeltaHistoryAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The highest of each; 0 where there is nothing."""
+    """The highest of each; 0 if the receiver has no delta of the node."""
 
     incarnation: Number
     step: Number
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The sender lost these shards to the receiver's higher term. What does the receiver have of them?"""
+    """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them."""
 
     genesis: Genesis
     shards: Shards
 
 
 class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
-    """`owner`: the receiver owns the shard under the term given, and this is every identity it has, safe at its backup;
-    `not_owner` (`where` may say who does) and `retry` (not safe yet) say nothing about what it has."""
+    """`owner`: the receiver owns the shard under the given term, and `known` are all its identities, which its backup
+    has too. `not_owner` (`where` may name the owner) and `retry` (no backup yet) leave open what it has."""
 
     shard: ShardIndex
     status: Literal["owner", "not_owner", "retry"]
@@ -200,7 +202,7 @@ class OwnedHistories(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Mended(msgspec.Struct, frozen=True, array_like=True):
-    """One delta of one shard out of a repair log, as it was added on the sender's side when `workers` trained there."""
+    """One delta of one shard from a repair log, as it was added on the sender's side when `workers` trained there."""
 
     shard: ShardIndex
     node: NodeId
@@ -211,8 +213,10 @@ class Mended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FindDeltas(msgspec.Struct, frozen=True, array_like=True):
-    """Does the receiver's log have any of these deltas? (node, incarnation, first and last steps.) Owners and backups
-    of before the present pair may have what its own log does not reach."""
+    """Asks whether the receiver's log has any of these deltas: (node, incarnation, ranges of steps).
+
+    Former owners and backups may have deltas that the present pair's logs do not reach.
+    """
 
     genesis: Genesis
     shard: ShardIndex
@@ -220,7 +224,7 @@ class FindDeltas(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundDeltas(msgspec.Struct, frozen=True, array_like=True):
-    """What the log has; one `DELTA` array each follows in the body, in that order."""
+    """The deltas found; one `DELTA` array each follows in the body, in that order."""
 
     deltas: Annotated[list[Mended], Meta(max_length=MAX_DELTAS)]
 
@@ -233,13 +237,13 @@ class Mend(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MendAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """How many are in now; the others are offered again."""
+    """How many of the deltas the receiver has now; the others are offered again."""
 
     added: Number
 
 
 class TakeoverRequest(msgspec.Struct, frozen=True, array_like=True):
-    """These shards seem to have no living owner; the receiver looks, and takes over where it is its turn."""
+    """These shards seem to have no living owner; the receiver surveys the copies, and takes over if its own is best."""
 
     genesis: Genesis
     shards: Shards

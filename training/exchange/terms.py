@@ -1,4 +1,4 @@
-"""Terms, fences and the identities of nodes and shards: the vocabulary under the store and the messages. Pure."""
+"""Terms, fences, and the scalar types that the store and the messages share. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from overlay.peers import Contact
 
 NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
 ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]
-#: Fits the signed 64 bits of a frame's header, with room to count on.
+#: Fits the signed 64 bits of a frame's header, with bits to spare.
 Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Weight = Annotated[float, Meta(gt=0, le=1e6)]
-#: A term's raiser; empty where there is no term.
+#: The node that raised a term; empty where there is no term.
 TermNode = Annotated[bytes, Meta(max_length=20)]
 Genesis = Annotated[bytes, Meta(max_length=16)]
 #: A delta's Euclidean length.
@@ -28,7 +28,7 @@ MAX_SHARDS = 4096
 
 
 class Term(NamedTuple):
-    """A fencing token: a higher number always wins; the raiser's id tells two take-overs at once apart."""
+    """A fencing token: the higher number wins; the id of the node that raised it separates simultaneous take-overs."""
 
     number: int
     node: bytes
@@ -38,8 +38,10 @@ ZERO_TERM = Term(0, b"")
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True):
-    """The highest term the sender has seen for a shard, where the owner it believes in has a lower one: that owner
-    has to rise above it, or the sender would turn it away for ever."""
+    """The highest term that the sender has seen for a shard whose known owner has a lower one.
+
+    That owner must raise its term above it, or the sender will refuse its claims from now on.
+    """
 
     shard: ShardIndex
     term_number: Number
@@ -51,7 +53,7 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
-    """Who owns a shard, as far as the sender knows."""
+    """The owner of a shard, as far as the sender knows."""
 
     shard: ShardIndex
     term_number: Number
@@ -65,7 +67,7 @@ class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
         return Term(self.term_number, self.term_node)
 
     def contact(self) -> Contact:
-        """The owner's contact; `ValueError` for an address that is none."""
+        """The owner's contact; `ValueError` for a malformed address."""
         return Contact(self.owner, Address.checked(self.host, self.port))
 
     @classmethod
@@ -74,5 +76,5 @@ class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 Role = Literal["owner", "backup", "learner", "replica", "none"]
-#: How much a role's copy of a shard is worth under one and the same term.
+#: How the copies of a shard rank by role, under the same term.
 ROLE_RANK: dict[Role, int] = {"owner": 4, "backup": 3, "learner": 2, "replica": 1, "none": 0}

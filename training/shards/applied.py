@@ -15,14 +15,14 @@ class DeltaId(NamedTuple):
 
 
 class Applied:
-    """Which identities are in: per (node, incarnation) a few disjoint ranges of steps.
+    """A set of identities: per (node, incarnation) a few disjoint ranges of steps.
 
-    Ranges, because after a split a node's step 6 may be here and its step 5 not. Beyond `MAX_RANGES` the lowest gap
-    is closed: a delta that old is refused as late long before.
+    After a split, step 6 of a node may be in and its step 5 not; hence ranges. Beyond `MAX_RANGES` the lowest gap is
+    closed: a delta that old was refused as late long before.
     """
 
     MAX_RANGES = 32
-    #: Incarnations of one node; beyond, the lowest is forgotten: whoever started so often since pushes it no more.
+    #: Incarnations kept per node; the lowest is forgotten first, for a node that started so often pushes it no more.
     MAX_INCARNATIONS = 64
 
     def __init__(self, ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None) -> None:
@@ -41,7 +41,7 @@ class Applied:
         return following < len(ranges) and ranges[following][0] <= identity.step <= ranges[following][1]
 
     def add(self, identity: DeltaId) -> None:
-        """Note an identity; a second time changes nothing."""
+        """Add an identity; a second time changes nothing."""
         ranges = self._ranges.get((identity.node, identity.incarnation))
         if ranges is None:
             ranges = self._ranges[identity.node, identity.incarnation] = []
@@ -65,14 +65,14 @@ class Applied:
         ranges[:] = merged
 
     def forget(self, node: bytes, incarnation: int) -> None:
-        """Drop an incarnation that is long dead."""
+        """Drop all identities of one incarnation."""
         self._ranges.pop((node, incarnation), None)
 
     def copy(self) -> Applied:
         return Applied({key: list(ranges) for key, ranges in self._ranges.items()})
 
     def without(self, other: Applied) -> Applied:
-        """The identities that are here and not there."""
+        """The identities in this set that are not in the other."""
         left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
         for key, ranges in self._ranges.items():
             rest = list(ranges)
@@ -84,7 +84,7 @@ class Applied:
         return Applied(left)
 
     def merge(self, other: Applied) -> None:
-        """Note all identities that are there."""
+        """Add all identities of the other set."""
         for key, theirs in other._ranges.items():
             merged: list[tuple[int, int]] = []
             for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
@@ -95,7 +95,7 @@ class Applied:
             self._ranges[key] = merged
 
     def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
-        """As plain data, for the wire."""
+        """The set as plain data, for the wire."""
         return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The outer rule: how a delta changes value and momentum of a shard. Pure."""
+"""The outer rule: the arithmetic by which a delta changes value and momentum of a shard. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training import kernels
 from training.encoding.codecs import Vector
 from training.shards.robust import Robust
 
-#: Values worked on at a time: six arrays of this many float32 fit a core's second cache.
+#: Values per block: six arrays of this many float32 fit a core's second-level cache.
 BLOCK_VALUES = 32768
 
 
@@ -26,17 +26,17 @@ class Rule(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4)
 def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
-    """outer_lr, outer_momentum and their product as arrays without dimensions: on the small shards of a small model
-    NumPy takes longer to look at a number than to multiply by it."""
+    """outer_lr, outer_momentum and their product as arrays without dimensions: on the shards of a small model NumPy
+    takes longer to convert a Python number than to multiply by it."""
     numbers = (rule.outer_lr, rule.outer_momentum, rule.outer_lr * rule.outer_momentum)
     lr, mu, lr_mu = (np.array(number, dtype=np.float32) for number in numbers)
     return lr, mu, lr_mu
 
 
 class Addition(NamedTuple):
-    """One delta and what it is added to, of one length each; without `momentum`, to the value alone.
+    """A delta and the arrays it is added to, all of one length; without `momentum` it changes the value alone.
 
-    `is_whole`: with this delta the accumulated weights reach 1; `none_yet`: nothing is accumulated, all zeros.
+    `is_whole`: with this delta the accumulated weights reach 1. `none_yet`: the accumulated delta is all zeros.
     """
 
     value: Vector
@@ -48,36 +48,36 @@ class Addition(NamedTuple):
     none_yet: bool
 
     def fits(self) -> bool:
-        """Whether compiled kernels can do it, and it is worth a call of them."""
+        """Whether the compiled kernels support these arrays, and their size is worth the call."""
         if self.momentum is None or self.accumulated is None:
             return kernels.fits(self.delta, self.value)
         return kernels.fits(self.delta, self.value, self.momentum, self.accumulated)
 
 
 def add_compiled(compiled: kernels.CompiledKernels, to: Addition, rule: Rule) -> None:
-    """One pass; the bits are those of `add_in_blocks`."""
+    """Add in one pass; the result is that of `add_in_blocks`, bit for bit."""
     lr, mu = rule.outer_lr, rule.outer_momentum
     if to.momentum is None or to.accumulated is None:
         compiled.add(to.value, to.delta, to.weight, lr)
     elif to.is_whole:
-        owed = None if to.none_yet else to.accumulated
-        compiled.add_with_momentum(to.value, to.momentum, owed, to.delta, to.weight, lr, mu, lr * mu)
+        accumulated = None if to.none_yet else to.accumulated
+        compiled.add_with_momentum(to.value, to.momentum, accumulated, to.delta, to.weight, lr, mu, lr * mu)
     else:
         compiled.add_and_accumulate(to.value, to.accumulated, to.delta, to.weight, lr)
 
 
 def add_in_blocks(to: Addition, rule: Rule) -> None:
-    """NumPy, block by block, so that the passes over one block find it in the processor's cache."""
+    """Add with NumPy, block by block, so that all passes over a block find it in the processor's cache."""
     w = np.float32(to.weight)
     lr, mu, lr_mu = _factors(rule)
     step = np.empty(min(BLOCK_VALUES, to.delta.size), dtype=np.float32)
-    room = step if to.weight == 1.0 else np.empty_like(step)
+    scratch = step if to.weight == 1.0 else np.empty_like(step)
     for start in range(0, to.delta.size, BLOCK_VALUES):
         block = slice(start, min(start + BLOCK_VALUES, to.delta.size))
         value, scaled = to.value[block], to.delta[block]
         step = step[: scaled.size]
         if to.weight != 1.0:
-            scaled = np.multiply(scaled, w, room[: scaled.size])
+            scaled = np.multiply(scaled, w, scratch[: scaled.size])
         if to.momentum is not None and to.accumulated is not None:
             accumulated = to.accumulated[block]
             if not to.is_whole:

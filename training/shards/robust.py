@@ -1,13 +1,13 @@
-"""Robust aggregation: what one member that sends wrong or scaled deltas can do to a shard at most. Pure.
+"""Robust aggregation: bounds what one member that sends wrong or scaled deltas can do to a shard. Pure.
 
-`clip`: a delta longer than the median length is shortened to that. The owner decides, by the weight it adds the
-delta with, and its backup gets that weight: nothing is decided twice. The median is over members, the last accepted
-length of each: who sends often has no more of a say. (Centered clipping around zero, Karimireddy et al. 2021, with the
-median for a radius.)
+`clip`: a delta longer than the median length is shortened to it (centered clipping around zero, Karimireddy et al.
+2021, with the median as radius). The owner applies the factor to the weight, and its backup receives that weight, so
+that nothing is decided twice. The median is over members, with the last accepted length of each: a member that sends
+more often has no more influence.
 
-`trimmed-mean`: deltas are collected in a window, one row per member however many it sent, and then per coordinate the
-highest and the lowest rows are dropped (Yin et al. 2018). The rest stands for those dropped, so that a window weighs
-what its deltas weigh. The owner decides when a window is complete and names the identities in it; its backup follows.
+`trimmed-mean`: deltas are collected in a window, with one row per member. Then the highest and the lowest rows are
+dropped per coordinate (Yin et al. 2018). The others are scaled up, so that a window has the weight of all its deltas.
+The owner decides when a window is complete and names its identities; the backup follows.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from training.encoding.codecs import Vector
 
 Robust = Literal["", "clip", "trimmed-mean"]
 
-#: A delta longer than this many medians is shortened to that. At 1 a liar weighs no more than an honest member, and
-#: the longer half of the honest ones loses a little; at 2 these keep what they have, and a liar takes two with it.
+#: A delta longer than this many medians is shortened to that. At 1 a malicious member has the influence of one honest
+#: member, and the longer half of the honest deltas is clipped a little. At 2 few honest deltas are clipped, but a
+#: malicious member has the influence of two.
 CLIP_MULTIPLE = 1.0
-#: And from here on it is worth a word, whatever the rule.
+#: A delta longer than this many medians is worth a warning, whatever the rule.
 UNUSUAL_MULTIPLE = 5.0
-#: Members that have to be known before the first delta of all has a median to be compared with.
+#: Members whose lengths must be known before the first delta of a shard is accepted.
 FIRST_MEMBERS = 3
-#: Share of the rows dropped at either end of a coordinate; from three rows on at least one.
+#: Share of the rows dropped at either end of a coordinate; at least one of three or more.
 TRIM_SHARE = 0.2
-#: Members in a window at most, and deltas of one member: what a window may take of memory is the product.
+#: Limits of a window. Their product bounds its memory.
 MAX_MEMBERS = 16
 MAX_DELTAS_PER_MEMBER = 4
-#: Lengths kept, of so many members; those that are so many steps behind the median say nothing about now.
+#: Members whose lengths are kept; a length that is this many steps behind the median step no longer counts.
 MAX_NORMS = 64
 MAX_NORM_AGE_STEPS = 100
-#: Values worked on at a time, over all rows: they fit a core's second cache.
+#: Values per block, over all rows: they fit a core's second-level cache.
 BLOCK_VALUES = 1 << 16
 
 #: node, incarnation, step, length: a row of `Norms` on the wire.
@@ -45,32 +46,34 @@ NormRow = tuple[bytes, int, int, float]
 
 
 def norm_of(values: Vector) -> float:
-    """Euclidean length; infinite or NaN where a value is."""
+    """Euclidean length; infinite or NaN if a value is."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(values, values))
     if squares < 1e30:
         return math.sqrt(squares)
-    # Overflow of float32, or something that is not finite: slow, and exact.
+    # Possible overflow of float32, or a value that is not finite: slow, but exact.
     return float(np.linalg.norm(values.astype(np.float64)))
 
 
 class Norms:
-    """The length of the last delta accepted from each member, before clipping; equal for owner and backup in whatever
-    order they take the deltas, because the latest step counts."""
+    """The length of the last delta accepted from each member, before clipping.
+
+    Owner and backup have equal ones, whatever the order of their deltas, because the latest step counts.
+    """
 
     __slots__ = ("_fresh", "_reference", "_rows")
 
     def __init__(self, rows: Iterable[NormRow] = ()) -> None:
         self._rows: dict[bytes, tuple[int, int, float]] = {node: (inc, step, norm) for node, inc, step, norm in rows}
         self._reference: float | None = None
-        #: How many lengths may come before the median is looked at again.
+        #: How many lengths may be noted before the median is computed again.
         self._fresh = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def note(self, node: bytes, incarnation: int, step: int, norm: float) -> None:
-        """A delta was added. One of length zero says nothing: a shard may rest."""
+        """A delta was added. A length of zero is ignored: a shard may have no gradient."""
         if not norm > 0.0:
             return
         known = self._rows.get(node)
@@ -82,7 +85,7 @@ class Norms:
         self._fresh -= 1
 
     def reference(self) -> float | None:
-        """The (lower) median length; None while none is known. A few deltas old at most."""
+        """The (lower) median length, at most a few deltas old; None if no length is known."""
         if self._fresh <= 0 and self._rows:
             steps = sorted(step for _, step, _ in self._rows.values())
             since = steps[(len(steps) - 1) // 2] - MAX_NORM_AGE_STEPS
@@ -99,15 +102,17 @@ class Norms:
 
 
 class FirstNorms:
-    """Lengths seen before any delta of a shard was accepted: the first delta of all must not go unjudged, or a member
-    that is quick could write what it likes. Nothing is accepted until three members (or all, where they are fewer)
-    have shown theirs; they try again under the same identity."""
+    """Lengths seen before the first delta of a shard is accepted, by shard and member.
+
+    Without a reference, a quick member could write any value. So no delta is accepted until three members (or all, if
+    they are fewer) have sent one; they send it again under the same identity.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[bytes, float]] = {}
 
     def reference(self, shard: int, node: bytes, norm: float, workers: float) -> float | None:
-        """The median to go by; None: not yet."""
+        """The median of the lengths seen; None if they are too few."""
         seen = self._seen.setdefault(shard, {})
         if node in seen or len(seen) < MAX_NORMS:
             seen[node] = norm
@@ -117,27 +122,27 @@ class FirstNorms:
         return norms[(len(norms) - 1) // 2]
 
     def forget(self, shard: int) -> None:
-        """A delta was accepted: from now on the shard's own norms tell."""
+        """A delta was accepted: from now on the shard has its own norms."""
         self._seen.pop(shard, None)
 
 
 def clip_factor(norm: float, reference: float) -> float:
-    """What a delta of this length is multiplied with; above zero, at most 1. Without a reference nothing is long."""
+    """The factor for a delta of this length, above 0 and at most 1; it is 1 without a positive reference."""
     limit = CLIP_MULTIPLE * reference
     return 1.0 if norm <= limit or not reference > 0.0 else limit / norm
 
 
 def is_unusual(norm: float, reference: float | None, members: int) -> bool:
-    """Whether a length is worth a warning; two members are no majority to be unusual against."""
+    """Whether a length is worth a warning. With only two members, neither is unusual."""
     return members >= FIRST_MEMBERS and reference is not None and norm > UNUSUAL_MULTIPLE * reference
 
 
 def is_complete(members: int, deltas: int, workers: float) -> bool:
-    """Whether a window is to be closed: when everybody has sent (Σw is 1 then), or when somebody has sent again and at
-    least half have, at least three; or when it is full. Of fewer than three nothing can be trimmed, so that a window
-    of theirs never waits.
+    """Whether a window is to be closed.
 
-    It counts members and never believes weights: one member alone cannot complete a window by sending much.
+    It is complete when all workers have sent (Σw is 1 then), or when it is full. It is also complete when one has sent
+    again and at least half of the workers, and at least three, have sent. Fewer than three rows cannot be trimmed, so
+    their window never waits. Weights do not count: one member alone cannot complete a window by sending much.
     """
     if not members:
         return False
@@ -147,15 +152,15 @@ def is_complete(members: int, deltas: int, workers: float) -> bool:
 
 
 def trimmed(count: int) -> int:
-    """How many of so many rows are dropped at either end."""
+    """How many of `count` rows are dropped at either end."""
     return 0 if count < 3 else max(1, int(count * TRIM_SHARE))
 
 
 def trimmed_sum(rows: Sequence[Vector], out: Vector) -> None:
     """Per coordinate the sum of the rows without the highest and the lowest `trimmed(n)`, scaled up to all n rows.
 
-    The extremes are bubbled to the ends by whole blocks of rows: for the few rows of a window this takes less than a
-    tenth of what sorting each coordinate takes, and no large values have to cancel.
+    A bubble sort over whole rows moves the extremes to the ends. For the few rows of a window this takes less than a
+    tenth of the time of sorting each coordinate, and no large values have to cancel.
     """
     count = len(rows)
     drop = trimmed(count)
@@ -174,7 +179,7 @@ def trimmed_sum(rows: Sequence[Vector], out: Vector) -> None:
 
 
 def _extremes_outward(block: Vector, drop: int, spare: Vector) -> None:
-    """Bring the `drop` highest of each column to the last rows and the lowest to the first ones, in place."""
+    """Move the `drop` highest values of each column to the last rows and the lowest to the first ones, in place."""
     count = len(block)
     for turn in range(drop):
         for lower in range(turn, count - 1 - turn):

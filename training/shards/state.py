@@ -1,12 +1,12 @@
 """The state of one shard, and the only arithmetic that changes it.
 
-Value, momentum, accumulated delta, Σw, pending deltas, the set of applied identities and the version move together:
-an owner, its backup and a learner each hold one `ShardState` and feed it the same identities, in any order.
-Rule: `value += outer_lr · w · delta`, and Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135,
-Algorithm 3; DESIGN section 5). Buffers of the model take `w · delta` and no momentum. Pure.
+Value, momentum, accumulated delta, Σw, pending deltas, applied identities and version change together. The owner, its
+backup and a learner each have one `ShardState` and add the same identities to it, in any order. The rule is
+`value += outer_lr · w · delta`, with Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135, Algorithm 3).
+Buffers of the model take `w · delta` and no momentum. Pure.
 
-Under the rule `trimmed-mean` deltas are held like those of a synchronous step, and a window of them is made visible at
-once; which ones, the owner says, and its backup does the same (`training.shards.robust`).
+Under the rule `trimmed-mean` deltas are pending, like those of a synchronous step, until a whole window of them becomes
+visible. The owner chooses the window, and its backup follows (`training.shards.robust`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WHOLE_WEIGHT = 1.0 - 1e-6
 
 @dataclass(slots=True)
 class PendingDelta:
-    """A delta under bulk-synchronous rules: acknowledged, not yet visible."""
+    """A delta that is acknowledged but not yet visible: its step, or its window, is not complete."""
 
     identity: DeltaId
     weight: float
@@ -47,26 +47,27 @@ class ShardState:
     accumulated: Vector | None = None
     sum_weight: float = 0.0
     version: int = 0
-    #: After a take-over from a replica nobody knows which older deltas are in: those with an older base are refused.
+    #: The step at which a take-over from a replica began a new era. Which older deltas that replica had is unknown, so
+    #: those with an older base are refused. 0: the state has the whole history.
     era_step: int = 0
-    #: The term of the replica that the era began with: a copy of that term or a later one has all that it had.
+    #: The term of the replica that the era began with: a copy of that term or a later one lacks nothing of it.
     era_term: tuple[int, bytes] = (0, b"")
     applied: Applied = field(default_factory=Applied)
     pending: dict[int, list[PendingDelta]] = field(default_factory=dict)
     folded_step: int = 0
-    #: Lengths of the deltas added, by member: what clipping goes by.
+    #: Lengths of the added deltas, by member: the reference for clipping.
     norms: Norms = field(default_factory=Norms)
 
     def knows(self, identity: DeltaId) -> bool:
-        """Whether the delta is in the value or held for its step."""
+        """Whether the delta is in the value, or pending."""
         if identity in self.applied:
             return True
-        return bool(self.pending) and any(held.identity == identity for held in self.pending.get(identity.step, ()))
+        return bool(self.pending) and any(one.identity == identity for one in self.pending.get(identity.step, ()))
 
     def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule, *, momentum: bool = True) -> None:
         """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known.
 
-        Without `momentum` for one that comes late out of a split: its direction is that of long ago.
+        Without `momentum` for a delta from the other side of a split: its direction is out of date.
         """
         self.applied.add(identity)
         self.version += 1
@@ -77,7 +78,7 @@ class ShardState:
             self.value[split:] += delta[split:] * np.float32(weight)
 
     def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> None:
-        """Add to the first `parameters` values, by compiled kernels where there are any."""
+        """Add to the first `parameters` values, by compiled kernels if they are available."""
         if has_momentum and (self.momentum is None or self.accumulated is None):
             self.momentum = np.zeros(self.parameters, dtype=np.float32)
             self.accumulated = np.zeros(self.parameters, dtype=np.float32)
@@ -112,43 +113,43 @@ class ShardState:
         ready = sorted(number for number in self.pending if number <= step)
         count = 0
         for number in ready:
-            for held in sorted(self.pending.pop(number), key=lambda held: held.identity):
-                self.apply(held.identity, held.weight, held.delta, rule, momentum=held.momentum)
+            for one in sorted(self.pending.pop(number), key=lambda one: one.identity):
+                self.apply(one.identity, one.weight, one.delta, rule, momentum=one.momentum)
                 count += 1
         return count
 
     def pending_deltas(self) -> list[PendingDelta]:
-        """What is acknowledged and not yet visible, in the order of identities."""
-        return sorted((held for items in self.pending.values() for held in items), key=lambda held: held.identity)
+        """The deltas that are acknowledged but not yet visible, in the order of identities."""
+        return sorted((one for items in self.pending.values() for one in items), key=lambda one: one.identity)
 
     def close(self, identities: Sequence[DeltaId], rule: Rule) -> bool:
-        """Make a window of held deltas visible as their trimmed mean; False, and nothing is done, when one of them is
-        not here. A window that is in already is left alone.
+        """Make a window of pending deltas visible as their trimmed mean. Nothing happens if one of them is missing
+        (False), or if the whole window is in already (True).
 
         One row per node: the weighted sum of its deltas, in the order of their identities.
         """
         if all(identity in self.applied for identity in identities):
             return True
         named = dict.fromkeys(identities)
-        window = [held for held in self.pending_deltas() if held.identity in named]
+        window = [one for one in self.pending_deltas() if one.identity in named]
         if len(window) != len(named):
             return False
         rows: dict[bytes, Vector] = {}
-        for held in window:
-            part = held.delta * np.float32(held.weight)
-            row = rows.get(held.identity.node)
-            rows[held.identity.node] = part if row is None else row + part
-        weight = sum(held.weight for held in window)
+        for one in window:
+            part = one.delta * np.float32(one.weight)
+            row = rows.get(one.identity.node)
+            rows[one.identity.node] = part if row is None else row + part
+        weight = sum(one.weight for one in window)
         total = np.empty_like(self.value)
         robust.trimmed_sum(list(rows.values()), total)
         total /= np.float32(weight)
-        momentum = all(held.momentum for held in window)
+        momentum = all(one.momentum for one in window)
         self.apply(window[0].identity, weight, total, rule, momentum=momentum)
-        for held in window[1:]:
-            self.applied.add(held.identity)
+        for one in window[1:]:
+            self.applied.add(one.identity)
             self.version += 1
         for step in {identity.step: None for identity in named}:
-            rest = [held for held in self.pending[step] if held.identity not in named]
+            rest = [one for one in self.pending[step] if one.identity not in named]
             if rest:
                 self.pending[step] = rest
             else:
@@ -157,12 +158,12 @@ class ShardState:
 
     @property
     def known_count(self) -> int:
-        """Number of deltas in the value or held: equal for two states of one shard exactly when none lacks one that
-        the other has, as long as one of them has all of the other's."""
-        return self.version + sum(len(held) for held in self.pending.values())
+        """Number of deltas in the value or pending. If one state has all deltas of another, equal numbers show that
+        the other lacks none either."""
+        return self.version + sum(len(items) for items in self.pending.values())
 
     def copy(self) -> ShardState:
-        """An independent state: the snapshot a learner gets."""
+        """An independent state: the snapshot for a learner."""
         return ShardState(
             value=self.value.copy(),
             parameters=self.parameters,
@@ -173,7 +174,7 @@ class ShardState:
             era_step=self.era_step,
             era_term=self.era_term,
             applied=self.applied.copy(),
-            pending={step: list(held) for step, held in self.pending.items()},
+            pending={step: list(items) for step, items in self.pending.items()},
             folded_step=self.folded_step,
             norms=self.norms.copy(),
         )
@@ -182,5 +183,5 @@ class ShardState:
     def size_bytes(self) -> int:
         """Memory of the arrays."""
         arrays = [self.value, self.momentum, self.accumulated]
-        held = sum(item.delta.nbytes for items in self.pending.values() for item in items)
-        return sum(array.nbytes for array in arrays if array is not None) + held
+        pending = sum(item.delta.nbytes for items in self.pending.values() for item in items)
+        return sum(array.nbytes for array in arrays if array is not None) + pending

@@ -1,6 +1,7 @@
-"""What a node shows of the shards it holds: values to those who pull, and answers to the questions of a take-over.
+"""Answers reads of the shards of this node: pulled values, known owners, and copies for a take-over.
 
-Changes nothing but what a pull itself makes visible (`bsp`: its deltas; a trimmed mean: its complete window).
+A read changes no state, except that a pull makes deltas visible: under `bsp` those of its step, under the trimmed mean
+a complete window.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from training.shards.state import ShardState
 
 
 class ReadHandler:
-    """Answers for the shards this node holds."""
+    """Serves pulls, and the requests of nodes that look for an owner or a copy."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
@@ -47,7 +48,7 @@ class ReadHandler:
         self._encoded = EncodingCache()
 
     def register(self) -> None:
-        """Put the handlers behind the overlay's door."""
+        """Register the request handlers."""
         self._rpc.register("pull", Pull, self._on_pull)
         self._rpc.register("where_is", LocateOwners, self._on_where_is)
         self._rpc.register("survey", Survey, self._on_survey)
@@ -74,16 +75,16 @@ class ReadHandler:
                 continue
             state = owned.state
             if self._context.synchronous:
-                # The puller's barrier for that step has passed: proof enough to show its deltas.
+                # The puller has passed the barrier of that step, so its deltas may be visible.
                 self._store.fold(wanted.shard, pull.step)
             elif state.pending:
                 self._store.close_complete(wanted.shard, self._view.worker_count())
             known = (Term(wanted.term_number, wanted.term_node), wanted.version)
-            worth = owned.rank_term
-            if known == (worth, state.version):
+            rank_term = owned.rank_term
+            if known == (rank_term, state.version):
                 results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
                 continue
-            rank = () if worth == owned.term else (None, *worth)
+            rank = () if rank_term == owned.term else (None, *rank_term)
             results.append(PullResult(wanted.shard, "value", *owned.term, state.version, *rank))
             sending.append((wanted.shard, state.value, state.version, state))
 
@@ -104,7 +105,7 @@ class ReadHandler:
         return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)
 
     def _copy(self, shard: int) -> tuple[Term, int, Vector] | None:
-        """What a node that does not own a shard has for a joiner: a backup's state, or its own replica."""
+        """The copy of a node that does not own the shard: a backup's value, or its own replica."""
         if shard >= len(self._store):
             return None
         if (found := self._store.unowned_copy(shard)) is not None:
@@ -113,7 +114,7 @@ class ReadHandler:
         pulled = self._replica.pulled_version(shard)
         return None if pulled is None else (*pulled, self._replica.slice_of(shard))
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- owners and copies --------------------------------------------------------------------------------------
 
     async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
         self._store.note_owners(message.known)
@@ -139,7 +140,7 @@ class ReadHandler:
         return Response(encode(DeltaHistoryAnswer(*highest_step_of(message.node, self._store.known_deltas()))))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
-        """The best this node has of a shard: its state, or its replica's slice as the state of a new era."""
+        """The best copy of a shard that this node does not own: a state, or its replica as the state of a new era."""
         if (found := self._store.unowned_copy(shard)) is not None:
             return describe(shard, *found), found[1].copy()
         found = replica_copy(self._store, self._replica, self._run.step, shard)

@@ -1,4 +1,4 @@
-"""What stored states tell of the past of a node: incomplete deltas and the highest step. Pure."""
+"""What the identities in stored states show: deltas that only some shards have, and a node's last step. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from training.exchange.store.repair_log import Span
 from training.shards.applied import Applied
 
-#: Spans of lost deltas named in one event; the others are counted.
+#: Spans of lost deltas listed in one event; the others are counted.
 NAMED = 32
 
 
 def incomplete_deltas(known: Sequence[Applied]) -> list[Span]:
-    """The last deltas of each origin that some shards have and others lack, once per shard that lacks them: what a
-    killed swarm has lost as far as its disks can tell. Of a delta that is on no disk nobody knows."""
+    """The last deltas of each origin that some shards have and others lack, once per shard that lacks them.
+
+    This is what a killed swarm has lost, as far as its disks show; a delta that is on no disk leaves no trace.
+    """
     latest: dict[tuple[bytes, int], int] = {}
     for one in known:
         for node, incarnation, ranges in one.rows():

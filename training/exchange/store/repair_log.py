@@ -1,8 +1,9 @@
-"""What repairs a split: a bounded log of the deltas that are in a state, and the copies that lost to a higher term.
+"""A bounded log of added deltas, from which the two sides of a network split are reconciled. Pure.
 
-Two owners on two sides of a partition both acknowledge, and neither can know. When they meet the higher term stays; the
-other keeps its copy as a `SupersededCopy` and offers the deltas of its log, by identity, until the winner has every one
-of them (reference/ownership.md section 4). Pure. What happens when comes in as `tick`; `mending` sends the messages.
+Two owners on two sides of a partition both acknowledge deltas, and neither can know of the other. When they meet, the
+one with the higher term stays the owner. The other keeps its copy as a `SupersededCopy` and offers the deltas of its
+log, by identity, until the owner has all of them (docs/protocol.md). Time enters by `tick`; the messages are sent by
+`training.exchange.recovery.reconciliation`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.state import ShardState
 
-#: (node, incarnation, first step, last step): how losses are reported.
+#: (node, incarnation, first step, last step): the form in which losses are reported.
 Span = tuple[bytes, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A delta as it is in a state: `payload` as it came over the wire, `weight` as it was added, `workers` the live
-    workers then. `momentum` is False for one that came in by a repair itself."""
+    """A delta as it was added: `payload` as it arrived, its `weight`, and the number of live `workers` at that time.
+
+    `momentum` is False for a delta that a repair added.
+    """
 
     identity: DeltaId
     weight: float
@@ -36,18 +39,18 @@ class LogEntry:
 
 @dataclass(slots=True)
 class SupersededCopy:
-    """A copy of a shard that lost to a higher term, and the term it had."""
+    """A copy of a shard that lost to a higher term, and its own term."""
 
     term: Term
     state: ShardState
-    #: Identities of earlier copies that were lost before this one was settled.
+    #: Identities of earlier superseded copies that were not settled before this one.
     earlier: Applied = field(default_factory=Applied)
-    #: How often others were asked for deltas that the own log does not reach.
+    #: How often other nodes were asked for deltas that the own log does not reach.
     sought: int = 0
 
     @property
     def rank(self) -> tuple[int, Term]:
-        """A whole history before one that began anew from a replica, then the later one."""
+        """A copy with the whole history ranks above one of a new era, then the higher term counts."""
         return -self.state.era_step, self.term
 
     def merged_with(self, former: SupersededCopy) -> SupersededCopy:
@@ -57,7 +60,7 @@ class SupersededCopy:
         return better
 
     def known(self) -> Applied:
-        """Every identity in the copy, visible or held, and in those before it."""
+        """Every identity in the copy, visible or pending, and in the earlier ones."""
         known = identities_of(self.state)
         known.merge(self.earlier)
         return known
@@ -66,8 +69,8 @@ class SupersededCopy:
 class RepairLog:
     """The deltas of the last `seconds`, at most `limit_bytes` of them, over all shards of one node.
 
-    The clock is the one of `tick`: coarse, and enough to tell how far the log reaches. Entries of a shard in `kept`
-    stay whatever their age, for they are being offered; the limit in bytes holds for them too.
+    Its clock advances by `tick`: coarse, but enough to know how far back the log reaches. Entries of a shard in `kept`
+    stay at any age, for they are being offered; the limit in bytes applies to them too.
     """
 
     def __init__(self, limit_bytes: int, seconds: float) -> None:
@@ -78,14 +81,14 @@ class RepairLog:
         self._order: deque[tuple[int, DeltaId]] = deque()
         self._now_s = 0.0
         self._workers = 1.0
-        #: When the youngest entry that had to make room was added; None when none had to.
+        #: When the youngest entry that the limit in bytes removed was added; None if there was none.
         self._crowded_out_s: float | None = None
 
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._shards.values())
 
     def tick(self, now_s: float, workers: float, kept: Container[int]) -> None:
-        """Move the clock, and drop what is too old."""
+        """Advance the clock, and drop the entries that are too old."""
         self._now_s, self._workers = now_s, workers
         for shard, entries in list(self._shards.items()):
             while shard not in kept and entries:
@@ -109,7 +112,7 @@ class RepairLog:
         momentum: bool,
         workers: float | None = None,
     ) -> None:
-        """Note a delta that has just been added to a state of this node, or (with `workers`) to another's before."""
+        """Log a delta that was just added to a state of this node, or earlier (with `workers`) to that of another."""
         if not self.seconds or len(payload) > self.limit_bytes:
             self._crowded_out_s = self._now_s
             return
@@ -136,7 +139,7 @@ class RepairLog:
 
     @property
     def reach_s(self) -> float:
-        """A split that began this long ago is repaired whole: the time asked for, or less when bytes ran out."""
+        """A split that began this long ago is repaired completely: `seconds`, or less if the limit removed entries."""
         if self._crowded_out_s is None:
             return self.seconds
         return max(0.0, min(self.seconds, self._now_s - self._crowded_out_s))
@@ -144,27 +147,27 @@ class RepairLog:
 
 @dataclass(slots=True)
 class Difference:
-    """What a winner lacks of a remnant: what the log still has, and what it does not reach any more."""
+    """What an owner lacks of a superseded copy: deltas that are in the log, and those that are not any more."""
 
     wanted: list[LogEntry] = field(default_factory=list)
     lost: list[Span] = field(default_factory=list)
 
 
 def identities_of(state: ShardState) -> Applied:
-    """Every identity in a state, visible or held."""
+    """Every identity in a state, visible or pending."""
     known = state.applied.copy()
-    for held in state.pending.values():
-        for item in held:
+    for pending in state.pending.values():
+        for item in pending:
             known.add(item.identity)
     return known
 
 
-def compare(remnant: SupersededCopy, winner: Applied, log: Iterable[LogEntry]) -> Difference:
-    """Which deltas the winner lacks: those of the log, of whichever copy; and those of the remnant that it has not."""
+def compare(lost_copy: SupersededCopy, winner: Applied, log: Iterable[LogEntry]) -> Difference:
+    """The deltas that the winner lacks: those in the log, of any copy, and those of `lost_copy` that the log lacks."""
     winner = winner.copy()
     difference = Difference([entry for entry in log if entry.identity not in winner])
     for entry in difference.wanted:
         winner.add(entry.identity)
-    unreached = remnant.known().without(winner)
+    unreached = lost_copy.known().without(winner)
     difference.lost = [(node, inc, low, high) for node, inc, ranges in unreached.rows() for low, high in ranges]
     return difference

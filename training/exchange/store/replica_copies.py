@@ -1,4 +1,4 @@
-"""Copies of a shard's value out of the replica. Pure."""
+"""Builds the state of a shard from this node's replica, for a take-over without any better copy. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from training.shards.state import ShardState
 
 
 def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> tuple[Term, ShardState] | None:
-    """What this node could go on from where nobody owns or backs the shard: its state from disk, or its replica, with
-    its term. Either begins a new era: whoever comes later with the whole history takes the shard back."""
+    """The state that this node could continue from if the shard has no owner and no backup, and its term: the state
+    from disk, or the replica. Either begins a new era, so that a later copy with the whole history replaces it."""
     pulled = replica.pulled_version(shard)
     stored = store.stored_above(shard, pulled)
     if stored is not None:
-        # A state from disk knows its deltas: none need be refused for its age, and so the era is only told apart.
+        # A state from disk has its identities, so that no delta is refused for its age: any new era number will do.
         era = stored.state.era_step + 1
         return stored.term, dataclasses.replace(
             stored.state, era_step=era, era_term=(stored.term.number, stored.term.node)
@@ -25,8 +25,7 @@ def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> 
 
 
 def replica_state(store: ShardStore, replica: Replica, step: int, shard: int) -> ShardState:
-    """A state made of the replica: value and version only. Nobody knows which deltas newer than its step it lacks, so
-    those that began before it are refused."""
+    """A state of value and version only. Which deltas it has is unknown, so those with a base before it are refused."""
     term, version = replica.version_of(shard)
     # At least 1: an era of 0 would have the whole history.
     return store.fresh_state(shard, replica.slice_of(shard), version=version, era_step=max(1, step), era_term=term)

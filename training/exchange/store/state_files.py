@@ -1,9 +1,8 @@
-"""Shard states on disk: what a node owned and backed up, beside its checkpoint, for the day a whole swarm was off.
+"""Encodes the states that a node owned or backed up into files, beside its checkpoint. Pure.
 
-A node that starts again owns nothing because of them. It shows them like a replica that it had pulled: only when nobody
-living has more does the swarm go on from the highest (DESIGN section 5, promise 7). A file holds a few states whole,
-under its own SHA-256: a torn one is passed over, the others count. Pure. `p2pnode.lifecycle.node` reads and writes the
-files.
+They let a swarm continue that was switched off as a whole. They make no node an owner: after its start a node offers
+them like a pulled replica, and the swarm continues from the highest copy. A file has a few whole states under its own
+SHA-256; a damaged file is skipped, the others count. `p2pnode.lifecycle` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from training.shards.state import ShardState
 
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 4
-#: States of about this many bytes share a file: what one write copies, and what one torn file loses.
+#: States of about this many bytes share a file. It bounds what one write copies and what one damaged file loses.
 FILE_BYTES = 64 * 1024 * 1024
 
 
 class BadStates(Exception):
-    """A file that does not hold what it should; the text says why."""
+    """A file is not what it should be; the text names the reason."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +71,7 @@ def _arrays(state: ShardState) -> list[Vector]:
 def decode(
     raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int
 ) -> dict[int, StoredState]:
-    """The states of a file, by shard. Raises `BadStates` for a torn file, another swarm's, or another layout's."""
+    """The states of a file, by shard. Raises `BadStates` if it is damaged, or of another swarm or layout."""
     if len(raw) < _DIGEST_BYTES + _LENGTH_BYTES or hashlib.sha256(raw[_DIGEST_BYTES:]).digest() != raw[:_DIGEST_BYTES]:
         raise BadStates("it is damaged")
     start = _DIGEST_BYTES + _LENGTH_BYTES

@@ -72,7 +72,7 @@ def test_another_state_of_the_same_version_is_another(encodings: list[int]) -> N
 
 def test_it_is_bounded() -> None:
     """The oldest go first, and nothing that is asked for is refused."""
-    kept = EncodingCache(most_bytes=5 * 2 * SIZE)
+    kept = EncodingCache(max_bytes=5 * 2 * SIZE)
     one = state()
     pieces = [kept.piece(shard, one, 0, one.value, "bfloat16") for shard in range(8)]
     assert kept.size_bytes == 5 * 2 * SIZE
