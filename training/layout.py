@@ -1,8 +1,8 @@
-"""The vector: which tensors it is made of, in which order, and how it is cut into shards.
+"""The layout of the vector: its tensors, their order, and its division into shards.
 
 Trainable parameters come first, sorted by canonical name, tied ones once; then the floating-point buffers that training
-changes. Everything is float32 in the vector whatever the model's own dtype. Pure. No torch: the trainer
-builds a `Layout`, the daemon checks and cuts it.
+changes. All values are float32, whatever the model's own dtype. The trainer builds a `Layout`; the daemon compares and
+divides it. Pure.
 """
 
 from __future__ import annotations

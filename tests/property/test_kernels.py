@@ -288,7 +288,7 @@ UNALIGNED = np.zeros(36_001, np.uint8)[1:].view(np.float32)
 )
 def test_what_the_passes_cannot_take_is_left_to_numpy(vector: Vector) -> None:
     """Values in pieces, of another type, at odd addresses, or too few to be worth a call."""
-    assert not kernels.fits(np.zeros(9000, np.float32), vector) or vector.size < kernels.FEWEST_VALUES
+    assert not kernels.fits(np.zeros(9000, np.float32), vector) or vector.size < kernels.MIN_VALUES
     assert not kernels.fits(vector)
 
 

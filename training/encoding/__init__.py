@@ -1,4 +1,4 @@
-"""How values travel: codecs (float32, bfloat16, int8) and the frames that a body of a request consists of.
+"""Encodes values for the wire: codecs (float32, bfloat16, int8), and the frames of a request body.
 
-May import `training.kernels`. Pure. Only `frames` waits, for the stream it reads.
+May import `training.kernels`. Pure.
 """

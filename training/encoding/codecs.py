@@ -1,10 +1,10 @@
-"""How float32 values travel: as they are, as bfloat16 rounded to nearest even, or as int8 with a scale per block.
+"""Codecs for float32 values: unchanged, as bfloat16 rounded to nearest even, or as int8 with a scale per block.
 
-The daemon has no torch, and NumPy has no bfloat16, so that conversion works on the bit patterns: in one pass where
-there are compiled kernels (`training.kernels`), else in several of NumPy's, to the same bits.
-An int8 block is a little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes; a value is off by
-half a scale at most. A lossy codec is made exact over time by error feedback: what it rounds off one delta is added to
-the next (Seide et al., Interspeech 2014); the sender keeps it (`training.exchange.client.push`). Pure.
+The daemon has no torch and NumPy has no bfloat16, so the conversion works on bit patterns: in one pass with compiled
+kernels (`training.kernels`), otherwise in several passes of NumPy, bit for bit the same. An int8 block is a
+little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes; the error of a value is at most half a
+scale. With error feedback the rounding errors of one delta are added to the next, so that none is lost (Seide et al.,
+Interspeech 2014); the sender keeps them (`training.exchange.client`). Pure.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ CodecName = Literal["float32", "bfloat16", "int8"]
 Vector = npt.NDArray[np.float32]
 Encoded = bytes | bytearray | memoryview
 
-#: The codec's number in a frame header.
+#: The codecs' numbers in a frame header.
 CODES: dict[CodecName, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 NAMES: dict[int, CodecName] = {number: name for name, number in CODES.items()}
 
-#: Values that share a scale: few enough for an outlier to spoil little, so many that scales are 0.4 % of the bytes.
+#: Values that share a scale: an outlier spoils only these, and the scales are 0.4 % of the bytes.
 BLOCK_VALUES = kernels.BLOCK_VALUES
 _LEVELS = 127
 _BLOCK = np.dtype([("scale", "<f4"), ("levels", "i1", (BLOCK_VALUES,))])
-#: Below this a block's largest value is not worth a scale: its levels would be denormals. All of it is rounded off.
-_SMALLEST = np.float32(1e-30)
-#: Values encoded at a time: the passes over a piece find it in the processor's cache.
+#: A block whose largest value is below this is encoded as zeros: its scale would be a denormal.
+_MIN_VALUE = np.float32(1e-30)
+#: Values encoded at a time, so that all passes over a piece find it in the cache.
 _PIECE_VALUES = 32 * BLOCK_VALUES
 
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def size_bytes(codec: CodecName, values: int) -> int:
-    """Bytes that so many values take on the wire."""
+    """Bytes on the wire for this number of values."""
     if codec == "int8":
         return values + 4 * -(-values // BLOCK_VALUES)
     return values * _VALUE_BYTES[codec]
 
 
 def count_values(codec: CodecName, payload_bytes: int) -> int:
-    """How many values so many bytes are. `ValueError` where they are no whole number of values."""
+    """Values in this number of bytes. Raises `ValueError` if it is not a whole number of values."""
     if codec == "int8":
         blocks, rest = divmod(payload_bytes, _BLOCK.itemsize)
         if 0 < rest <= 4:
@@ -58,22 +58,22 @@ def count_values(codec: CodecName, payload_bytes: int) -> int:
 
 
 def cut_values(codec: CodecName) -> int:
-    """An encoding may be cut after any multiple of so many values."""
+    """An encoding may be cut after any multiple of this number of values."""
     return BLOCK_VALUES if codec == "int8" else 1
 
 
 def values_within(codec: CodecName, limit_bytes: int) -> int:
-    """The most values that fit in so many bytes and after which an encoding may be cut."""
+    """The largest number of values that fits into `limit_bytes` and after which an encoding may be cut."""
     unit = cut_values(codec)
     return limit_bytes // size_bytes(codec, unit) * unit
 
 
 def encode(values: Vector, codec: CodecName) -> Encoded:
-    """The values' bytes on the wire, little-endian. Finite input only: rounding would turn a NaN into infinity."""
+    """Encode values, little-endian. Only for finite input: rounding would turn a NaN into infinity."""
     if codec == "float32":
         return values.astype("<f4", copy=False).tobytes()
     if codec == "bfloat16" and kernels.COMPILED is not None and kernels.fits(values):
-        room = np.empty(size_bytes(codec, values.size), dtype=np.uint8)  # a bytearray would be cleared first
+        room = np.empty(size_bytes(codec, values.size), dtype=np.uint8)  # a bytearray would be zeroed first
         kernels.COMPILED.encode_bfloat16(values, room)
         return room.data
     data = bytearray(size_bytes(codec, values.size))
@@ -84,15 +84,15 @@ def encode(values: Vector, codec: CodecName) -> Encoded:
 
 
 def as_bytes(values: Vector) -> memoryview:
-    """Values as float32 on the wire: the array's own memory where it lies in one piece, and not a copy of it."""
+    """Values as float32 on the wire: the array's own memory, not a copy, if it is contiguous."""
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
 def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> Encoded:
-    """The bytes of `delta + residual` on the wire, for a lossy codec; both are `float32[n]`.
+    """Encode `delta + residual` with a lossy codec; both are `float32[n]`.
 
-    `residual` becomes what was rounded off. A delta that is not finite is encoded all the same, to be refused by its
-    owner, and leaves the residual at zero.
+    `residual` becomes the rounding error. A delta that is not finite is encoded too, for its owner to refuse, and sets
+    the residual to zero.
     """
     if kernels.COMPILED is not None and kernels.fits(delta, residual):
         room = np.empty(size_bytes(codec, delta.size), dtype=np.uint8)
@@ -103,18 +103,18 @@ def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> E
     scratch = np.empty(min(_PIECE_VALUES, delta.size), dtype=np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, delta.size, _PIECE_VALUES):
-            owed = residual[start : start + _PIECE_VALUES]
-            owed += delta[start : start + _PIECE_VALUES]
-            rounded = scratch[: owed.size]
-            _encode_piece(owed, codec, data, size_bytes(codec, start), rounded)
-            owed -= rounded
+            total = residual[start : start + _PIECE_VALUES]
+            total += delta[start : start + _PIECE_VALUES]
+            rounded = scratch[: total.size]
+            _encode_piece(total, codec, data, size_bytes(codec, start), rounded)
+            total -= rounded
     if not all_finite(residual):
         residual[:] = 0.0
     return data
 
 
 def _encode_piece(values: Vector, codec: CodecName, into: bytearray, at_byte: int, rounded: Vector | None) -> None:
-    """Encode contiguous values into the buffer; whole blocks, but for the last piece. `rounded` gets them decoded."""
+    """Encode contiguous values, whole blocks except in the last piece; `rounded` receives them decoded."""
     if codec == "bfloat16":
         bits = values.view(np.uint32)
         # Round to nearest, ties to even: add half of the dropped range, plus one if the kept part is odd.
@@ -132,7 +132,7 @@ def _encode_piece(values: Vector, codec: CodecName, into: bytearray, at_byte: in
     if blocks:
         target = np.frombuffer(into, dtype=_BLOCK, count=blocks, offset=at_byte)
         scales, levels = _quantised(values[:whole].reshape(blocks, BLOCK_VALUES))
-        with np.errstate(invalid="ignore"):  # any level will do where the scale is not finite
+        with np.errstate(invalid="ignore"):  # if the scale is not finite the levels do not matter
             target["scale"], target["levels"] = scales[:, 0], levels
         if rounded is not None:
             np.multiply(levels, scales, out=rounded[:whole].reshape(blocks, BLOCK_VALUES))
@@ -147,17 +147,17 @@ def _encode_piece(values: Vector, codec: CodecName, into: bytearray, at_byte: in
 
 
 def _quantised(blocks: Vector) -> tuple[Vector, Vector]:
-    """Scales, `float32[n, 1]`, and levels −127…127 as float32, `[n, m]`; one value not finite spoils its block."""
+    """Scales, `float32[n, 1]`, and levels −127…127 as float32, `[n, m]`; a non-finite value spoils its block."""
     largest = np.abs(blocks).max(axis=1, keepdims=True)
-    usable = ~(largest < _SMALLEST)  # true for a NaN
+    usable = ~(largest < _MIN_VALUE)  # true for a NaN
     scales = np.where(usable, largest / np.float32(_LEVELS), np.float32(0.0))
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # of the factors that are not usable
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # from blocks that are not usable
         levels = blocks * np.where(usable, np.float32(_LEVELS) / largest, np.float32(0.0))
     return scales, np.rint(levels, out=levels)
 
 
 def decode(data: Buffer, codec: CodecName, into: Vector) -> None:
-    """Write the encoded values over `into`, which has exactly as many. `ValueError` when the sizes differ."""
+    """Decode into `into`, which has exactly as many values. Raises `ValueError` if the sizes differ."""
     view = memoryview(data).cast("B")
     if len(view) != size_bytes(codec, into.size):
         raise ValueError(f"{len(view)} bytes of {codec} are not {into.size} values")
@@ -174,7 +174,7 @@ def decode(data: Buffer, codec: CodecName, into: Vector) -> None:
 
 
 def decoded(data: Buffer, codec: CodecName, values: int) -> Vector:
-    """So many values as float32; those that came as such are the buffer's own memory. `ValueError` as in `decode`."""
+    """Decode to float32; values in that codec stay in the buffer's own memory. Raises `ValueError` as `decode` does."""
     if codec == "float32":
         if len(data) != 4 * values:
             raise ValueError(f"{len(data)} bytes of {codec} are not {values} values")
@@ -198,9 +198,9 @@ def _decode_blocks(view: memoryview, into: Vector) -> None:
 
 
 def all_finite(values: Vector) -> bool:
-    """True when no value is NaN or infinite.
+    """Whether no value is NaN or infinite.
 
-    A finite sum of squares proves it thirty times faster than looking at each; an infinite one may be overflow.
+    A finite sum of squares proves it, thirty times faster than a test of each value; an infinite one may be overflow.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.dot(values, values)):

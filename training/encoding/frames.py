@@ -1,8 +1,8 @@
-"""Frames: how shards travel in the body of a request, at most 1 MiB at a time.
+"""Frames: carry shards in the body of a request, at most 1 MiB each.
 
 A frame is a 32-byte header and a payload. The header names the shard, which of its arrays the payload belongs to, the
-first value, the codec, the payload's size, and the step and version it stands for. The receiver knows from the head
-of the request which shards come and how long they are, so nothing is allocated on a stranger's word. Pure.
+offset, the codec, the payload's size, and the step and version. The receiver knows from the head of the request which
+shards come and how long they are, so the sizes in frames never determine how much it allocates. Pure.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class FrameHeader(NamedTuple):
 
 
 class BadFrame(TrainingError):
-    """A body that is not what its head announced."""
+    """A body does not match its head."""
 
 
 def framed_bytes(codec: CodecName, values: int) -> int:
-    """Bytes of an array of so many values with its headers."""
+    """Bytes of an array with its frame headers."""
     return codecs.size_bytes(codec, values) + HEADER_BYTES * -(
         -values // codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     )
@@ -72,10 +72,9 @@ def frames(
     has_checksum: bool = False,
     encode: Callable[[int, Vector], Buffer] | None = None,
 ) -> Iterator[Buffer]:
-    """A shard's array as header and payload buffers; each payload is encoded when it is asked for, by `encode(offset,
-    values)` where that is given. As float32 it is the array's own memory: what is added to it while it is on its way
-    may or may not be in what arrives. With a checksum, the CRC-32 of each payload stands in place of the step, and the
-    payload is a copy."""
+    """A shard's array as header and payload buffers. Each payload is encoded when it is requested, by `encode(offset,
+    values)` if given. A float32 payload is the array's own memory: changes during the transfer may or may not arrive.
+    With a checksum, the header carries the CRC-32 of the payload instead of the step, and the payload is a copy."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     for offset in range(0, values.size, per_frame):
         piece = values[offset : offset + per_frame]
@@ -92,7 +91,7 @@ def frames(
 def encoded_frames(
     shard: int, payload: Buffer, codec: CodecName, part: Part, *, step: int = 0, version: int = 0
 ) -> Iterator[Buffer]:
-    """The same for values that are encoded already, without a copy."""
+    """As `frames`, for values that are already encoded, without a copy."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     frame_bytes = codecs.size_bytes(codec, per_frame)
     view = memoryview(payload)
@@ -129,15 +128,15 @@ def sized(buffers: Iterator[Buffer], size_bytes: int) -> SizedBody | list[Buffer
 
 
 class FrameReader:
-    """Takes frames off a body whose buffers are cut anywhere.
+    """Reads frames from a body whose buffers may be cut anywhere.
 
-    What the stream has goes straight to where it is wanted, whose size was checked before: by itself where the body can
-    do so, otherwise with one copy.
+    Payloads go directly into the target, whose size was checked before: without a copy if the body supports that
+    (`DirectBody`), otherwise with one.
     """
 
     def __init__(self, body: AsyncIterator[Buffer]) -> None:
         self._body = body
-        # Not isinstance: to look up what a protocol asks for takes as long as reading a small frame.
+        # Not isinstance: the check of a protocol takes as long as reading a small frame.
         self._direct = cast(DirectBody, body) if hasattr(body, "read_into") else None
         self._left: memoryview = memoryview(b"")
         self._raw = memoryview(bytearray(HEADER_BYTES))
@@ -152,7 +151,7 @@ class FrameReader:
         return head
 
     async def fill(self, target: memoryview, *, at_end_ok: bool = False) -> bool:
-        """Fill the target, bytes, with what comes next; False at a clean end that is allowed. Raises `BadFrame`."""
+        """Fill the target with the next bytes; False at the end of the body, if that is allowed. Raises `BadFrame`."""
         filled, size = 0, len(target)
         if self._direct is not None:
             filled = await self._direct.read_into(target)
@@ -175,17 +174,17 @@ class FrameReader:
         return True
 
 
-#: Gives memory for so many encoded bytes: to keep, or the same again and again.
+#: Gives memory for a number of encoded bytes: new memory, or the same each time.
 Room = Callable[[int], memoryview]
 
 
 def fresh_room(size_bytes: int) -> memoryview:
-    """Memory that nobody else has; not cleared, for it is about to be filled."""
+    """New memory, not zeroed, because it is about to be filled."""
     return np.empty(size_bytes, dtype=np.uint8).data
 
 
 class WarmRoom:
-    """The same memory for one array after the other: fresh pages cost several times what the copy into them does."""
+    """Reuses the same memory for each array: fresh pages cost several times as much as the copy into them."""
 
     def __init__(self) -> None:
         self._room = memoryview(b"")
@@ -199,9 +198,9 @@ class WarmRoom:
 async def read_encoded(
     reader: FrameReader, shard: int, part: Part, size: int, room: Room = fresh_room, *, has_checksum: bool = False
 ) -> tuple[memoryview, CodecName]:
-    """The next `size` values as they are on the wire, which must be the named part of the named shard, and their codec.
+    """Read the next `size` values without decoding them, and their codec.
 
-    Raises `BadFrame` for anything else.
+    Raises `BadFrame` if they are not the given part of the given shard.
     """
     encoded = memoryview(b"")
     filled = at_byte = 0
@@ -228,14 +227,14 @@ async def read_encoded(
         payload = encoded[at_byte : at_byte + head.payload_bytes]
         await reader.fill(payload)
         if has_checksum and zlib.crc32(payload) != head.step:
-            raise BadFrame(f"shard {shard} was damaged on its way, after value {filled}")
+            raise BadFrame(f"shard {shard} was damaged in transfer, after value {filled}")
         at_byte += head.payload_bytes
         filled += count
     return encoded, codec
 
 
 async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> tuple[Vector, memoryview, CodecName]:
-    """The next `size` values, decoded to float32, with the payload as received (to be forwarded as it is) and its
-    codec. Values that came as float32 are the payload's own memory. Raises `BadFrame`."""
+    """Read the next `size` values as float32, with the payload as received, for forwarding, and its codec. Values in
+    the codec float32 are the payload's own memory. Raises `BadFrame`."""
     encoded, codec = await read_encoded(reader, shard, part, size)
     return codecs.decoded(encoded, codec, size), encoded, codec

@@ -1,11 +1,10 @@
-"""The passes over values that cost most, compiled from `kernels.c` where the installation found a C compiler.
+"""The most expensive passes over values, compiled from `kernels.c` if the installation found a C compiler.
 
-`COMPILED` is the library, or None: then `training.encoding.codecs` and `training.shards.state` do the same with NumPy,
-in three to ten passes for each of these and to the same bits (tests/property/test_kernels.py). Called through ctypes:
-the library knows nothing of Python, and other threads run meanwhile.
+`COMPILED` is the library, or None. Without it `training.encoding.codecs` and `training.shards.state` compute the same
+with NumPy, bit for bit, in three to ten passes each. The library is called through ctypes, which releases the GIL.
 
-Arrays are float32, aligned, in one piece and do not overlap: `fits` tells what can be seen of it. Sizes that do not go
-together raise `ValueError` before anything is touched. Pure. Memory in, memory out.
+Arrays must be float32, aligned, contiguous, and must not overlap; `fits` checks all but the last. Sizes that do not
+match raise `ValueError` before anything is written. Pure.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Vector = npt.NDArray[np.float32]
 #: Encoded values, of any type.
 Data = npt.NDArray[Any]
 
-#: What the functions mean: that of `kernels.c`. A library that is left over from another version is not used.
+#: The version of the functions, as in `kernels.c`. A library of another version is not used.
 CONTRACT = 2
-#: Values that share a scale in int8: `codecs.BLOCK_VALUES`, `BLOCK` in C.
+#: Values that share a scale in int8; `BLOCK` in C.
 BLOCK_VALUES = 1024
-#: Below so many values a call through ctypes costs more than NumPy's passes.
-FEWEST_VALUES = 256
+#: For fewer values a call through ctypes costs more than NumPy's passes.
+MIN_VALUES = 256
 
 _FLOAT32 = np.dtype(np.float32)
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
@@ -46,7 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 class CompiledKernels:
-    """The functions of the library at `path`. Raises `OSError` where it cannot be loaded or is of another version."""
+    """The functions of the library at `path`. Raises `OSError` if it cannot be loaded or has another version."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -62,14 +61,14 @@ class CompiledKernels:
         self._library = library
 
     def encode_bfloat16(self, values: Vector, data: Data) -> None:
-        """Round to nearest, ties to even."""
+        """float32 to bfloat16, rounded to nearest, ties to even."""
         count = _count(values)
         _check_size(data, "bfloat16", count)
         self._library.encode_bfloat16(_at(values), _into(data), count)
 
     def encode_with_feedback(self, delta: Vector, residual: Vector, codec: str, data: Data) -> bool:
-        """The bytes of `delta + residual` as bfloat16 or int8; `residual` becomes what was rounded off. Returns whether
-        all of that is finite."""
+        """Encode `delta + residual` as bfloat16 or int8; `residual` becomes the rounding error. Returns whether all of
+        it is finite."""
         count = _count(delta, residual)
         _check_size(data, codec, count)
         encode = (
@@ -110,7 +109,7 @@ class CompiledKernels:
         """momentum = mu · momentum + (accumulated + weight · delta), and accumulated = 0.
         Then value += lr_mu · momentum and value += lr · (weight · delta).
 
-        None for `accumulated` where it is all zeros.
+        None for `accumulated` means zeros.
         """
         given = (weight, lr, mu, lr_mu)
         if accumulated is None:
@@ -124,10 +123,10 @@ class CompiledKernels:
 
 
 def fits(*vectors: Vector) -> bool:
-    """Whether these are aligned float32 in one piece each, and the first long enough to be worth a call."""
-    if vectors[0].size < FEWEST_VALUES:
+    """Whether these are aligned, contiguous float32 arrays, and the first is long enough to be worth a call."""
+    if vectors[0].size < MIN_VALUES:
         return False
-    for vector in vectors:  # no generator: on the path of every shard of every delta
+    for vector in vectors:  # not a generator: called for every shard of every delta
         flags = vector.flags
         if vector.dtype != _FLOAT32 or not flags.c_contiguous or not flags.aligned:
             return False
@@ -135,13 +134,13 @@ def fits(*vectors: Vector) -> bool:
 
 
 def name() -> str:
-    """What does the arithmetic here, for people: `compiled` or `numpy`."""
+    """What does the arithmetic, for messages: `compiled` or `numpy`."""
     return "numpy" if COMPILED is None else "compiled"
 
 
 def find(folder: Path) -> CompiledKernels | None:
-    """The library in this folder; None where there is none that is usable."""
-    if sys.byteorder != "little":  # the wire is, and the library does not swap
+    """The library in this folder; None if there is no usable one."""
+    if sys.byteorder != "little":  # the wire is little-endian, and the library does not swap
         return None
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"_compiled{suffix}"
@@ -154,12 +153,12 @@ def find(folder: Path) -> CompiledKernels | None:
 
 
 def _count(*vectors: Vector) -> int:
-    """How many values each of them has. What NumPy would find itself, C would not."""
+    """The common number of values. C would not notice different sizes."""
     count = vectors[0].size
     for vector in vectors:
         if vector.size != count:
             sizes = ", ".join(str(vector.size) for vector in vectors)
-            raise ValueError(f"arrays of {sizes} values do not go together")
+            raise ValueError(f"arrays of {sizes} values do not match")
     return count
 
 
@@ -170,12 +169,12 @@ def _check_size(data: Data, codec: str, count: int) -> None:
 
 
 def _into(array: Data) -> int:
-    """Where to write. Raises `TypeError` for what NumPy would not let anybody write to either."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # eight times as quick as asking the array
+    """The address to write to. Raises `TypeError` for a read-only array."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # eight times as fast as the array's own attribute
 
 
 def _at(array: Data) -> int:
-    """Where to read."""
+    """The address to read from."""
     return _into(array) if array.flags.writeable else int(array.__array_interface__["data"][0])
 
 

@@ -1,12 +1,12 @@
-"""What is trained: the protocol of a task (`training.tasks.task`) and the tasks that come with the program.
+"""Tasks: the protocol of a task (`training.tasks.task`), and the built-in tasks `digits`, `mnist` and `text`.
 
-`digits`, `mnist` and `text` are names; anything else is "package.module:Class", a class of the user's own that has the
-same methods. It runs in the trainer's process alone.
+Any other task is a class of the user's own, named "package.module:Class", with the same methods. Tasks run only in the
+trainer process.
 """
 
 from __future__ import annotations
 
-#: Names a user may write for "package.module:Class".
+#: Names of the built-in tasks.
 BUILT_IN = {
     "digits": "training.tasks.digits:Digits",
     "mnist": "training.tasks.mnist:Mnist",

@@ -1,6 +1,6 @@
-"""Batches over data that fits into memory: endless, shuffled anew each epoch, and resumable by two numbers.
+"""Endless batches over data in memory, shuffled in each epoch and resumable by two numbers.
 
-Also how a data set is divided among nodes, with classes that a node lacks: pure functions of the labels.
+Also divides a data set among nodes, optionally with classes missing on each: functions of the labels only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ Indices = npt.NDArray[np.int64]
 class ShuffledBatches(Iterator[tuple[Tensor, Tensor]]):
     """Pairs of `inputs[batch, …]` and `labels[batch]`; the order of an epoch is a function of seed and epoch alone.
 
-    Every epoch has the same number of batches; what does not fill one is left out, another part each time.
+    Every epoch has the same number of batches; the samples of an incomplete one are left out, others in each epoch.
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor, batch_size: int, seed: int) -> None:
         if not len(labels):
-            raise TaskError(
-                "this node has no training data at all", "see part, parts and lacking in [training.options]"
-            )
+            raise TaskError("this node has no training data", "see part, parts and lacking in [training.options]")
         self._inputs = inputs
         self._labels = labels
         self._batch_size = min(batch_size, len(labels))
@@ -58,15 +56,15 @@ class ShuffledBatches(Iterator[tuple[Tensor, Tensor]]):
 
 
 def lacking_classes(part: int, lacking: int, classes: int = 10) -> list[int]:
-    """The classes that `part` does not see: three apart, so that neighbouring parts lack different ones."""
+    """The classes missing in `part`: shifted by three, so that neighbouring parts lack different ones."""
     return sorted({(3 * part + index) % classes for index in range(lacking)})
 
 
 def divide(labels: npt.NDArray[np.integer], part: int, parts: int, lacking: int, classes: int = 10) -> Indices:
     """The samples that belong to `part` of `parts`, ascending.
 
-    The samples of each class are dealt out evenly among the parts that do not lack it: every sample belongs to
-    exactly one part. Raises `TaskError` where that cannot be.
+    The samples of each class are divided evenly among the parts that do not lack it: every sample belongs to exactly
+    one part. Raises `TaskError` if that is impossible.
     """
     if not 0 <= part < parts:
         raise TaskError(f"part = {part} of parts = {parts} does not exist", f"part goes from 0 to {parts - 1}")

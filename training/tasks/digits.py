@@ -1,7 +1,7 @@
 """The task `digits`: 1,797 real 8×8 images of handwritten digits, bundled; a small network; seconds to train.
 
-The images are UCI's "Optical Recognition of Handwritten Digits" (`data/LICENSE-digits.txt`). Every fifth one is for the
-test: 1,437 to train with, 360 to test with, on every node alike.
+The images are UCI's "Optical Recognition of Handwritten Digits" (`data/LICENSE-digits.txt`). Every fifth one is a test
+image: 1,437 for training and 360 for the test, the same on every node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from training.tasks.task import TaskError, TrainSpec, read_options
 DATA = Path(__file__).with_name("data") / "digits.csv.gz"
 _TEST_EVERY = 5
 
-#: Pixels go from 0 to 16; the network gets 0 to 2, a spread of about one, with which it learns fastest.
+#: Pixels range from 0 to 16. The network gets 0 to 2, a standard deviation of about one, and learns fastest so.
 _SCALE = 8.0
 
 
@@ -89,5 +89,5 @@ def load_digits(path: Path = DATA) -> tuple[np.ndarray[Any, np.dtype[np.float32]
     except (OSError, ValueError, EOFError) as error:
         raise TaskError(f"{path} is not the digits' file: {error}", "leave training.data_dir empty") from error
     if table.ndim != 2 or table.shape[1] != 65:
-        raise TaskError(f"{path} is not the digits' file: 65 columns are wanted", "leave training.data_dir empty")
+        raise TaskError(f"{path} is not the digits' file: 65 columns are expected", "leave training.data_dir empty")
     return table[:, :64] / np.float32(_SCALE), table[:, 64].astype(np.int64)

@@ -1,7 +1,7 @@
-"""The MNIST files: found in a folder, checked by SHA-256, read from the IDX format, fetched where they are missing.
+"""Reads the MNIST files: finds them in a folder or downloads them, checks SHA-256, and parses the IDX format.
 
-Sums are of the content, so that a file is the same whether it is compressed or not. Nothing is fetched over a file
-that is there, and a file that was fetched is put in place whole.
+Checksums are of the uncompressed content, so files may be compressed or not. A download never replaces an existing
+file, and is put in place atomically.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KNOWN = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 
-#: SHA-256 of the four files as the mirrors have them, `.gz`.
+#: SHA-256 of the four files on the mirrors, `.gz`.
 KNOWN_GZ = {
     "train-images-idx3-ubyte": "0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971",
     "train-labels-idx1-ubyte": "1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203",
@@ -49,12 +49,12 @@ _HINT = "put the four MNIST files (IDX format, compressed or not) into that fold
 
 
 def load(folder: Path, name: str, *, verify: bool = True, mirrors: Sequence[str] = MIRRORS) -> np.ndarray[Any, Any]:
-    """One file's values, `uint8`, in its own shape; read-only. Raises `TaskError`."""
+    """The values of one file, `uint8`, in its own shape; read-only. Raises `TaskError`."""
     content, path = _content(folder, name, mirrors)
     if verify and hashlib.sha256(content).hexdigest() != KNOWN[name]:
         raise TaskError(
             f"{path} is not the MNIST file of that name: its SHA-256 is {hashlib.sha256(content).hexdigest()[:16]}…, "
-            f"and {KNOWN[name][:16]}… is wanted",
+            f"and {KNOWN[name][:16]}… is expected",
             "fetch it again, or set verify = false in [training.options] to train on other images",
         )
     return _parse(content, path)
@@ -83,7 +83,7 @@ def _fetch(path: Path, name: str, mirrors: Sequence[str]) -> bytes:
             failures.append(f"{mirror}: {getattr(error, 'reason', error)}")
             continue
         if hashlib.sha256(data).hexdigest() != KNOWN_GZ[name]:
-            failures.append(f"{mirror}: the file there is another one")
+            failures.append(f"{mirror}: its file has another checksum")
             continue
         _put(path, data)
         return data
@@ -92,7 +92,7 @@ def _fetch(path: Path, name: str, mirrors: Sequence[str]) -> bytes:
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Several nodes on one machine may fetch at once: each writes a file of its own and puts it in place."""
+    """Write a temporary file and rename it; several nodes on one machine may do so at once."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,5 +113,5 @@ def _parse(content: bytes, path: Path) -> np.ndarray[Any, Any]:
         raise TaskError(f"{path} is not an IDX file of bytes", _HINT)
     shape = tuple(int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(dimensions))
     if len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise TaskError(f"{path} is cut off: {len(content) - start} values, and its head says {shape}", _HINT)
+        raise TaskError(f"{path} is truncated: {len(content) - start} values, and its head announces {shape}", _HINT)
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -3,8 +3,8 @@
     input 28×28, normalisation (decay 0.9), convolution 5×5 with 32 maps, ReLU, max pooling 2×2, dropout 0.1,
     fully connected 1024, ReLU, linear 10, softmax
 
-The normalisation is batch normalisation, its running mean and variance are buffers of the vector. The softmax is in
-the loss, as cross entropy. The files come from `training.data_dir`; see `training.tasks.idx`.
+The normalisation is batch normalisation; its running mean and variance are buffers in the vector. The softmax is part
+of the loss, cross entropy. The files are read from `training.data_dir`; see `training.tasks.idx`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EVALUATION_BATCH = 500
 class MnistOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`part` of `parts` trains on its own share; it lacks `lacking` of the ten classes.
 
-    `eval_samples` of the 10,000 test images are evaluated, 0 all of them; `verify` compares the files with the known
-    ones; `fetch` allows to download those that are missing.
+    `eval_samples` of the 10,000 test images are evaluated, or all with 0. `verify` checks the files' checksums, and
+    `fetch` allows downloading missing ones.
     """
 
     part: Annotated[int, Meta(ge=0)] = 0
@@ -58,12 +58,12 @@ class Mnist:
         folder = Path(data_dir) if data_dir else default_folder()
         if data_dir and not folder.is_dir():
             raise TaskError(
-                f"training.data_dir = {folder} is no folder",
+                f"training.data_dir = {folder} is not a folder",
                 "name the folder with the four MNIST files, or leave it empty to have them fetched",
             )
         images, labels = self._load(folder, "train")
         own = divide(labels, self._options.part, self._options.parts, self._options.lacking)
-        # Bytes, and not floats: a quarter of the memory, and each batch is scaled when it is used.
+        # Bytes take a quarter of the memory of floats; each batch is scaled when it is used.
         self._train = (self._tensor(images[own]), self._tensor(labels[own].astype(np.int64)))
         images, labels = self._load(folder, "t10k")
         count = self._options.eval_samples or len(labels)
@@ -74,7 +74,7 @@ class Mnist:
         images = idx.load(folder, f"{kind}-images-idx3-ubyte", verify=self._options.verify, mirrors=mirrors)
         labels = idx.load(folder, f"{kind}-labels-idx1-ubyte", verify=self._options.verify, mirrors=mirrors)
         if len(images) != len(labels) or images.shape[1:] != (28, 28):
-            raise TaskError(f"images and labels of {kind} in {folder} do not belong together", "fetch them again")
+            raise TaskError(f"images and labels of {kind} in {folder} do not match", "fetch them again")
         return images, labels
 
     def _tensor(self, values: np.ndarray[Any, Any]) -> Tensor:
@@ -121,7 +121,7 @@ def network() -> nn.Sequential:
 
 
 def default_folder() -> Path:
-    """Where the files are fetched to when no folder is named."""
+    """The folder for downloads if none is configured."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "p2pnode" / "mnist"
 

@@ -1,4 +1,4 @@
-"""The protocol of a task: what a user writes to have his model trained by a swarm.
+"""The protocol of a task, which a user implements to train a model of their own in a swarm.
 
     class Mine:
         version = "1"
@@ -9,18 +9,19 @@
         def loss(self, model, batch): ...           # scalar tensor
         def evaluate(self, model): return {"accuracy": 0.9}, 1000
 
-* `options` is `[training.options]` as it stands in the configuration; `data_dir` is absolute, or empty.
-* Before the class is made all generators are seeded with `seed`, equal on all nodes, so that `build` gives the same
-  weights everywhere; after `build` with `node_seed`, which differs: data order and dropout follow it.
-* `device` is resolved ("cpu", "cuda:0"): the task puts the model there, and each batch, in `loss`.
-* `batches` may give a plain iterator. If what it gives, or else the task itself, has `state_dict` and
-  `load_state_dict`, the data position is part of a checkpoint; otherwise a restarted node begins its data anew.
-* `evaluate` gets the shared model in evaluation mode, without gradients, and returns its metrics and the number of
-  samples behind them. What it draws from the generators does not change the training.
-* `version` is compared by all nodes: raise it when the task changes so that old and new nodes must not train together.
-* `samples(batch)` may count a batch's samples; without it the first tensor's leading dimension does.
+* `options` is `[training.options]` of the configuration; `data_dir` is absolute, or empty.
+* Before the class is constructed all generators are seeded with `seed`, which is equal on all nodes, so that `build`
+  gives the same weights everywhere. After `build` they are seeded with `node_seed`, which differs: data order and
+  dropout depend on it.
+* `device` is resolved ("cpu", "cuda:0"): the task moves the model to it, and in `loss` each batch.
+* `batches` may return a plain iterator. If the iterator, or else the task, has `state_dict` and `load_state_dict`, the
+  data position is part of a checkpoint; otherwise a restarted node starts its data from the beginning.
+* `evaluate` gets the shared model in evaluation mode, without gradients. It returns metrics and the number of samples
+  they are based on. Its use of the generators does not affect the training.
+* All nodes must have the same `version`: increase it when old and new nodes must not train together.
+* `samples(batch)` may count a batch's samples; the default is the first tensor's leading dimension.
 
-A fault that the user can mend is raised as `TaskError(what is wrong, what to do)`.
+Raise `TaskError(what is wrong, what to do)` for faults that the user can fix.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 @dataclass
 class TrainSpec:
-    """What `build` gives.
+    """The result of `build`.
 
-    `scheduler` is counted in optimiser steps and follows the swarm's step. `accumulate` batches make one optimiser
-    step, their losses averaged. `scaler` is for float16 autocast; a step it skips is not counted. `clip_norm` bounds
-    the gradient's norm; 0 does not.
+    `scheduler` counts optimiser steps and follows the swarm's step. `accumulate` batches make one optimiser step, with
+    their mean loss. `scaler` is for float16 autocast; a step it skips does not count. `clip_norm` bounds the gradient's
+    norm; 0 means no bound.
     """
 
     model: nn.Module
@@ -58,7 +59,7 @@ class TrainSpec:
 
 
 class Task(Protocol):
-    """The methods of a task; see the module."""
+    """The methods of a task; see the module's docstring."""
 
     version: str
 
@@ -74,7 +75,7 @@ class Task(Protocol):
 
 
 class TaskError(TrainingError):
-    """A fault the user can mend: `reason` is one sentence, `hint` the next step."""
+    """A fault that the user can fix: `reason` is one sentence, `hint` the next step."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
@@ -83,7 +84,7 @@ class TaskError(TrainingError):
 
 
 def read_options(kind: type[Options], options: dict[str, Any], task: str) -> Options:
-    """`[training.options]` as the task's own struct, defaults filled in. Raises `TaskError`."""
+    """Convert `[training.options]` to the task's own struct, with defaults. Raises `TaskError`."""
     try:
         return msgspec.convert(options, kind)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
-"""The task `text`: a byte-level transformer of a few layers on any file; `training.data_dir` names the file.
+"""The task `text`: a small byte-level transformer on the file that `training.data_dir` names.
 
-The first nine tenths are for training, the last tenth for evaluation: loss in nats and bits per byte. Windows are drawn
-at random, by the node's own seed; there is no epoch.
+The first nine tenths are for training, the last tenth for evaluation, as loss in nats and as bits per byte. Windows are
+drawn at random with the node's own seed; there are no epochs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.nn import functional
 from training.tasks.task import TaskError, TrainSpec, read_options
 
 _BYTES = 256
-_MOST_EVALUATION_WINDOWS = 200
+_MAX_EVALUATION_WINDOWS = 200
 _EVALUATION_BATCH = 20
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The size of the transformer, and how it is trained. `warmup` counts optimiser steps."""
+    """The size of the transformer and its training. `warmup` counts optimiser steps."""
 
     layers: Annotated[int, Meta(ge=1)] = 4
     width: Annotated[int, Meta(ge=8)] = 128
@@ -93,7 +93,7 @@ class Text:
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         context = self._options.context
-        count = min(_MOST_EVALUATION_WINDOWS, (len(self._validation) - 1) // context)
+        count = min(_MAX_EVALUATION_WINDOWS, (len(self._validation) - 1) // context)
         starts = np.linspace(0, len(self._validation) - 1 - context, count).astype(np.int64)
         total = 0.0
         for first in range(0, count, _EVALUATION_BATCH):
@@ -104,7 +104,7 @@ class Text:
 
 
 class ByteTransformer(nn.Module):
-    """Bytes `int64[batch, time]` to scores `float32[batch, time, 256]`; input and output share one table."""
+    """Bytes `int64[batch, time]` to scores `float32[batch, time, 256]`; input and output share their weights."""
 
     def __init__(self, options: TextOptions) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class ByteTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention to the past, then a perceptron; each added to what came in, normalised first."""
+    """Causal attention, then a perceptron; each is residual, with normalisation before."""
 
     def __init__(self, options: TextOptions) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Block(nn.Module):
 
 
 def windows(data: np.ndarray[Any, Any], starts: np.ndarray[Any, Any], context: int) -> tuple[Tensor, Tensor]:
-    """The bytes from each start on, and those one further: `int64[starts, context]` each."""
+    """Windows from each start, and the same shifted by one byte: `int64[starts, context]` each."""
     cut = torch.from_numpy(np.stack([data[start : start + context + 1] for start in starts]).astype(np.int64))
     return cut[:, :-1], cut[:, 1:]
 
@@ -162,7 +162,7 @@ def _read(data_dir: str, context: int) -> tuple[np.ndarray[Any, Any], np.ndarray
         raise TaskError("the task text needs a file, and training.data_dir is empty", hint)
     path = Path(data_dir)
     if path.is_dir():
-        raise TaskError(f"training.data_dir = {path} is a folder, and the task text wants one file", hint)
+        raise TaskError(f"training.data_dir = {path} is a folder, and the task text needs one file", hint)
     try:
         data = np.frombuffer(path.read_bytes(), np.uint8)
     except FileNotFoundError as error:

@@ -105,7 +105,7 @@ def test_alone_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ("digits", {"part": "one"}, "", "Expected `int`"),
         ("digits", {"part": 7, "parts": 4}, "", "part = 7 of parts = 4"),
         ("digits", {}, "/nowhere/digits", "finds no file /nowhere/digits"),
-        ("mnist", {}, "/nowhere/mnist", "training.data_dir = /nowhere/mnist is no folder"),
+        ("mnist", {}, "/nowhere/mnist", "training.data_dir = /nowhere/mnist is not a folder"),
         ("mnist", {"optimizer": "lion"}, "", "optimizer"),
         ("text", {}, "", "training.data_dir is empty"),
         ("text", {}, "/nowhere/book.txt", "finds no file /nowhere/book.txt"),

@@ -122,7 +122,7 @@ def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
     [
         (b"", "not an IDX file"),
         (b"<html>not found</html>", "not an IDX file"),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 9, 1, 2]), "cut off"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 9, 1, 2]), "truncated"),
         (b"\x1f\x8b\x08\x00broken", "cannot be read"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_mirror_with_another_file_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
     write_idx(tmp_path / "mirror" / "t10k-labels-idx1-ubyte.gz", np.zeros(3))
 
-    with pytest.raises(TaskError, match="the file there is another one"):
+    with pytest.raises(TaskError, match="its file has another checksum"):
         idx.load(tmp_path, "t10k-labels-idx1-ubyte", mirrors=[(tmp_path / "mirror").as_uri() + "/"])
     assert [path.name for path in tmp_path.iterdir()] == ["mirror"]
 
