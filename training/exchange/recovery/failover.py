@@ -102,7 +102,7 @@ class Failover:
             copied, state = best
             from_replica += state.era_step > 0
             seen = [item for _, found in copies[shard] for item in (found.term, found.fence)]
-            term = self._store.next_term(shard, *seen)
+            term = self._store.next_term(shard, copied, *seen)
             now = self._clock.monotonic()
             owned = self._store.own(shard, state, term, self._context.me(), now, has_tenure=False)
             owned.rank_as(copied)

@@ -1,0 +1,234 @@
+"""Take-overs by the survey of the copies, and answers to fences."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from overlay.transport import TransportError
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
+from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
+from tests.harness.virtual_loop import run
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import OwnerDirectory
+from training.exchange.messages import LocateOwnersAnswer
+from training.exchange.ownership_messages import (
+    CopyStatus,
+    StateTransfer,
+    SurveyAnswer,
+    TakeoverRequest,
+    TransferResult,
+)
+from training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
+from training.exchange.store import state_stream
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.store.state_head import describe
+from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Role, Term
+
+ME, B, C = contact("a"), contact("b"), contact("c")
+
+
+def copy(role: Role, held: Term, version: int = 0) -> CopyStatus:
+    return CopyStatus(0, role, *held, version, *ZERO_TERM, 0)
+
+
+def failover_of(store: ShardStore, *copies: CopyStatus) -> tuple[Failover, ScriptedSwarm, ExchangeContext]:
+    """Node b has these copies, node c has none."""
+    swarm = ScriptedSwarm(ME, [B, C])
+    swarm.answers["survey"] = lambda to, _payload: SurveyAnswer(list(copies) if to == B else [])
+    swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
+    swarm.answers["appeal"] = lambda *_: TransferResult([0], [])
+    context = context_of(swarm, store)
+    return Failover(context, OwnerDirectory(context)), swarm, context
+
+
+def test_a_backup_takes_over_and_announces_it() -> None:
+    """Under a term above all that the survey found; the other members are told the owner."""
+
+    async def scenario() -> None:
+        store = backup_of("a", "x", 3)
+        failover, swarm, context = failover_of(store, copy("replica", term(3, "x"), 1))
+        swarm.gone.append(IDS["x"])
+        await failover.take_over([0])
+
+        assert store.owned[0].term == term(4, "a")
+        assert sorted(to.node_id for name, to, _ in swarm.requests if name == "where_is") == [IDS["b"], IDS["c"]]
+        assert [record.event for record in records_of(context)] == ["shards_taken_over"]
+
+    run(scenario())
+
+
+def test_a_living_owner_keeps_its_shard() -> None:
+    """The survey finds an owner with a term that is not below the fence: it is known then, nothing is taken."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        failover, _, context = failover_of(store, copy("owner", term(7, "b")))
+        context.replica.set_version(0, term(3, "x"), 1)
+        await failover.take_over([0])
+
+        assert 0 not in store.owned
+        known = store.ownership.owner_info(0)
+        assert known is not None
+        assert (known.owner, known.term) == (IDS["b"], term(7, "b"))
+
+    run(scenario())
+
+
+def test_a_better_copy_is_asked_to_take_over() -> None:
+    """A backup on another node ranks above the replica here."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        failover, swarm, context = failover_of(store, copy("backup", term(3, "x")))
+        context.replica.set_version(0, term(3, "x"), 9)
+        await failover.take_over([0])
+
+        assert 0 not in store.owned
+        assert [to for name, to, _ in swarm.requests if name == "appeal"] == [B]
+
+    run(scenario())
+
+
+def test_a_replica_is_used_only_after_a_grace_period() -> None:
+    """A backup may appear in that time; then the replica begins a new era."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        failover, _, context = failover_of(store)
+        context.replica.set_version(0, term(3, "x"), 9)
+        context.replica.slice_of(0)[:] = 2.0
+        began = context.environment.clock.monotonic()
+        while 0 not in store.owned:
+            await failover.take_over([0])
+            await asyncio.sleep(0.5)
+            assert failover.waiting() == ([0] if 0 not in store.owned else [])
+
+        assert context.environment.clock.monotonic() - began >= REPLICA_GRACE_S
+        owned = store.owned[0]
+        assert owned.state.value.tolist() == [2.0] * 4
+        assert owned.state.era_step >= 1
+        assert owned.term > term(3, "x")
+
+    run(scenario())
+
+
+def test_a_leaving_node_takes_no_replica() -> None:
+    """It would go with the shard, under a higher term than the whole state on another disk."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        failover, _, context = failover_of(store)
+        context.replica.set_version(0, term(3, "x"), 9)
+        context.run.enter(context.run.phase.LEAVING)
+        for _ in range(10):
+            await failover.take_over([0])
+            await asyncio.sleep(0.5)
+        assert 0 not in store.owned
+
+    run(scenario())
+
+
+def test_a_better_replica_is_fetched_from_its_holder() -> None:
+    """After the grace period, and it is what the shard continues from."""
+
+    async def scenario() -> None:
+        store, theirs = store_of("a"), store_of("b")
+        state = zeros(theirs)
+        state.value[:] = 3.0
+        failover, swarm, context = failover_of(store, copy("replica", term(3, "x"), 12))
+        context.replica.set_version(0, term(3, "x"), 9)
+        head = describe(0, term(3, "x"), state)
+        frames = [bytes(buffer) for buffer in state_stream.body([(head, state)])]
+        swarm.answers["fetch"] = lambda *_: (StateTransfer(GENESIS, [head]), frames)
+        for _ in range(8):
+            await failover.take_over([0])
+            await asyncio.sleep(0.5)
+
+        assert np.all(store.owned[0].state.value == 3.0)
+
+    run(scenario())
+
+
+def test_a_restart_of_the_whole_swarm_waits_for_the_others_and_takes_replicas_at_once() -> None:
+    """It returns how many answered, after the wait if there are fewer than expected."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        failover, swarm, context = failover_of(store)
+        swarm.gone.append(IDS["c"])
+        for shard in range(4):
+            context.replica.set_version(shard, term(3, "x"), 9)
+        began = context.environment.clock.monotonic()
+
+        assert await failover.resume(expected=2, wait_s=3.0) == 1
+        assert 3.0 <= context.environment.clock.monotonic() - began < 4.0
+        assert sorted(store.owned) == [0, 1, 2, 3]
+
+        before = context.environment.clock.monotonic()
+        assert await failover.resume(expected=1, wait_s=3.0) == 1
+        assert context.environment.clock.monotonic() == before
+
+    run(scenario())
+
+
+def test_an_owner_raises_its_term_above_a_bare_fence() -> None:
+    """No node owns the shard under that term, and no copy is better: otherwise the fence would shut it out."""
+
+    async def scenario() -> None:
+        store = owner_of("a", 3)
+        failover, _, context = failover_of(store, copy("replica", term(3, "a"), 1))
+        context.rebalance.challenge([Fence(0, *term(8, "x"))])
+        await failover.answer_challenges()
+        assert store.owned[0].term > term(8, "x")
+
+    run(scenario())
+
+
+def test_an_owner_yields_to_a_better_copy_and_to_a_higher_owner() -> None:
+    """A backup of a later pair has deltas that this owner lacks: it keeps its copy, to be offered."""
+
+    async def scenario() -> None:
+        for theirs in (copy("backup", term(8, "x")), copy("owner", term(8, "b"))):
+            store = owner_of("a", 3)
+            failover, _, context = failover_of(store, theirs)
+            context.rebalance.challenge([Fence(0, *term(8, "x"))])
+            await failover.answer_challenges()
+            assert 0 not in store.owned
+            assert 0 in store.superseded
+
+    run(scenario())
+
+
+def test_a_request_to_take_over_has_the_known_owner_probed() -> None:
+    """Nothing is assumed: the shard waits for the survey, and the answer names the owner that is known here."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        _, swarm, context = failover_of(store)
+        store.note_owner(0, term(2, "c"), C)
+
+        answer = await swarm.deliver("appeal", B, TakeoverRequest(GENESIS, [0, 99]), TransferResult)
+
+        assert answer == TransferResult([0], [OwnerInfo.of(0, term(2, "c"), C)])
+        assert context.rebalance.collect_orphans() == [0]
+        assert swarm.suspected == [IDS["c"]]
+
+    run(scenario())
+
+
+def test_a_silent_node_does_not_stop_a_survey() -> None:
+    """Its failure is noted, and the others decide."""
+
+    async def scenario() -> None:
+        store = backup_of("a", "x", 3)
+        failover, swarm, context = failover_of(store)
+        swarm.gone.append(IDS["x"])
+        silence = TransportError("timeout", C.address, "was silent")
+        swarm.answers["survey"] = lambda to, _payload: silence if to == C else SurveyAnswer([])
+        await failover.take_over([0])
+        assert 0 in store.owned
+        assert context.view.failed_within(IDS["c"], 2.0)
+
+    run(scenario())
