@@ -1,0 +1,87 @@
+"""Background jobs: one of a kind and target at a time, failures logged, and a tick after those that took time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from overlay.transport import TransportError
+from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
+from tests.harness.stores import contact, store_of
+from tests.harness.virtual_loop import run
+from training.exchange.recovery.jobs import Jobs
+
+
+def test_a_target_has_one_job_and_a_kind_without_target_too() -> None:
+    """The second is ignored until the first has ended and was forgotten."""
+
+    async def scenario() -> None:
+        jobs = Jobs(context_of(ScriptedSwarm(contact("a")), store_of("a")))
+        ran: list[str] = []
+
+        def work(name: str) -> None:
+            async def one() -> None:
+                ran.append(name)
+                await asyncio.sleep(1.0)
+
+            jobs.start(*{"release": ("release", b"b"), "teach": ("teach", b"b")}.get(name, (name, b"")), one)
+
+        for name in ("teach", "release", "mend", "mend", "confirm"):
+            work(name)
+        await asyncio.sleep(2.0)
+        assert ran == ["teach", "mend", "confirm"]
+
+        work("release")
+        jobs.forget_done()
+        work("release")
+        await asyncio.sleep(0.1)
+        assert ran == ["teach", "mend", "confirm", "release"]
+        await jobs.stop()
+
+    run(scenario())
+
+
+def test_a_failed_job_is_logged_and_only_one_that_took_time_wakes_the_rebalancer() -> None:
+    """A job that fails at once would otherwise be started again without end."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+        jobs, clock = Jobs(context), context.environment.clock
+
+        async def fails(after_s: float) -> None:
+            if after_s:
+                await asyncio.sleep(after_s)
+            raise TransportError("timeout", contact("b").address, "was silent")
+
+        jobs.start("teach", b"b", lambda: fails(0.0))
+        began = clock.monotonic()
+        await context.rebalance.wait(3.0)
+        assert clock.monotonic() - began == 3.0
+
+        jobs.start("hand_over", b"c", lambda: fails(1.0))
+        await context.rebalance.wait(3.0)
+        assert clock.monotonic() - began == 4.0
+        failed = [record.fields["kind"] for record in records_of(context) if record.event == "shard_move_failed"]
+        assert failed == ["teach", "hand_over"]
+
+    run(scenario())
+
+
+def test_stop_cancels_what_is_running() -> None:
+    """Nothing is left behind."""
+
+    async def scenario() -> None:
+        jobs = Jobs(context_of(ScriptedSwarm(contact("a")), store_of("a")))
+        ended = []
+
+        async def forever() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        jobs.start("mend", b"", forever)
+        await asyncio.sleep(0.1)
+        await jobs.stop()
+        assert ended == [True]
+
+    run(scenario(), strict=True)

@@ -1,0 +1,167 @@
+"""The rebalancer: which jobs a tick starts, and how a leaving node gives its shards away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of, until
+from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
+from tests.harness.virtual_loop import run
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import OwnerDirectory
+from training.exchange.messages import LocateOwnersAnswer
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.ownership_messages import SurveyAnswer, TransferResult
+from training.exchange.recovery.rebalancing import Rebalancer
+from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.store.shard_store import ShardStore
+from training.settings import ExchangeSettings
+
+ME, B, C = contact("a"), contact("b"), contact("c")
+SETTINGS = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=5.0)
+
+
+def rebalancer_of(
+    store: ShardStore, settings: ExchangeSettings = SETTINGS, **answers: Answer
+) -> tuple[Rebalancer, ScriptedSwarm, ExchangeContext]:
+    swarm = ScriptedSwarm(ME, [B, C])
+    usual: dict[str, Answer] = {
+        "where_is": LocateOwnersAnswer([]),
+        "survey": SurveyAnswer([]),
+        "learn": TransferResult([0], []),
+        "state": TransferResult([0], []),
+        "hand_over": TransferResult([0], []),
+    }
+    for name, answer in {**usual, **answers}.items():
+        swarm.answers[name] = lambda *_, answer=answer: answer
+    context = context_of(swarm, store, settings=settings)
+    deltas, directory = DeltaHandler(context), OwnerDirectory(context)
+    return Rebalancer(context, directory, deltas, SplitReconciler(context, directory, deltas)), swarm, context
+
+
+def test_an_owner_without_a_backup_adds_the_best_candidate_as_learner() -> None:
+    """It becomes the backup, and its failure is watched for."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        rebalancer, swarm, _ = rebalancer_of(store)
+        swarm.suspects = [IDS["b"]]
+        await rebalancer.tick()
+        await until(lambda: store.owned[0].backup == C)
+        await rebalancer.tick()
+        assert swarm.watched == [IDS["c"]]
+
+    run(scenario())
+
+
+def test_without_replicas_no_backup_is_made() -> None:
+    """`replicas = 0`, and this node is the best candidate: nothing is sent."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        rebalancer, swarm, _ = rebalancer_of(store, msgspec.structs.replace(SETTINGS, replicas=0))
+        await rebalancer.tick()
+        await asyncio.sleep(0.5)
+        assert not [name for name, _, _ in swarm.requests if name == "learn"]
+
+    run(scenario())
+
+
+def test_a_shard_moves_to_its_best_candidate_after_its_tenure() -> None:
+    """The candidate is the backup; within `tenure_s` of the last change the shard stays."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        rebalancer, swarm, context = rebalancer_of(store)
+        now = context.environment.clock.monotonic()
+        store.own(0, zeros(store), term(1, "a"), ME, now, has_tenure=True, backup=B)
+        swarm.candidate_list = [B, ME, C]
+
+        await rebalancer.tick()
+        await asyncio.sleep(1.0)
+        assert 0 in store.owned
+
+        await asyncio.sleep(SETTINGS.tenure_s)
+        await rebalancer.tick()
+        await until(lambda: 0 not in store.owned)
+        assert store.backed[0].owner == B
+
+    run(scenario())
+
+
+def test_a_dead_backup_is_dropped_under_a_new_term() -> None:
+    """What it has ranks below what is added from now on; another node becomes the backup."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        rebalancer, swarm, _ = rebalancer_of(store)
+        swarm.gone.append(IDS["b"])
+        await rebalancer.tick()
+        assert store.owned[0].term > term(1, "a")
+        await until(lambda: store.owned[0].backup == C)
+
+    run(scenario())
+
+
+def test_a_backup_takes_over_from_a_dead_owner_and_not_while_it_lives() -> None:
+    """Its copy is the best of the survey: it owns the shard under a higher term."""
+
+    async def scenario() -> None:
+        store = backup_of("a", "b", 3)
+        rebalancer, swarm, _ = rebalancer_of(store)
+        await rebalancer.tick()
+        await asyncio.sleep(1.0)
+        assert 0 in store.backed
+
+        swarm.gone.append(IDS["b"])
+        await rebalancer.tick()
+        await until(lambda: 0 in store.owned)
+        assert store.owned[0].term > term(3, "b")
+
+    run(scenario())
+
+
+def test_orphans_wait_while_take_overs_are_delayed() -> None:
+    """A node that has just started takes over nothing that it is asked to, until it is allowed."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        rebalancer, swarm, context = rebalancer_of(store)
+        context.replica.set_version(0, term(1, "x"), 1)
+        rebalancer.delay_takeover(30.0)
+        context.rebalance.take_over(0)
+        await rebalancer.tick()
+        await asyncio.sleep(0.5)
+        assert not [name for name, _, _ in swarm.requests if name == "survey"]
+
+        rebalancer.allow_takeover()
+        context.rebalance.take_over(0)
+        await rebalancer.tick()
+        await until(lambda: any(name == "survey" for name, _, _ in swarm.requests))
+
+    run(scenario())
+
+
+def test_a_leaving_node_hands_over_to_any_backup() -> None:
+    """The backup need not be the best candidate; without another node the shards stay, and `leave` returns at once."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = C
+        rebalancer, _, context = rebalancer_of(store)
+        running = asyncio.create_task(rebalancer.run())
+        assert await rebalancer.leave(5.0) == 0
+        assert context.run.is_leaving
+        running.cancel()
+
+        alone = owner_of("a")
+        lonely, swarm, context = rebalancer_of(alone)
+        swarm.gone += [IDS["b"], IDS["c"]]
+        began = context.environment.clock.monotonic()
+        assert await lonely.leave(5.0) == 1
+        assert context.environment.clock.monotonic() == began
+
+    run(scenario())
