@@ -1,4 +1,4 @@
-"""The token of the HTTP API: made once, kept, and readable by one user."""
+"""The token of the HTTP API: created once, kept, and readable by one user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2pnode.keys import api_token
 NEW = bytes(range(32))
 
 
-def test_a_token_is_made_once_and_private(tmp_path: Path) -> None:
+def test_a_token_is_created_once_and_private(tmp_path: Path) -> None:
     """The file has mode 0600 whatever the umask; the second start finds the same token."""
     path = tmp_path / "status.token"
     former = os.umask(0)
@@ -29,15 +29,15 @@ def test_a_token_is_made_once_and_private(tmp_path: Path) -> None:
     assert api_token.load_or_create(path, bytes(32)) == token == api_token.read(path)
 
 
-def test_where_it_lies(tmp_path: Path) -> None:
-    """In the state directory, or where status.token_file says, `~` resolved."""
+def test_its_path(tmp_path: Path) -> None:
+    """It is in the state directory, or at `status.token_file` with `~` resolved."""
     assert api_token.token_path(tmp_path, "") == tmp_path / "status.token"
     assert api_token.token_path(tmp_path, "~/t") == Path.home() / "t"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o666])
 def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
-    """A token that others could read or write stops the start, with the way to mend it."""
+    """A token that others could read or write stops the start; the error shows the remedy."""
     path = tmp_path / "status.token"
     api_token.load_or_create(path, NEW)
     path.chmod(mode)
@@ -51,7 +51,7 @@ def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
 
 @pytest.mark.parametrize("content", ["", "short", "two words that are long", "ünicode-of-some-length", "x" * 5000])
 def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> None:
-    """An empty, short, long or strange content is never taken for a token."""
+    """Empty, short, long or otherwise invalid contents are no token."""
     path = tmp_path / "status.token"
     path.write_text(content, encoding="utf-8")
     path.chmod(0o600)
@@ -60,8 +60,8 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> 
         api_token.read(path)
 
 
-def test_a_link_is_not_followed_when_a_token_is_made(tmp_path: Path) -> None:
-    """A dangling link laid in the way is not written through."""
+def test_a_link_is_not_followed_when_a_token_is_created(tmp_path: Path) -> None:
+    """Nothing is written through a dangling link."""
     (tmp_path / "status.token").symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(UserError):
@@ -79,8 +79,8 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     assert "status.token_file" in caught.value.hint
 
 
-def test_the_client_gives_the_token_only_where_it_is_needed(tmp_path: Path) -> None:
-    """Reads on the loopback go without it; changes, and every request to another address, carry it."""
+def test_the_client_sends_the_token_only_where_it_is_needed(tmp_path: Path) -> None:
+    """Reads over the loopback do not contain it; changes, and every request to another address, do."""
     path = tmp_path / "status.token"
     token = api_token.load_or_create(path, NEW)
 
@@ -92,8 +92,8 @@ def test_the_client_gives_the_token_only_where_it_is_needed(tmp_path: Path) -> N
     assert "Authorization" not in NodeClient("192.0.2.1:1")._headers("POST")
 
 
-def test_a_client_that_may_not_read_the_token_says_so(tmp_path: Path) -> None:
-    """The command names the file, the reason and the option, and sends nothing."""
+def test_a_client_that_cannot_read_the_token_names_the_file(tmp_path: Path) -> None:
+    """The error names the file, the reason and the option, and no request is sent."""
     client = NodeClient("127.0.0.1:1", token_file=str(tmp_path / "none"))
 
     with pytest.raises(UserError, match="cannot be read") as caught:

@@ -1,0 +1,128 @@
+"""`p2pnode key`: each command on files, without a running node."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from overlay.sealing.invitation import Invitation
+from p2pnode import cli
+from p2pnode.errors import ExitCode
+from p2pnode.keys.key_files import read_key_file
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("P2PNODE_SWARM_KEY", raising=False)
+    return tmp_path
+
+
+def key(*arguments: str) -> int:
+    return cli.main(["key", *arguments])
+
+
+def test_new_makes_a_private_file_and_replaces_none(folder: Path, capsys: Output) -> None:
+    """The file has mode 0600; a second key needs --force; the key is not printed."""
+    path = folder / "a" / "swarm.key"
+    path.parent.mkdir()
+
+    assert key("new", "--state-dir", "a") == 0
+    first = read_key_file(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert key("new", "--state-dir", "a") == ExitCode.STATE_DIRECTORY
+    assert read_key_file(path) == first
+    assert key("new", "--state-dir", "a", "--force") == 0
+    assert read_key_file(path) != first
+    shown = capsys.readouterr()
+    assert first.primary.fingerprint in shown.out
+    assert first.primary.text not in shown.out + shown.err
+
+
+def test_show_prints_fingerprints_unless_asked_to_reveal(folder: Path, capsys: Output) -> None:
+    """Text and JSON have the fingerprint, and only `--reveal` prints the key."""
+    assert key("new", str(folder / "k")) == 0
+    keys = read_key_file(folder / "k")
+    setting = ("--set", f"swarm.key_file={folder / 'k'}")
+    capsys.readouterr()
+
+    assert key("show", *setting) == 0
+    assert keys.primary.text not in (text := capsys.readouterr().out)
+    assert keys.primary.fingerprint in text
+    assert key("show", *setting, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["keys"] == keys.fingerprints
+    assert key("show", *setting, "--reveal") == 0
+    assert keys.primary.text in capsys.readouterr().out
+
+
+def test_an_invitation_is_accepted_by_another_directory(folder: Path, capsys: Output) -> None:
+    """`invite` prints a line that `join` keeps; a second `join` changes nothing."""
+    (folder / "a").mkdir()
+    assert key("new", "--state-dir", "a") == 0
+    capsys.readouterr()
+    assert key("invite", "--state-dir", "a", "--address", "10.0.0.5:8468", "--set", "swarm.run=digits") == 0
+    line = capsys.readouterr().out.strip()
+    assert Invitation.parse(line).addresses == ["10.0.0.5:8468"]
+
+    assert key("join", line, "--state-dir", "b") == 0
+    assert "joins run digits" in capsys.readouterr().out
+    assert key("join", line, "--state-dir", "b") == 0
+    assert "joined already" in capsys.readouterr().out
+    assert read_key_file(folder / "b" / "swarm.key") == read_key_file(folder / "a" / "swarm.key")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [
+        ([], "needs the address of a node"),
+        (["no port"], "--address"),
+        ([f"10.0.0.{number}:1" for number in range(9)], "an invitation holds 8 addresses, not 9"),
+    ],
+    ids=["none", "invalid", "too many"],
+)
+def test_addresses_of_an_invitation(folder: Path, capsys: Output, addresses: list[str], message: str) -> None:
+    """Without a running node an invitation needs valid addresses, and at most eight."""
+    (folder / "a").mkdir()
+    assert key("new", "--state-dir", "a") == 0
+    flags = [flag for address in addresses for flag in ("--address", address)]
+
+    assert key("invite", "--state-dir", "a", *flags) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_an_invitation_with_loopback_addresses_warns(folder: Path, capsys: Output) -> None:
+    """Other machines cannot reach a loopback address: the line is printed with a warning."""
+    (folder / "a").mkdir()
+    assert key("new", "--state-dir", "a") == 0
+
+    assert key("invite", "--state-dir", "a", "--address", "127.0.0.1:8468") == 0
+    assert "can be dialled from this machine only" in capsys.readouterr().err
+
+
+def test_a_rotation_in_three_steps(folder: Path, capsys: Output) -> None:
+    """Prepare, switch and finish replace the key; any other order is an error and changes nothing."""
+    (folder / "a").mkdir()
+    path = folder / "a" / "swarm.key"
+    assert key("new", "--state-dir", "a") == 0
+    (old,) = read_key_file(path)
+
+    assert key("rotate", "switch", "--state-dir", "a") == ExitCode.USAGE
+    assert "prepare the rotation first" in capsys.readouterr().err
+    assert key("rotate", "prepare", "--state-dir", "a") == 0
+    primary, new = read_key_file(path)
+    assert primary == old
+    assert key("rotate", "switch", "--state-dir", "a") == 0
+    assert list(read_key_file(path)) == [new, old]
+    assert key("rotate", "finish", "--state-dir", "a") == 0
+    assert list(read_key_file(path)) == [new]
+
+
+def test_a_key_without_a_file_cannot_be_rotated(capsys: Output) -> None:
+    """A key from standard input is rotated where it is stored."""
+    assert key("rotate", "prepare", "--set", "swarm.key_file=-") == ExitCode.USAGE
+    assert "is in no file" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""Where a swarm key is read from, how it is written, and what a state directory keeps of an invitation."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from overlay.settings import SwarmSettings
+from p2pnode.config.settings import Config
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, read_swarm
+from p2pnode.keys.key_files import find_keys, read_key_file, save_invitation, write_invitation, write_key_file
+
+ONE, TWO, THREE = (SwarmKey(bytes([number]) * 32) for number in (1, 2, 3))
+RING = KeyRing((ONE,))
+ADDRESSES = ["10.0.0.5:8468"]
+
+
+def config(source: str) -> Config:
+    return Config(swarm=SwarmSettings(key_file=source))
+
+
+def test_keys_from_each_source(tmp_path: Path) -> None:
+    """A file, standard input and the environment give the same keys; the variable is removed; no source is no key."""
+    write_key_file(tmp_path / "k", RING)
+    environment = {KEY_VARIABLE: ONE.text, "OTHER": "x"}
+
+    assert find_keys(config(str(tmp_path / "k")), {}, io.BytesIO()) == RING
+    assert find_keys(config(STANDARD_INPUT), {}, io.BytesIO(RING.text.encode())) == RING
+    assert find_keys(config(IN_ENVIRONMENT), environment, io.BytesIO()) == RING
+    assert environment == {"OTHER": "x"}
+    assert find_keys(config(""), {}, io.BytesIO()) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"p2pkey1-short", b"\xff\xfe"], ids=["empty", "short", "no text"])
+def test_unusable_input_is_an_error_that_names_its_source(content: bytes) -> None:
+    """The error has exit code 4, names the source, and contains no part of the input."""
+    with pytest.raises(UserError, match="standard input has no usable swarm key") as caught:
+        find_keys(config(STANDARD_INPUT), {}, io.BytesIO(content))
+
+    assert caught.value.exit_code == ExitCode.CONFIGURATION
+    assert "short" not in str(caught.value)
+
+
+def test_a_key_file_is_private_and_replaces_another(tmp_path: Path) -> None:
+    """Written files have mode 0600, also over an open one."""
+    path = tmp_path / "k"
+    path.touch(mode=0o644)
+    write_key_file(path, RING)
+    write_invitation(tmp_path / "i", "p2pnode1:line")
+
+    assert read_key_file(path) == RING
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "i").stat().st_mode) == 0o600
+    assert (tmp_path / "i").read_text() == "p2pnode1:line\n"
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o600, False), (0o640, False), (0o604, True), (0o660, True)])
+def test_a_key_file_open_to_others_is_refused(tmp_path: Path, mode: int, *, is_refused: bool) -> None:
+    """The group may read the file, others may not, and only its owner may write it."""
+    path = tmp_path / "k"
+    write_key_file(path, RING)
+    path.chmod(mode)
+
+    if is_refused:
+        with pytest.raises(UserError, match="open to others"):
+            read_key_file(path)
+    else:
+        assert read_key_file(path) == RING
+
+
+def test_missing_files_and_folders_are_one_sentence(tmp_path: Path) -> None:
+    """Reading a missing file and writing into a missing folder raise `UserError` with a next step."""
+    with pytest.raises(UserError, match="No such file") as reading:
+        read_key_file(tmp_path / "none")
+    assert "p2pnode key new" in reading.value.hint
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="cannot write the swarm key file"):
+        write_key_file(tmp_path / "folder", RING)
+
+
+def test_an_invitation_is_kept_once(tmp_path: Path) -> None:
+    """A new state directory gets key, run and addresses; saving the same invitation again changes nothing."""
+    folder = tmp_path / "state"
+
+    assert save_invitation(folder, "digits", ADDRESSES, RING)
+    assert read_key_file(folder / KEY_FILE) == RING
+    assert read_swarm(folder) == ("digits", ADDRESSES)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 & ~_umask()
+    assert not save_invitation(folder, "digits", ADDRESSES, RING)
+    assert save_invitation(folder, "digits", ["10.0.0.6:1"], RING)
+
+
+def _umask() -> int:
+    former = os.umask(0o022)
+    os.umask(former)
+    return former
+
+
+def test_a_directory_belongs_to_one_swarm(tmp_path: Path) -> None:
+    """Another key is accepted only with a known one; another run or only unknown keys are exit code 5."""
+    save_invitation(tmp_path, "digits", ADDRESSES, RING)
+
+    assert save_invitation(tmp_path, "digits", ADDRESSES, KeyRing((TWO, ONE)))
+    for run, keys in (("digits", KeyRing((THREE,))), ("other", KeyRing((ONE,)))):
+        with pytest.raises(UserError, match="belongs to another swarm") as caught:
+            save_invitation(tmp_path, run, ADDRESSES, keys)
+        assert caught.value.exit_code == ExitCode.MISMATCH
+    assert read_key_file(tmp_path / KEY_FILE) == KeyRing((TWO, ONE))
