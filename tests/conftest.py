@@ -1,7 +1,7 @@
-"""How the suite is spread over workers (`make test`): tests of whole swarms share one, the others go anywhere.
+"""Assigns tests to the workers of `make test`: tests with several daemons share one worker, the others run on any.
 
-A test with several daemons says how long they take; two of them at once on two cores would measure each other. Grouping
-takes pytest before 9.2: xdist 3.8 marks a group by writing `item._nodeid`, which later ones do not read.
+Tests with several daemons measure seconds; two of them at once would measure each other. Grouping needs pytest before
+9.2: xdist 3.8 marks a group by writing `item._nodeid`, which later versions do not read.
 """
 
 from __future__ import annotations

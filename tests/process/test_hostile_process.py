@@ -21,6 +21,7 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
+from tests.process.test_swarm_process import SHORT_STEPS
 
 ROOT = Path(__file__).parents[2]
 #: Importing torch on a loaded machine is most of the wait.
@@ -38,7 +39,7 @@ class Pair:
         self._log = folder / f"{name}.log"
         arguments = ["--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        for setting in ("training.threads=1", "training.local_steps=50", "training.checkpoint_s=0"):
+        for setting in (*SHORT_STEPS, "training.checkpoint_s=0"):
             arguments += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         with self._log.open("wb") as output:

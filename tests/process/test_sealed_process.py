@@ -15,7 +15,7 @@ from overlay.sealing.invitation import Invitation
 from overlay.sealing.swarm_key import KeyRing
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode
-from tests.process.test_swarm_process import ROOT, START_S, until
+from tests.process.test_swarm_process import ROOT, SHORT_STEPS, START_S, until
 from tests.process.test_swarm_process import Daemon as OpenDaemon
 
 
@@ -25,7 +25,7 @@ class Daemon(OpenDaemon):
     def __init__(self, folder: Path, name: str, *arguments: str, given: str = "", **environment: str) -> None:
         self.state_dir = folder / name
         self.log = folder / f"{name}.log"
-        settings = ("training.threads=1", "training.local_steps=50", "training.checkpoint_s=0")
+        settings = (*SHORT_STEPS, "training.checkpoint_s=0")
         line = ["start", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir), *arguments]
         for setting in settings:
             line += ["--set", setting]

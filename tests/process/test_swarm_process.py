@@ -21,6 +21,14 @@ ROOT = Path(__file__).parents[2]
 DETECTION_BOUND_S = 10.0
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 60.0
+#: Steps of some tens of milliseconds, asleep: many enough to see a gap, and the cores are left to the other tests.
+SHORT_STEPS = (
+    "training.threads=1",
+    "training.task=tests.harness.tasks:Slow",
+    "training.options={seconds = 0.03}",
+    "training.local_steps=1",
+    "training.eval_steps=0",
+)
 
 
 class Daemon:
@@ -31,8 +39,7 @@ class Daemon:
         self.log = folder / f"{name}.log"
         arguments = ["start", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        # Steps of some tens of milliseconds: many enough to see a gap, few enough to leave the cores free.
-        for setting in ("training.threads=1", "training.local_steps=50", "training.checkpoint_s=2"):
+        for setting in (*SHORT_STEPS, "training.checkpoint_s=2"):
             arguments += ["--set", setting]
         self._output = self.log.open("ab")
         self.process = subprocess.Popen(

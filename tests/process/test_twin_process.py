@@ -17,6 +17,7 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode, UserError
+from tests.process.test_swarm_process import SHORT_STEPS
 
 ROOT = Path(__file__).parents[2]
 #: Importing torch on a loaded machine is most of every wait here.
@@ -31,7 +32,7 @@ class Daemon:
         self._log = state_dir.with_suffix(".log")
         arguments = ["--port", "0", "--status-port", "0", "--state-dir", str(state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        for setting in ("training.threads=1", "training.local_steps=50", "training.checkpoint_s=0"):
+        for setting in (*SHORT_STEPS, "training.checkpoint_s=0"):
             arguments += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         with self._log.open("wb") as output:

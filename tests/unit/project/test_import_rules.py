@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,13 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@cache
+def syntax_tree(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
 def docstring(path: str) -> str:
-    return ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) or ""
+    return ast.get_docstring(syntax_tree(path)) or ""
 
 
 def pure_modules() -> list[str]:
@@ -107,7 +113,7 @@ def pure_modules() -> list[str]:
 def imported_names(path: str) -> set[str]:
     """The top-level names of everything a module imports, also inside functions."""
     names = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -120,7 +126,7 @@ def import_graph() -> dict[str, set[str]]:
     modules = {module_name(path): path for path in sources(*PACKAGES)}
     graph: dict[str, set[str]] = {module: set() for module in modules}
     for module, path in modules.items():
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -146,7 +152,7 @@ def in_cycles(graph: dict[str, set[str]]) -> set[str]:
 
 def calls(path: str) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of each call of something imported, whatever name it was imported under."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    tree = syntax_tree(path)
     meaning: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
