@@ -42,7 +42,8 @@ def demo(
 
     Example: p2pnode demo --nodes 4 --task digits --until 0.95
     """
-    from p2pnode.demo.run import TIME_LIMIT_S, USUAL_TIME_LIMIT_S, DemoPlan, node_config, run
+    from p2pnode.demo.plan import DEFAULT_TIME_LIMIT_S, TIME_LIMIT_S, DemoPlan, node_config
+    from p2pnode.demo.run import run
 
     if barrier not in _BARRIERS:
         raise UserError(f'--barrier "{barrier}" is no barrier', f"one of {', '.join(_BARRIERS)}", ExitCode.USAGE)
@@ -61,7 +62,7 @@ def demo(
         data_dir=data_dir,
         until=until,
         barrier=cast(BarrierMethod, barrier),
-        time_limit_s=time_limit or TIME_LIMIT_S.get(task, USUAL_TIME_LIMIT_S),
+        time_limit_s=time_limit or TIME_LIMIT_S.get(task, DEFAULT_TIME_LIMIT_S),
         seed=seed,
         exchange=not no_exchange,
         keep=keep,

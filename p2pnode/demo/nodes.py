@@ -1,8 +1,8 @@
-"""The processes of the demo: starting daemons and lone trainers, asking them, and leaving none behind.
+"""The processes of the demo: starts daemons and single trainers, polls their status, and ends all of them.
 
-Every process is started in a session of its own, so that Ctrl-C reaches the demo alone and the demo decides who ends
-when. Each carries a mark in its environment that its children inherit: by it a trainer is found that outlives its
-killed daemon. Nothing here knows what the demo is for.
+Every process is started in a session of its own, so that Ctrl-C reaches only the demo, which then ends the others in
+order. Each has a mark in its environment that its children inherit: it identifies a trainer that outlives its killed
+daemon.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 
 #: Longest wait for one answer while the table is drawn, in seconds.
-ASK_S = 2.0
-#: Between two looks at processes that are about to end, in seconds.
+REQUEST_TIMEOUT_S = 2.0
 POLL_INTERVAL_S = 0.05
-#: Longest wait for a killed process to be gone, in seconds.
-KILL_S = 5.0
-#: Environment variable that carries the mark of one demo; no setting, for it has no double underscore.
+#: Longest wait for a killed process to end, in seconds.
+KILL_TIMEOUT_S = 5.0
+#: Environment variable with the mark of one process. It is not a setting: it has no double underscore.
 MARK = "P2PNODE_DEMO"
-#: Last lines of a log that are shown when its process died.
+#: Last lines of a log that are shown when its process failed.
 LAST_LINES = 12
 
-_COUNTER = itertools.count(time.time_ns())  # never the same again, also in another process of our number
+_COUNTER = itertools.count(time.time_ns())  # unique, also if another process reuses our number
 
 
 class DemoProcess:
@@ -57,7 +56,7 @@ class DemoProcess:
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the process; one that has ended is no error."""
+        """Signal the process, if it still runs."""
         self._process.send_signal(number)
 
     def last_lines(self) -> str:
@@ -67,7 +66,7 @@ class DemoProcess:
 
 
 class DemoNode(DemoProcess):
-    """One daemon: its state folder, the last answer of its API, and every evaluation of the shared model it made."""
+    """One daemon with the last answer of its API and the accuracies of all its evaluations."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, state_folder: Path) -> None:
         super().__init__(name, command, log)
@@ -79,13 +78,13 @@ class DemoNode(DemoProcess):
 
     @property
     def client(self) -> NodeClient | None:
-        """Its API, as soon as it says where that is."""
+        """Its API; None until it has written the address."""
         if self._client is None and (found := find(self._state_folder)):
-            self._client = NodeClient.of(found, timeout_s=ASK_S)
+            self._client = NodeClient.of(found, timeout_s=REQUEST_TIMEOUT_S)
         return self._client
 
-    def look(self) -> dict[str, Any] | None:
-        """Ask for its status and its news; what was known stays where there is no answer now."""
+    def refresh(self) -> dict[str, Any] | None:
+        """Ask for its status and new events; without an answer, the last status stays."""
         if self.client is not None:
             with contextlib.suppress(UserError):
                 self.status = self.client.status()
@@ -93,9 +92,9 @@ class DemoNode(DemoProcess):
         return self.status
 
     def _read_events(self, page: dict[str, Any]) -> None:
-        """Evaluations come from the events and not from the status, which may skip some between two looks."""
+        """Take evaluations from the events: the status may skip some between two requests."""
         if page["dropped"]:
-            self.accuracies.clear()  # "in a row" cannot be told of what was missed
+            self.accuracies.clear()  # a gap: evaluations before and after it are not "in a row"
         for event in page["events"]:
             if event["event"] == "evaluated" and "accuracy" in event["fields"]:
                 self.accuracies.append(float(event["fields"]["accuracy"]))
@@ -113,7 +112,7 @@ class DemoNode(DemoProcess):
 
 
 def wait_for_exit(processes: Sequence[DemoProcess], seconds: float, hurry: Callable[[], bool]) -> bool:
-    """Whether all have ended within `seconds`; gives up early when `hurry` says so."""
+    """Whether all have ended within `seconds`; stops waiting when `hurry` returns true."""
     deadline = time.monotonic() + seconds
     while any(process.exit_code is None for process in processes):
         if time.monotonic() > deadline or hurry():
@@ -138,16 +137,16 @@ def end_all(
     killed = [process.name for process in processes if process.exit_code is None]
     for process in processes:
         process.signal(signal.SIGKILL)
-    wait_for_exit(processes, KILL_S, lambda: False)
+    wait_for_exit(processes, KILL_TIMEOUT_S, lambda: False)
     _kill_leftovers(processes)
     return killed
 
 
 def _leftovers(marks: Sequence[bytes]) -> list[int]:
-    """Numbers of the processes that carry one of the marks; empty where there is no /proc to look in."""
+    """Ids of the processes that have one of the marks; empty without /proc."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended just now, or is another user's
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
             carried = environment.read_bytes().split(b"\0")
             if any(mark in carried for mark in marks):
                 found.append(int(environment.parent.name))
@@ -155,9 +154,9 @@ def _leftovers(marks: Sequence[bytes]) -> list[int]:
 
 
 def _kill_leftovers(processes: Sequence[DemoProcess]) -> None:
-    """Kill what these processes have started and left behind, and wait until it is gone."""
+    """Kill the children that these processes have left behind, and wait until they have ended."""
     marks = [process.mark.encode() for process in processes]
-    deadline = time.monotonic() + KILL_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while (left := _leftovers(marks)) and time.monotonic() < deadline:
         for number in left:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The demo: its verdict, its figures, and that it leaves nothing behind, with stand-ins for the daemons."""
+"""The demo as a whole, with stand-ins for the daemons: success, failure, interruption, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 
-from p2pnode.config.documentation import node_toml
-from p2pnode.config.load import load
-from p2pnode.config.rules import check
-from p2pnode.demo.run import DemoPlan, Reached, goal_held, node_config, run, summary
+from p2pnode.demo.plan import DemoPlan
+from p2pnode.demo.run import run
 
 ROOT = Path(__file__).parent.parent.parent
-FAKE = ROOT / "tests" / "process" / "fake_node.py"
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
 PLAN = DemoPlan(nodes=2, start_command=(sys.executable, "-m", "tests.process.harness.fake_node"), alone_command=ALONE)
 
@@ -49,62 +46,6 @@ def children(mark: str, folder: Path | None = None) -> list[str]:
         if mark in command and mine and entry.name != str(os.getpid()):
             found.append(command)
     return found
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "held"),
-    [
-        ([[0.95, 0.95, 0.95], [0.96, 0.97, 0.98]], True),
-        ([[0.1, 0.95, 0.99, 0.95], [0.96, 0.97, 0.98]], True),
-        ([[0.95, 0.95, 0.95], [0.96, 0.97]], False),
-        ([[0.95, 0.95, 0.95], []], False),
-        ([[0.99, 0.99, 0.94, 0.99, 0.99], [0.96, 0.97, 0.98]], False),
-        ([[0.99, 0.99, 0.99, 0.94], [0.96, 0.97, 0.98]], False),
-    ],
-)
-def test_the_goal_must_hold_three_times_in_a_row_at_every_node(accuracies: list[list[float]], held: bool) -> None:
-    """A relapse starts the count again, and the last node decides."""
-    assert goal_held(accuracies, 0.95) is held
-
-
-def test_each_node_gets_a_part_of_its_own_and_a_configuration_that_loads(tmp_path: Path) -> None:
-    """The parts are disjoint and lack classes, ports are free ones, and no node begins before all are there."""
-    plan = dataclasses.replace(PLAN, nodes=4, barrier="bsp", exchange=False, seed=7)
-    for part in range(4):
-        config = node_config(plan, part, tmp_path / str(part), ["127.0.0.1:5"])
-        path = tmp_path / f"{part}.toml"
-        path.write_text(node_toml(config, explain=False))
-
-        assert check(config) == []
-        assert load(path).config == config
-        assert config.training.options == {"part": part, "parts": 4, "lacking": 3}
-        assert (config.training.min_nodes, config.training.seed, config.training.threads) == (4, 7, 1)
-        assert (config.node.port, config.status.port) == (0, 0)
-        assert (config.barrier.method, config.exchange.enabled) == ("bsp", False)
-
-
-def test_the_summary_has_the_figures() -> None:
-    """Accuracy is the worst node's; bytes are per node and step; what is unknown is null."""
-    statuses = tuple(
-        {
-            "step": step,
-            "population": {"estimate": 2.0},
-            "exchange": {"bytes_sent": sent},
-        }
-        for step, sent in [(10, 1000), (30, 3000)]
-    )
-
-    answer = summary(PLAN, Reached(True, "", 12.345, statuses, (0.97, 0.96)), [0.7, 0.72])
-
-    assert answer["nodes"] == 2
-    assert answer["seconds"] == pytest.approx(12.345, abs=0.01)
-    assert answer["steps_per_node"] == [10, 30]
-    assert answer["accuracy"] == 0.96
-    assert answer["alone"] == 0.71
-    assert answer["population_estimate"] == 2.0
-    assert answer["bytes_sent_per_node_and_step"] == 100
-    nothing = summary(PLAN, Reached(False, "why", 1.0, ({}, {}), (0.9, None)), [])
-    assert (nothing["accuracy"], nothing["alone"], nothing["bytes_sent_per_node_and_step"]) == (None, None, None)
 
 
 def test_a_swarm_that_learns_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
