@@ -1,6 +1,6 @@
 """The daemon: configuration, composition, life cycle, command line, status over HTTP.
 
-A training script needs one name of it: `p2pnode.attach`. It is imported when it is asked for, because it brings torch.
+A training script needs only `p2pnode.attach`. It is imported on first use, because it imports torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _refuse_hidden_packages() -> None:
-    """A folder of the user's own beside his script may have the name of one of our packages."""
+    """Raise `ImportError` if a folder or file beside the user's script hides one of our packages."""
     import importlib.util
 
     root = Path(__file__).resolve().parent.parent
@@ -31,8 +31,8 @@ def _refuse_hidden_packages() -> None:
         places = [Path(place).resolve() for place in (found.submodule_search_locations or [])] if found else []
         if places and root / package not in places and (root / package).is_dir():
             raise ImportError(
-                f"the folder {places[0]} hides p2pnode's own package {package}: rename the folder, "
-                "or start the script from another place"
+                f"the folder {places[0]} hides p2pnode's package {package}: rename the folder, "
+                "or start the script from another folder"
             )
         if found and not places:
-            raise ImportError(f"the file {found.origin} hides p2pnode's own package {package}: rename the file")
+            raise ImportError(f"the file {found.origin} hides p2pnode's package {package}: rename the file")

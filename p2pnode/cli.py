@@ -1,7 +1,7 @@
-"""The command line: puts the commands together, and turns what goes wrong into one sentence, a hint, and an exit code.
+"""The command line: registers the commands and turns errors into one sentence, a hint and an exit code.
 
-`main` is the console script. The commands live in `p2pnode.commands`; heavy imports (aiohttp, rich, the daemon) happen
-inside them, so that `p2pnode --help` and `p2pnode status` answer at once.
+`main` is the console script. The commands are in `p2pnode.commands`. They import aiohttp, rich and the daemon inside
+their functions, so `p2pnode --help` and `p2pnode status` answer at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ app = typer.Typer(
 def _register() -> None:
     app.command("demo")(demo.demo)
     app.command("start")(start.start)
-    # What follows the program's name is the program's, not ours: `run python train.py --port 1`.
+    # Options after the program's name belong to the program: `run python train.py --port 1`.
     app.command("run", context_settings={"allow_interspersed_args": False})(start.run)
     for command in (ask.status, ask.peers, ask.watch, ask.leave, ask.pause, ask.resume):
         app.command(command.__name__)(command)
@@ -76,9 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error.format_message(), "p2pnode --help lists the commands, p2pnode COMMAND --help its options")
         return error.exit_code
     except typer.Abort:
-        return 130  # what a shell reports of a program ended by Ctrl-C
+        return 130  # as a shell reports a program that was ended by Ctrl-C
     except BrokenPipeError:
-        # The reader of our output is gone (`p2pnode peers | head`): nothing is wrong, and nobody to tell.
+        # The reader of our output has closed the pipe (`p2pnode peers | head`): not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

@@ -1,11 +1,11 @@
-"""A thin client of a node's HTTP API, and the small file through which a node on this machine is found.
+"""A client of a node's HTTP API, and `status.json`, the file through which a node on this machine is found.
 
-A running node keeps `status.json` in its state directory: where its API listens and which process it is. Blocking and
-made of the standard library only, so that `p2pnode status` starts at once; `http.client` rather than `urllib`, because
-a proxy from the environment must never stand between the user and the loopback.
+A running node writes the address of its API and its process id to `status.json` in its state directory. The client
+blocks and uses only the standard library, so `p2pnode status` starts at once. It uses `http.client` instead of
+`urllib`, because a proxy from the environment must not handle requests to the loopback.
 
-The token goes only where it is needed, and only to the node whose state directory it came from, or where the user says
-so: an address typed wrongly must not be told it.
+The token is sent only if a request needs it, and only to the node whose state directory contains it or to the address
+that the user names for it: a mistyped address must not receive it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNAUTHORIZED = 401
 
 
 class RunningNode(NamedTuple):
-    """What a state directory says of the node running on it."""
+    """The content of `status.json`: the node that runs on a state directory."""
 
     address: str
     pid: int
@@ -51,13 +51,13 @@ class RunningNode(NamedTuple):
 
 
 def status_file(address: str, pid: int, node_id: str, token_file: str = "") -> bytes:
-    """The content of `status.json`. It names the token's file, never the token."""
+    """The bytes of `status.json`. It contains the path of the token's file, never the token."""
     entry = {"address": address, "pid": pid, "id": node_id, "token_file": token_file}
     return json.dumps(entry).encode() + b"\n"
 
 
 def find(state_folder: Path) -> RunningNode | None:
-    """The node said to run on a state directory, or None. A half-written or foreign file counts as none."""
+    """The node that runs on a state directory; None if `status.json` is missing or unreadable."""
     try:
         entry = json.loads((state_folder / STATUS_FILE).read_bytes())
         token_file = str(entry.get("token_file", ""))
@@ -67,17 +67,17 @@ def find(state_folder: Path) -> RunningNode | None:
 
 
 class NotReachable(UserError):
-    """Nobody, or no p2pnode, answered at the address asked."""
+    """No p2pnode answered at the address."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message, hint, ExitCode.NOT_REACHABLE)
 
 
 class NodeClient:
-    """Asks one node. Every method raises `NotReachable`, or `UserError` with the node's own words where it refuses."""
+    """Sends requests to one node. Methods raise `NotReachable`, or `UserError` with the node's refusal."""
 
     def __init__(self, address: str, *, token_file: str = "", timeout_s: float = TIMEOUT_S) -> None:
-        """`token_file` is read when a request needs it; empty, or not readable: those requests are refused."""
+        """`token_file` is read when a request needs the token; without it such requests are refused."""
         self.address = address
         self._host, self._port = split_address(address)
         self._token_file = Path(token_file).expanduser() if token_file else None
@@ -85,7 +85,7 @@ class NodeClient:
 
     @classmethod
     def of(cls, found: RunningNode, *, timeout_s: float = TIMEOUT_S) -> NodeClient:
-        """A client of the node found on a state directory."""
+        """A client for the node that `find` returned."""
         return cls(found.address, token_file=found.token_file, timeout_s=timeout_s)
 
     def status(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class NodeClient:
         return answer
 
     def _ask(self, method: str, path: str, *, timeout_s: float | None = None) -> Any:
-        import http.client  # a daemon imports this module too, and asks nobody
+        import http.client  # not at the top: the daemon imports this module but sends no request
 
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s or self._timeout_s)
         try:
@@ -168,11 +168,11 @@ class NodeClient:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return NotReachable(
             f"no node reachable at {self.address}: {why}",
-            "start one with `p2pnode start`, or say where it is with --address HOST:PORT or --state-dir DIR",
+            "start one with `p2pnode start`, or name its address with --address HOST:PORT or --state-dir DIR",
         )
 
     def _foreign(self) -> NotReachable:
         return NotReachable(
-            f"what answers at {self.address} is no p2pnode",
-            "another program holds that port: give the node's own with --address HOST:PORT or --state-dir DIR",
+            f"what answers at {self.address} is not a p2pnode",
+            "another program uses that port: give the node's address with --address HOST:PORT or --state-dir DIR",
         )

@@ -1,6 +1,7 @@
-"""The daemon: a node with real doors, signals, a lock on its state directory, and its HTTP face.
+"""The daemon: a node on the real clock, disk and sockets, with signal handlers, a lock file and the HTTP API.
 
-`run` is what `p2pnode start` and `p2pnode run` call. SIGTERM and SIGINT leave gracefully; a second one ends at once.
+`p2pnode start` and `p2pnode run` call `run`. SIGTERM and SIGINT make the node leave; a second one ends the process at
+once.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
     from p2pnode.status.server import StatusServer
 
 LOCK_FILE = "lock"
-#: Where ours is taken, another one of these is asked for: neither well known nor handed out to clients by most systems.
+#: Requested if the router has given our port away: neither well known nor ephemeral on most systems.
 EXTERNAL_PORTS = (10000, 32768)
 
 
 def run(config: Config, *, command: list[str] | None = None) -> int:
     """Run a node until it has left; returns the exit code. `command` is the user's own training program.
 
-    Raises `UserError` for everything the user can mend.
+    Raises `UserError` for everything the user can fix.
     """
     tune_malloc()
     folder = config.state_folder
@@ -88,7 +89,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
             log=log,
             clock=clock,
             on_state=on_state,
-            # The user's own program prints for its user; a task class prints to trainer.log.
+            # The user's own program prints to the terminal; a task class prints to trainer.log.
             on_output=None if command is None else _forward_output,
         )
 
@@ -97,8 +98,8 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     transport: Transport
     if keys is None:
         transport = SocketTransport(config.node.host, config.node.port, log=log, clock=clock)
-        say = log.info if is_loopback(config.node.host) else log.warning
-        say("swarm_open", reason="there is no swarm key: whoever reaches the port can join, read and write")
+        write = log.info if is_loopback(config.node.host) else log.warning
+        write("swarm_open", reason="there is no swarm key: anyone who reaches the port can join, read and write")
     else:
         try:
             identity = load_identity(disk, entropy)
@@ -130,7 +131,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     token_path = api_token.token_path(folder, config.status.token_file)
     token = api_token.load_or_create(token_path, environment.entropy.token(api_token.TOKEN_BYTES))
     report = StatusReport(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
-    # It joins and starts its trainer, which takes seconds to load, while this process loads its own HTTP server.
+    # Joining and loading the trainer take seconds; meanwhile this process imports its HTTP server.
     running = asyncio.create_task(node.run(), name="node")
     server: StatusServer | None = None
     try:
@@ -146,7 +147,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     except PortInUse as error:
         raise UserError(
             str(error),
-            hint="another node may run here: choose another port with --port or node.port, 0 takes a free one",
+            hint="another node may run here: choose another port with --port or node.port; 0 takes a free one",
             exit_code=ExitCode.CANNOT_BIND,
         ) from error
     finally:
@@ -162,7 +163,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
 
 
 def _gateway(config: Config, entropy: Entropy) -> Gateway | None:
-    """The router in front of us, where the user wants it to be asked."""
+    """The router that forwards ports to this machine, if the user wants it to be asked."""
     if config.node.nat == "off":
         return None
     host = ipaddress.ip_address(config.node.host)
@@ -171,7 +172,7 @@ def _gateway(config: Config, entropy: Entropy) -> Gateway | None:
 
 
 def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node, token_path: Path) -> None:
-    """Where the commands find this node (`p2pnode.client`)."""
+    """Write the file through which the commands find this node (`p2pnode.client`)."""
     entry = status_file(str(address), os.getpid(), node.overlay.node_id.hex(), str(token_path.resolve()))
     try:
         disk.write(STATUS_FILE, entry)
@@ -192,7 +193,7 @@ def _leave_on_signals(node: Node) -> None:
         nonlocal seen
         seen += 1
         if seen > 1:
-            # The second request is meant: nothing more is handed over or saved.
+            # The second signal ends at once: nothing more is handed over or saved.
             os._exit(128 + number)
         node.leave()
 
@@ -202,7 +203,7 @@ def _leave_on_signals(node: Node) -> None:
 
 @contextlib.contextmanager
 def _state_folder(folder: Path) -> Iterator[None]:
-    """The state directory, made where it is missing and held against a second node."""
+    """Create the state directory if it is missing, and lock it against a second node."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock: IO[str] = (folder / LOCK_FILE).open("w")

@@ -1,8 +1,8 @@
-"""Errors meant for the person at the terminal, and the exit codes that go with them.
+"""Errors for the user at the terminal, and the exit codes.
 
-A `UserError` says in one sentence what was tried and what happened, and in a hint what to do next. The command line
-prints both and leaves with `exit_code`; a stack trace is shown only with `--debug`. Anything else that reaches the top
-is a fault of ours and leaves with 1. The codes are documented in docs/config.md and never change their meaning.
+A `UserError` has one sentence on what failed and a hint on what to do next. The command line prints both and exits with
+`exit_code`; a stack trace is shown only with `--debug`. Any other exception is a bug and exits with 1. The codes are
+documented in docs/config.md and never change their meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Why a `p2pnode` process ended. 3 follows Syncthing's habit, so that a unit file can tell it from a failure."""
+    """Why a `p2pnode` process ended. 3 asks a supervisor for a restart, as Syncthing does."""
 
     OK = 0
     UNEXPECTED = 1
@@ -27,15 +27,15 @@ class ExitCode(IntEnum):
     IDENTITY_IN_USE = 11
 
 
-#: What each code means, in the words of the documentation.
+#: The meaning of each code, for the documentation.
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "clean end",
-    ExitCode.UNEXPECTED: "unexpected error: a fault of p2pnode; run again with --debug and report it",
+    ExitCode.UNEXPECTED: "unexpected error: a bug in p2pnode; run again with --debug and report it",
     ExitCode.USAGE: "the command line was not understood",
     ExitCode.RESTART: "a restart is wanted (reserved for supervisors)",
     ExitCode.CONFIGURATION: "the configuration is invalid",
-    ExitCode.MISMATCH: "identity or swarm mismatch: another run, model or layout, or the bootstraps are no p2pnode",
-    ExitCode.CANNOT_BIND: "an address is in use or cannot be listened on",
+    ExitCode.MISMATCH: "identity or swarm mismatch: another run, model or layout, or no bootstrap is a p2pnode",
+    ExitCode.CANNOT_BIND: "an address is in use or cannot be bound",
     ExitCode.STATE_DIRECTORY: "the state directory, or a file to be written, is unusable",
     ExitCode.TRAINER: "the trainer cannot start: the task does not import or fails, or its data is missing",
     ExitCode.NOT_REACHABLE: "no node answered at the address asked",

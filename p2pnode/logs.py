@@ -1,6 +1,6 @@
-"""structlog, set up once per process: readable on a terminal, one JSON object per line otherwise, to standard error.
+"""Sets structlog up for the process: readable lines on a terminal, otherwise one JSON object per line.
 
-The timestamp is local time on a terminal and UTC in JSON. Nothing here decides what is logged.
+Logs go to standard error. The timestamp is local time on a terminal and UTC in JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> Writer:
-    """Set structlog up and return a logger. Warnings of the standard library's loggers go the same way.
+    """Set structlog up and return a logger. Warnings of standard library loggers are written to it too.
 
-    Imports structlog only now: the commands that merely ask a node start without it.
+    structlog is imported here, because commands that only ask a node start faster without it.
     """
     structlog = _structlog()
     stream = stream or sys.stderr
@@ -48,7 +48,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> Writer:
 
 
 class _Adopted(logging.Handler):
-    """Hands a library's warnings (asyncio, aiohttp, kademlia) to structlog; their chatter below that is dropped."""
+    """Passes warnings and errors of libraries (asyncio, aiohttp) to structlog and drops lower levels."""
 
     def __init__(self, writer: Writer) -> None:
         super().__init__(logging.WARNING)
@@ -72,7 +72,7 @@ def _adopt_standard_loggers(writer: Writer) -> None:
 
 
 def _structlog() -> Any:
-    """structlog without rich, which it imports for its tracebacks where it finds it: 5 MB a daemon never uses."""
+    """Import structlog without rich, which it would import for tracebacks: 5 MB that a daemon never uses."""
     absent = object()
     former = sys.modules.get("rich", absent)
     if former is absent and "structlog" not in sys.modules:

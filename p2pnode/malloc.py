@@ -1,9 +1,8 @@
-"""What the C library is told about this process's memory, once, at the start.
+"""Tunes glibc's allocator for the daemon, once at the start.
 
-By itself glibc gives freed pages back to the kernel as soon as they lie on top of the heap, and claims them anew for
-the next buffer a stream brings: the receiver of a transfer spent most of its time on page faults (1.3 against 0.5
-processor seconds per GB, docs/performance.md). What is kept is bounded: more than `KEPT_BYTES` of free memory on top
-goes back.
+By default glibc returns freed pages at the top of the heap to the kernel and requests them again for the next buffer of
+a stream. The receiver of a transfer then spends most of its time on page faults (1.3 against 0.5 processor seconds per
+GB, docs/performance.md). Kept memory is bounded: free memory above `KEPT_BYTES` is returned.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ import gc
 import os
 import sys
 
-#: Free memory on top of the heap that is kept: some of the largest shards and the buffers around them.
+#: Free memory kept at the top of the heap: enough for some of the largest shards and their buffers.
 KEPT_BYTES = 64 << 20
-#: Allocations from this size have pages of their own, which go back at once. glibc's own largest value.
+#: Allocations of at least this size use mmap and are returned at once. The largest value that glibc accepts.
 OWN_PAGES_BYTES = 32 << 20
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def trim_heap() -> None:
-    """Return what importing and starting have freed: once, before the node's own memory lies above it. What is left
-    stays, and is not looked through again: later collections hold the loop for less."""
+    """Return the memory that imports and start-up have freed, before the node's own allocations follow it on the heap.
+
+    The remaining objects are frozen: later garbage collections skip them and block the loop for less time."""
     gc.collect()
     gc.freeze()
     with contextlib.suppress(OSError, AttributeError):  # another C library has no such call
@@ -32,7 +32,7 @@ def trim_heap() -> None:
 
 
 def tune_malloc() -> bool:
-    """Whether the C library is glibc and took it; whoever sets its environment variables knows better."""
+    """Set glibc's thresholds; whether it accepted them. The user's own allocator variables take precedence."""
     named = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if named or not sys.platform.startswith("linux"):
         return False

@@ -1,7 +1,7 @@
-"""What the terminal shows of a node: sentences and plain columns, and rich tables where they are redrawn in place.
+"""Formats the JSON of the HTTP API for the terminal: sentences, plain columns, and rich tables for redrawing.
 
-Everything takes the JSON of the HTTP API and gives text or something rich can draw; nothing here asks a node or prints.
-rich is imported by the functions that draw tables, not by this module: `p2pnode status` works without it.
+Nothing here asks a node or prints. rich is imported by the functions that build tables, so `p2pnode status` works
+without it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ PEER_COLUMNS = ("id", "address", "state", "step", "lag", "round trip", "last see
 
 
 def short(node_id: object) -> str:
-    """The first eight characters of an id: enough to tell nodes apart by eye."""
+    """The first eight characters of an id."""
     return str(node_id or "")[:8] or "-"
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A figure, or a dash where there is none yet."""
+    """A number, or a dash for None."""
     if value is None:
         return "-"
     return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def size(count: Any) -> str:
-    """Bytes in the unit that reads best: 1.5 MB is 1,500,000 bytes."""
+    """Bytes in a readable unit: 1.5 MB is 1,500,000 bytes."""
     if not isinstance(count, int | float):
         return "-"
     value = float(count)
@@ -40,7 +40,7 @@ def size(count: Any) -> str:
 
 
 def population(entry: dict[str, Any] | None) -> str:
-    """ "4 nodes" where they are counted, "about 24 nodes (20 to 28)" where they are estimated."""
+    """ "4 nodes" if they are counted, "about 24 nodes (20 to 28)" if they are estimated."""
     if not entry or entry.get("estimate") is None:
         return "population unknown"
     if entry.get("exact"):
@@ -52,7 +52,7 @@ def population(entry: dict[str, Any] | None) -> str:
 
 
 def waiting(entry: dict[str, Any] | None) -> str:
-    """For whom a node waits, since when and why, as one phrase."""
+    """Which peers a node waits for, and since when."""
     if not entry:
         return "nobody"
     slowest = entry.get("slowest")
@@ -105,7 +105,7 @@ def status_text(status: dict[str, Any]) -> str:
 
 
 def status_line(status: dict[str, Any]) -> str:
-    """One line per moment, for `watch` where there is no terminal."""
+    """One line, for `watch` without a terminal."""
     training, exchange = status.get("training") or {}, status.get("exchange") or {}
     return (
         f"{status.get('state', '?')} step {status.get('step', '?')}; {metrics(training)}; "
@@ -129,7 +129,7 @@ def peer_row(peer: dict[str, Any]) -> tuple[str, ...]:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain aligned columns: one line per row, fit for grep and awk."""
+    """Aligned columns, one line per row, for grep and awk."""
     widths = [max(len(row[index]) for row in [header, *rows]) for index in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -138,7 +138,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def watch_table(status: dict[str, Any], peers: Sequence[dict[str, Any]], rows: int) -> Table:
-    """A node and the peers it knows, at most `rows` of them, for redrawing in place."""
+    """A node and at most `rows` of its peers, for redrawing in place."""
     cells = [peer_row(peer) for peer in peers[:rows]]
     if len(peers) > rows:
         cells.append((f"… {len(peers) - rows} more", *[""] * (len(PEER_COLUMNS) - 1)))
@@ -153,7 +153,7 @@ def demo_row(name: str, status: dict[str, Any] | None) -> tuple[str, ...]:
     if status is None:
         return (name, "starting", *["-"] * (len(DEMO_COLUMNS) - 2))
     training, exchange = status.get("training") or {}, status.get("exchange") or {}
-    people = status.get("population") or {}
+    counted = status.get("population") or {}
     wait = status.get("waiting")
     return (
         f"{name} {short((status.get('node') or {}).get('id'))}",
@@ -162,7 +162,7 @@ def demo_row(name: str, status: dict[str, Any] | None) -> tuple[str, ...]:
         number(training.get("loss")),
         number((training.get("metrics") or {}).get("accuracy")),
         "nobody" if not wait else f"{short(wait.get('slowest'))} at {wait.get('its_step', '?')}",
-        number(people.get("estimate"), 1),
+        number(counted.get("estimate"), 1),
         size(exchange.get("bytes_sent")),
         size(exchange.get("bytes_received")),
     )
@@ -179,7 +179,7 @@ def _table(
     from rich.table import Table
     from rich.text import Text
 
-    # Text, not str: what a peer calls itself must never be read as rich's markup.
+    # Text, not str: a peer's address must not be parsed as rich's markup.
     table = Table(title=Text(title), title_justify="left", caption=Text(caption) if caption else None)
     for position, name in enumerate(header):
         table.add_column(name, no_wrap=True, justify="right" if position in right else "left")

@@ -1,1 +1,1 @@
-"""The commands of the command line, one module per family; `p2pnode.cli` puts them together."""
+"""The commands of the command line, one module per group; `p2pnode.cli` registers them."""

@@ -1,4 +1,4 @@
-"""`p2pnode simulate advise`: read what a running swarm measures, and recommend it a barrier. Changes nothing there."""
+"""`p2pnode simulate advise`: recommends a barrier for a running swarm from the step times it measures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from training.simulation.advice import Advice, Measured, Prediction
 
 
-#: Below so many workers there is nobody to wait for.
+#: With fewer workers there is no peer to wait for.
 MIN_WORKERS = 1.5
-#: Fewer measured steps than this say little about the slow ones among them.
+#: Fewer measured steps than this show little about the slow ones.
 MIN_STEPS = 30
 
 
@@ -55,7 +55,7 @@ def advise(
         with progress_bar("simulating the candidates") as shown:
             found = advice.advise(measured, seed=seed, keep=keep, present=_present(status), progress=shown)
     except (BadModel, ValueError) as error:
-        raise UserError(str(error), "ask again when the swarm has trained for some steps", ExitCode.USAGE) from None
+        raise UserError(str(error), "ask again after the swarm has trained for some steps", ExitCode.USAGE) from None
     if as_json:
         print_line(json.dumps({"schema": 1, **asdict_advice(found)}, indent=2))
     else:
@@ -64,14 +64,14 @@ def advise(
 
 
 def _require_measured(status: dict[str, Any], steps: list[Any], address: str) -> None:
-    """Raises `UserError` where there is nothing to go by yet, or nobody to wait for."""
+    """Raise `UserError` if no step was measured yet, or if there is no peer to wait for."""
     if not any(isinstance(row, dict) and row.get("train_seconds") for row in steps):
         state = str(status.get("state", "")).replace("_", " ")
         message = f"the node at {address} has made no step yet" + (f": it is {state}" if state else "")
         hint = "ask again when it has trained for some dozens of steps, or ask a node that trains"
         raise UserError(message, hint, ExitCode.USAGE)
     if _workers(status) < MIN_WORKERS:
-        message = f"the node at {address} trains alone: a barrier waits for others, and there are none"
+        message = f"the node at {address} trains alone: a barrier waits for other nodes, and there are none"
         hint = "ask again when a second node has joined; before that, p2pnode simulate --nodes N --steps trace:FILE"
         raise UserError(message, hint, ExitCode.USAGE)
 
@@ -82,7 +82,7 @@ def _workers(status: dict[str, Any]) -> float:
 
 
 def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, Any]], source: str) -> Measured:
-    """Raises `BadModel` where no step has been made."""
+    """The measurements to simulate on. Raises `BadModel` if there is no step."""
     from training.simulation.advice import Measured
     from training.simulation.model.step_times import seconds_of
 
@@ -93,7 +93,7 @@ def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, An
 
 
 def _present(status: dict[str, Any]) -> BarrierSettings | None:
-    """The swarm's barrier as it is; None for a custom one."""
+    """The swarm's present barrier; None for a custom one."""
     from training.settings import BarrierSettings
 
     barrier = status["barrier"]
@@ -108,7 +108,7 @@ def _present(status: dict[str, Any]) -> BarrierSettings | None:
 
 
 def asdict_advice(found: Advice) -> dict[str, Any]:
-    """As plain data; the barriers as keys of `[barrier]`."""
+    """The advice as plain data, barriers as keys of `[barrier]`."""
 
     def plain(prediction: Prediction) -> dict[str, Any]:
         barrier = prediction.barrier
@@ -134,7 +134,7 @@ def asdict_advice(found: Advice) -> dict[str, Any]:
 
 
 def advice_text(found: Advice, keep: float, steps: int) -> str:
-    """A table of the candidates, the choice in a sentence, and the lines for node.toml."""
+    """A table of the candidates, the recommendation, and the lines for node.toml."""
     from p2pnode.tables import columns
 
     rows = [
@@ -153,16 +153,16 @@ def advice_text(found: Advice, keep: float, steps: int) -> str:
     about = f"{found.nodes} nodes, " + (
         f"{100 * slow.share:.0f} % of them {slow.factor:.1f} times slower" if slow.share else "none of them slow"
     )
-    few = "" if steps >= MIN_STEPS else f"; these are few: ask again after {MIN_STEPS}"
+    few = "" if steps >= MIN_STEPS else f"; these are few: ask again after {MIN_STEPS} steps"
     barrier = found.choice.barrier
     return "\n".join(
         [
             f"simulated on {steps} measured steps of this node: {about}{few}",
             columns(heads, rows),
-            f"recommended: {_in_words(found.choice)}.",
-            f"Of the barriers that keep {100 * keep:.0f} % of asp's steps it holds the nodes closest together.",
-            *_beside_present(found),
-            "In node.toml of every node, which then starts again:",
+            f"recommended: {_described(found.choice)}.",
+            f"Of the barriers that keep {100 * keep:.0f} % of asp's steps it keeps the nodes closest together.",
+            *_compared_with_present(found),
+            "Write this to node.toml of every node, then restart them:",
             "[barrier]",
             f'method = "{barrier.method}"',
             f"sample = {barrier.sample}",
@@ -171,7 +171,7 @@ def advice_text(found: Advice, keep: float, steps: int) -> str:
     )
 
 
-def _in_words(prediction: Prediction) -> str:
+def _described(prediction: Prediction) -> str:
     return (
         f"{prediction.name}, {prediction.steps_per_s:.3g} steps a second per node "
         f"({100 * prediction.progress:.0f} % of asp), "
@@ -179,16 +179,16 @@ def _in_words(prediction: Prediction) -> str:
     )
 
 
-def _beside_present(found: Advice) -> list[str]:
-    """What the swarm would gain or lose."""
+def _compared_with_present(found: Advice) -> list[str]:
+    """The recommended barrier compared with the present one."""
     present = found.present
     if present is None:
         return []
     if present.barrier == found.choice.barrier:
-        return ["This is what it runs now: nothing to change."]
+        return ["This is the swarm's present barrier: nothing to change."]
     pace = found.choice.steps_per_s / present.steps_per_s - 1
     return [
-        f"As it runs now ({present.barrier.method}): {present.steps_per_s:.3g} steps a second, nodes "
+        f"At present ({present.barrier.method}): {present.steps_per_s:.3g} steps a second, nodes "
         f"{present.spread_steps:.1f} steps apart; the change makes it {abs(100 * pace):.0f} % "
         f"{'faster' if pace >= 0 else 'slower'}."
     ]

@@ -1,4 +1,4 @@
-"""Commands that ask a running node, or ask something of it: thin clients of its HTTP API."""
+"""Commands that query a running node or request a change of it: thin clients of its HTTP API."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from p2pnode.commands.options import (
 )
 from p2pnode.commands.output import print_line
 
-#: Seconds between two looks of `watch`.
+#: Seconds between two requests of `watch`.
 WATCH_INTERVAL_S = 1.0
-#: Most peers `watch` shows: a screenful.
+#: Most peers that `watch` shows: they fit on one screen.
 WATCH_PEERS = 20
 
 
@@ -32,7 +32,7 @@ def status(
     token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Say whether this node is connected, whether it learns, whom it waits for, and what to do.
+    """Print whether this node is connected, whether it learns, what it waits for, and what to do.
 
     Example: p2pnode status --address 127.0.0.1:8080
     """
@@ -48,7 +48,7 @@ def peers(
     token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the peers this node knows, one line each."""
+    """List the live peers of this node, one line each."""
     answer = node_client(address, state_dir, config, token_file).peers()
     if as_json:
         print_line(json.dumps({"schema": 1, "peers": answer}, indent=2))
@@ -83,11 +83,11 @@ def leave(
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
 ) -> int:
-    """Ask a node to leave: it hands over what it owns and ends with exit code 0."""
+    """Ask a node to leave: it hands over its shards and ends with exit code 0."""
     return _request(
         node_client(address, state_dir, config, token_file),
         "/leave",
-        "is leaving; `p2pnode status` shows when it is gone",
+        "is leaving; `p2pnode status` shows when it has ended",
     )
 
 
@@ -97,7 +97,7 @@ def pause(
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
 ) -> int:
-    """Ask a node to pause training after its current step; it goes on owning its shards."""
+    """Ask a node to pause training after its current step; it continues to own its shards."""
     return _request(node_client(address, state_dir, config, token_file), "/pause", "pauses after its current step")
 
 
@@ -127,11 +127,11 @@ def _watch_lines(client: NodeClient, as_json: bool) -> NoReturn:
 def _watch_table(client: NodeClient) -> NoReturn:
     from rich.live import Live
 
-    first = client.status()  # an unreachable node is an error before the screen is taken
+    first = client.status()  # if the node is unreachable, fail before the table is drawn
     with Live(tables.watch_table(first, client.peers(), WATCH_PEERS), refresh_per_second=4) as live:
         while True:
             time.sleep(WATCH_INTERVAL_S)
             try:
                 live.update(tables.watch_table(client.status(), client.peers(), WATCH_PEERS))
             except NotReachable as error:
-                live.update(f"{error.message}\nlast seen {time.strftime('%H:%M:%S')}; still looking, Ctrl-C ends")
+                live.update(f"{error.message}\nlast seen {time.strftime('%H:%M:%S')}; still trying, Ctrl-C ends")

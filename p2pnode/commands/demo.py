@@ -1,4 +1,4 @@
-"""`p2pnode demo`: its options, checked before anything is started."""
+"""`p2pnode demo`: checks the options, then runs the demo."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ def demo(
         typer.Option("--time-limit", min=1.0, help="Seconds after which it fails; 180, and 900 for mnist."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the training.")] = 0,
-    no_exchange: Annotated[bool, typer.Option("--no-exchange", help="Exchange nothing; then it must fail.")] = False,
+    no_exchange: Annotated[
+        bool, typer.Option("--no-exchange", help="Exchange nothing; the demo must then fail.")
+    ] = False,
     as_json: JsonOption = False,
     keep: Annotated[
         Path | None, typer.Option("--keep", help="Keep the nodes' files and logs under this folder.")
     ] = None,
 ) -> int:
-    """Train one model on several daemons on this machine, each with a part of the data that is not enough.
+    """Train one model on several daemons on this machine, each with an insufficient part of the data.
 
     Exit code 0 when the goal was reached, 10 otherwise. With --json the last line is one JSON object.
 
@@ -46,10 +48,10 @@ def demo(
     from p2pnode.demo.run import run
 
     if barrier not in _BARRIERS:
-        raise UserError(f'--barrier "{barrier}" is no barrier', f"one of {', '.join(_BARRIERS)}", ExitCode.USAGE)
+        raise UserError(f'--barrier "{barrier}" is not a barrier', f"one of {', '.join(_BARRIERS)}", ExitCode.USAGE)
     if task == "text":
         hint = "use digits or mnist, or a task of your own that does"
-        raise UserError("the task text measures no accuracy, so the demo could not tell success", hint, ExitCode.USAGE)
+        raise UserError("the task text measures no accuracy, so the demo cannot detect success", hint, ExitCode.USAGE)
     if data_dir:
         data_dir = str(Path(data_dir).expanduser().resolve())
         if not os.access(data_dir, os.R_OK):

@@ -1,4 +1,4 @@
-"""Commands that read and write files: `init`, `config show|default|check`, `export`. None of them needs a node."""
+"""Commands on files: `init`, `config show|default|check`, `export`. None of them needs a running node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from p2pnode.config import documentation
 from p2pnode.config.rules import warnings_for
 from p2pnode.errors import ExitCode, UserError
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
 config_app = typer.Typer(help="Show, explain and check the configuration.", rich_markup_mode=None)
 
@@ -39,7 +39,7 @@ def init(
         path = path / "node.toml"
     with new_file(path, force) as draft:
         draft.write_text(documentation.node_toml(), encoding="utf-8")
-    print_line(f"wrote {path}; look at it, then: p2pnode start --config {path}")
+    print_line(f"wrote {path}; edit it, then: p2pnode start --config {path}")
     return 0
 
 
@@ -47,10 +47,10 @@ def init(
 def config_show(
     config: ConfigOption = None,
     settings: SetOption = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value came from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Print the source of each value.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print the configuration a node would start with here."""
+    """Print the configuration with which a node would start here."""
     found = loaded(config, settings, {})
     if as_json:
         answer = {"schema": 1, "config": documentation.as_json(found.config)}
@@ -74,11 +74,11 @@ def config_default(as_json: JsonOption = False) -> int:
 
 @config_app.command("check")
 def config_check(config: ConfigOption = None, settings: SetOption = None) -> int:
-    """Check the configuration without starting anything; exit code 4 where it cannot work."""
+    """Check the configuration without starting anything; exit code 4 if it cannot work."""
     found = loaded(config, settings, {})
     for problem in warnings_for(found.config):
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
-    print_line("the configuration is sound")
+    print_line("the configuration is valid")
     return 0
 
 
@@ -94,7 +94,7 @@ def export(
     """
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         hint = "end it in .safetensors or .pt"
-        raise UserError(f"the ending of {path} names no format", hint, ExitCode.USAGE)
+        raise UserError(f"{path} does not end in a known format", hint, ExitCode.USAGE)
     folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config.state_folder
     step, vector = newest_checkpoint(folder)
     with new_file(path, force) as draft:
@@ -107,7 +107,7 @@ def export(
 
 
 def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
-    """Step and vector file of the newest whole checkpoint. Raises `UserError` where there is none."""
+    """Step and vector file of the newest complete checkpoint. Raises `UserError` if there is none."""
     found = []
     with contextlib.suppress(OSError):
         for entry in sorted((state_folder / "checkpoints").iterdir()):
@@ -123,27 +123,27 @@ def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
     if not found:
         raise UserError(
             f"there is no checkpoint in {state_folder}",
-            "name the node's state directory with --state-dir; a node writes one now and then, and on leaving",
+            "name the node's state directory with --state-dir; a node writes checkpoints regularly and on leaving",
             ExitCode.STATE_DIRECTORY,
         )
     return max(found)
 
 
 def _convert(vector: Path, draft: Path) -> None:
-    """safetensors to a plain state_dict, in a process of its own: this one never imports torch."""
+    """Convert safetensors to a plain state_dict, in another process, because this one never imports torch."""
     command = [sys.executable, "-m", "training.trainer.convert", str(vector), str(draft)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        hint = "is torch installed? .safetensors needs none"
+        last = done.stderr.strip().splitlines()[-1:] or ["it printed no reason"]
+        hint = "is torch installed? .safetensors does not need it"
         raise UserError(f"the model could not be converted: {last[0]}", hint, ExitCode.TRAINER)
 
 
 @contextlib.contextmanager
 def new_file(path: Path, force: bool) -> Iterator[Path]:
-    """A draft beside `path` that takes its place when the block ends well, and is gone otherwise.
+    """A temporary file that replaces `path` if the block succeeds, and is removed otherwise.
 
-    Raises `UserError` where the file exists and `force` is false, or where it cannot be written.
+    Raises `UserError` if the file exists and `force` is false, or if it cannot be written.
     """
     if path.exists() and not force:
         hint = "name another file, or replace it with --force"

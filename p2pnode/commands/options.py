@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become a configuration or a node's address."""
+"""Options that several commands share, and how they become a configuration or a client of a node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AddressOption = Annotated[
 ]
 TokenFileOption = Annotated[
     str | None,
-    typer.Option("--token-file", help="File with the node's token; default: where the node on this machine keeps it."),
+    typer.Option("--token-file", help="File with the node's token; default: the file of the node on this machine."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show stack traces and debug events.")]
@@ -47,7 +47,7 @@ def loaded(
 ) -> Loaded:
     """The configuration from file, environment, flags (key → flag and its value) and --set, in this order.
 
-    `joining`: a swarm key is about to be put into the state directory, so it is no fault that none is there yet.
+    `joining`: a swarm key is about to be written to the state directory, so a missing one is not an error.
     """
     overrides = [Override(key, text, flag) for key, (flag, text) in flags.items() if text is not None]
     overrides += [_assignment(text) for text in settings or []]
@@ -65,16 +65,16 @@ def _assignment(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals or "." not in key:
         hint = "write --set section.key=value, such as --set node.port=8469"
-        raise UserError(f'--set "{text}" is no assignment', hint, ExitCode.CONFIGURATION)
+        raise UserError(f'--set "{text}" is not an assignment', hint, ExitCode.CONFIGURATION)
     return Override(key.strip(), value.strip(), f"--set {key.strip()}")
 
 
 def node_client(
     address: str | None, state_dir: str | None, config: Path | None, token_file: str | None = None
 ) -> NodeClient:
-    """The node meant: the address given, or else the one that runs on the state directory, or [status].
+    """A client of the node at `address`, or else of the one that runs on the state directory, or at [status].
 
-    With an address alone its token is had from the state directory only where that is the very node listening there.
+    With an address alone, the token of the state directory is used only if its node listens at that address.
     """
     if address is not None:
         try:
@@ -89,18 +89,18 @@ def node_client(
     if state_dir is None and found is None and settings.status.port:
         host = f"[{settings.status.host}]" if ":" in settings.status.host else settings.status.host
         return NodeClient(f"{host}:{settings.status.port}", token_file=token_file or "")
-    gone = f"; process {found.pid}, which did, is gone" if found else ""
+    gone = f"; its process {found.pid} has ended" if found else ""
     raise NotReachable(
         f"no node runs on the state directory {settings.state_folder}{gone}",
-        "start one with `p2pnode start`, or say where it is with --address HOST:PORT or --state-dir DIR",
+        "start one with `p2pnode start`, or name its address with --address HOST:PORT or --state-dir DIR",
     )
 
 
 def _own_token_file(address: str, state_dir: str | None, config: Path | None) -> str:
-    """The token's file of the node that listens at `address`, where it is the one of the state directory."""
+    """The token file of the state directory, if its node listens at `address`; otherwise empty."""
     try:
         settings = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config
-    except UserError:  # whoever gives an address need not have a configuration that is in order
+    except UserError:  # with an address the configuration need not be valid
         return ""
     found = find(settings.state_folder)
     is_it = found is not None and found.alive and found.address == address.replace("localhost:", "127.0.0.1:", 1)

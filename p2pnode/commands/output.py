@@ -6,12 +6,12 @@ import sys
 
 
 def print_line(text: str) -> None:
-    """One answer, flushed, so that a reader of a pipe sees it now."""
+    """Print a line and flush it, so that the reader of a pipe sees it at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def print_error(message: str, hint: str) -> None:
-    """What went wrong and what to do next."""
+    """Print what failed and what to do next to standard error."""
     sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
     sys.stderr.flush()

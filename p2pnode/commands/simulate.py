@@ -1,6 +1,6 @@
-"""`p2pnode simulate`: a swarm on a virtual clock, and `reproduce` of published figures; `advise` has its own module.
+"""`p2pnode simulate`: simulates a swarm on a virtual clock; `reproduce` repeats published figures.
 
-Imports stay light: NumPy, numba and matplotlib come in when a command needs them.
+Imports stay light: NumPy, numba and matplotlib are imported when a command needs them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from training.simulation.figures.tables import Row
     from training.simulation.model.plan import Plan
 
-#: Moments of a run that `--plot` shows.
+#: Points in time of a run that `--plot` shows.
 MOMENTS = 100
 
 simulate_app = typer.Typer(
@@ -49,10 +49,10 @@ def simulate(
     ] = "exp:1",
     stragglers: Annotated[str, typer.Option("--stragglers", help="Slow nodes: 5%x4, or 5%x4,transient.")] = "",
     discipline: Annotated[
-        str, typer.Option("--discipline", help="When a blocked node looks again: event, repoll, hold, pool.")
+        str, typer.Option("--discipline", help="When a blocked node tests again: event, repoll, hold, pool.")
     ] = "pool",
     repoll: Annotated[
-        float, typer.Option("--repoll", min=0.0, help="Seconds between looks; 0: a twentieth of the mean step.")
+        float, typer.Option("--repoll", min=0.0, help="Seconds between tests; 0: a twentieth of the mean step.")
     ] = 0.0,
     pool_size: Annotated[int, typer.Option("--pool-size", min=1, help="Peers a node knows, with pool.")] = 100,
     pool_renewal: Annotated[float, typer.Option("--pool-renewal", help="Seconds to renew the pool.")] = 60.0,
@@ -64,9 +64,11 @@ def simulate(
     ] = 0.0,
     delay: Annotated[float, typer.Option("--delay", min=0.0, help="Seconds a message takes one way.")] = 0.0,
     churn: Annotated[
-        float, typer.Option("--churn", min=0.0, help="Deaths per node and second; each is replaced.")
+        float, typer.Option("--churn", min=0.0, help="Crashes per node and second; each node is replaced.")
     ] = 0.0,
-    detection: Annotated[float, typer.Option("--detection", min=0.0, help="Seconds the dead stay in samples.")] = 10.0,
+    detection: Annotated[
+        float, typer.Option("--detection", min=0.0, help="Seconds crashed nodes stay in samples.")
+    ] = 10.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed.")] = 1,
     engine: Annotated[str, typer.Option("--engine", help="auto, compiled, grouped or reference.")] = "auto",
     compare: Annotated[str, typer.Option("--compare", help="Several barriers: asp,bsp,ssp,pbsp,pssp.")] = "",
@@ -188,7 +190,7 @@ def _run(plan: Plan, engine: str, moments: list[float], name: str) -> Any:
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """A bar on the terminal's standard error; nothing where that is no terminal. Called with the share done."""
+    """A progress bar on standard error, if that is a terminal. The yielded function takes the share done."""
     if not sys.stderr.isatty():
         yield lambda _share: None
         return
@@ -205,22 +207,22 @@ def _title(plan: Plan) -> str:
 
 
 def _need_matplotlib() -> None:
-    """Before minutes of work, not after."""
+    """Check this before minutes of work, not after."""
     from training.simulation.figures.plots import NoMatplotlib, require_matplotlib
 
     try:
         require_matplotlib()
     except NoMatplotlib as error:
-        raise UserError(str(error), 'figures need it: pip install "p2pnode[simulate]"', ExitCode.USAGE) from error
+        raise UserError(str(error), 'install it with: pip install "p2pnode[simulate]"', ExitCode.USAGE) from error
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turns a file that cannot be written into an error with a hint."""
+    """Turn a file that cannot be written into a `UserError`."""
     try:
         yield
     except OSError as error:
-        hint = "name a file in a folder that exists and can be written"
+        hint = "name a file in an existing, writable folder"
         message = f"cannot write {path}: {error.strerror or error}"
         raise UserError(message, hint, ExitCode.STATE_DIRECTORY) from error
     except ValueError as error:
@@ -237,13 +239,13 @@ def reproduce(
     processes: Annotated[int, typer.Option("--processes", min=0, help="0: one per core.")] = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Reproduce the published figures: PNG and CSV beside the published values, and a table of verdicts.
+    """Reproduce the published figures: PNG and CSV files with the published values, and a table of results.
 
     Exit code 0 when every value lies within its tolerance and every order holds, 10 otherwise.
 
     Example: p2pnode simulate reproduce all --out figures --data-dir mnist
     """
-    # Before NumPy is loaded, here and in the processes: two threads on small matrices wait for each other.
+    # Set before NumPy is loaded, here and in the processes: on small matrices a second thread only waits.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need_matplotlib()
     from training.simulation.figures.learning_figures import NEED_IMAGES
@@ -288,7 +290,7 @@ def reproduce(
 
 
 def reproduction_table(rows: list[Row]) -> str:
-    """Figure, what, published, ours, within tolerance or not."""
+    """One line per value: published, ours, and whether it is within tolerance."""
     from p2pnode.tables import columns
 
     verdict = {True: "within", False: "NOT WITHIN", None: ""}
@@ -298,7 +300,7 @@ def reproduction_table(rows: list[Row]) -> str:
 
 @contextmanager
 def _stages() -> Iterator[Callable[[str, float], None]]:
-    """As `progress_bar`, for work whose stages have names."""
+    """Like `progress_bar`, for work with named stages."""
     if not sys.stderr.isatty():
         yield lambda _text, _share: None
         return

@@ -1,6 +1,6 @@
-"""`p2pnode start` and `p2pnode run`: a configuration, and then the daemon in this very process.
+"""`p2pnode start` and `p2pnode run`: load the configuration and run the daemon in this process.
 
-Imports stay light: what this module imports stays in the daemon's memory for weeks.
+Imports stay light, because the daemon keeps them in memory for weeks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def start(
     Example: p2pnode start --task digits --bootstrap 10.0.0.5:8468
     """
     flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
-    _take(invite, config, settings, flags)
+    _accept_invitation(invite, config, settings, flags)
     return _daemon(loaded(config, settings, flags).config, None)
 
 
@@ -77,20 +77,20 @@ def run(
     Example: p2pnode run --bootstrap 10.0.0.5:8468 -- python train.py --lr 0.1
     """
     if shutil.which(command[0]) is None:
-        hint = "give a program that can be started, such as: p2pnode run -- python train.py"
+        hint = "give a program, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
     flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
-    _take(invite, config, settings, flags)
+    _accept_invitation(invite, config, settings, flags)
     return _daemon(loaded(config, settings, flags).config, command)
 
 
-def _take(
+def _accept_invitation(
     invite: str | None, config: Path | None, settings: list[str] | None, flags: dict[str, tuple[str, str | None]]
 ) -> None:
-    """Keep the invitation in the state directory, where this start and every later one finds it.
+    """Store the invitation in the state directory, for this start and every later one.
 
-    One given on the command line stands in the list of processes, with the swarm key in it: so this process begins
-    again, without it.
+    An invitation on the command line shows the swarm key in the list of processes. This process then executes itself
+    again without it.
     """
     if invite is None:
         return
@@ -103,7 +103,7 @@ def _take(
 
 
 def _without_invite(arguments: list[str]) -> list[str]:
-    """The command line without its first --invite and the value of it."""
+    """The command line without its first --invite and that option's value."""
     for at, argument in enumerate(arguments):
         if argument == "--invite":
             return arguments[:at] + arguments[at + 2 :]
@@ -113,7 +113,7 @@ def _without_invite(arguments: list[str]) -> list[str]:
 
 
 def _daemon(config: Config, command: list[str] | None) -> int:
-    gc.disable()  # all that importing makes stays; `p2pnode.malloc` looks through it once
+    gc.disable()  # imported objects stay anyway; `p2pnode.malloc` collects once after the start
     from p2pnode import daemon
 
     gc.enable()
@@ -143,5 +143,5 @@ def _flags(
 
 
 def _text(value: str | Path | None) -> str | None:
-    """A flag that is always text, quoted so that it is never read as another TOML value."""
+    """The value of a text option, quoted so that it is not read as another TOML type."""
     return None if value is None else toml(str(value))

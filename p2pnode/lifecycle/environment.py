@@ -1,4 +1,4 @@
-"""What a node gets from its composition root: the environment of the overlay, a transport and a trainer."""
+"""The dependencies of a node, built by its composition root: the environment, a transport and a trainer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from training.trainer_link.interface import Trainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment(Environment):
-    """`Environment`, and the transport and trainer of one node. `state_path`: where the trainer may keep its state."""
+    """`Environment` with the transport and trainer of one node. `state_path`: folder for the trainer's state files."""
 
     transport: Transport
     #: (node id, callback for the trainer's state) → trainer
     make_trainer: Callable[[bytes, Callable[[str], None]], Trainer]
     state_path: Path | None = None
-    #: Bytes this process may still take; None where nobody can tell.
+    #: Bytes of memory that this process may still allocate; None if unknown.
     available_memory: Callable[[], int | None] = lambda: None
-    #: The router in front of us, where it shall be asked to let others in.
+    #: The router, if it is to be asked for a port mapping.
     gateway: Gateway | None = None
-    #: Announcements in the local network, where they are wanted.
+    #: Announcements in the local network, if they are enabled.
     lan: Lan | None = None

@@ -1,7 +1,7 @@
 """The start of a node: join or found the swarm, start the trainer, agree on the manifest, and get the current vector.
 
 The steps are called in order by `p2pnode.lifecycle.node.Node`. A node without bootstraps and without remembered peers
-founds a swarm; no other node does. A checkpoint on disk fills the replica first; the swarm's own state overrides it.
+founds a swarm; no other node does. A checkpoint on disk fills the replica first; the swarm's state then replaces it.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_a_running_swarm_is_advised() -> None:
     assert plain.returncode == 0, plain.stderr
     assert "3 nodes" in plain.stdout
     assert "recommended: " in plain.stdout
-    assert "As it runs now (bsp)" in plain.stdout
+    assert "At present (bsp)" in plain.stdout
     assert "% faster" in plain.stdout
     assert "[barrier]" in plain.stdout
     answer = json.loads(machine.stdout)

@@ -330,7 +330,7 @@ def test_the_client_ignores_proxies_and_tells_foreigners_apart(monkeypatch: pyte
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            with pytest.raises(NotReachable, match="is no p2pnode"):
+            with pytest.raises(NotReachable, match="is not a p2pnode"):
                 await asyncio.to_thread(NodeClient(f"127.0.0.1:{port}").status)
         with pytest.raises(NotReachable, match="Connection refused") as caught:
             await asyncio.to_thread(NodeClient(f"127.0.0.1:{port}").status)

@@ -48,7 +48,7 @@ def test_every_exit_code_is_documented() -> None:
         (["start", "--config", "absent.toml"], 4, "there is no configuration file absent.toml"),
         (["start", "--port", "high"], 4, '--port: node.port = "high" is not allowed'),
         (["start", "--set", "node.prot=1"], 4, "there is no setting node.prot"),
-        (["start", "--set", "nonsense"], 4, "is no assignment"),
+        (["start", "--set", "nonsense"], 4, "is not an assignment"),
         (["start", "--bootstrap", "10.0.0.5"], 4, '"10.0.0.5" has no port'),
         (["start", "--task", "digit"], 4, '"digit" is not a task'),
         (["start", "--status-port", "8468"], 4, "are both 8468"),
@@ -61,10 +61,10 @@ def test_every_exit_code_is_documented() -> None:
         (["watch", "--address", "127.0.0.1:1"], 9, "no node reachable"),
         (["leave", "--state-dir", "nowhere"], 9, "no node runs on the state directory nowhere"),
         (["pause", "--address", "nonsense"], 2, '--address: "nonsense" has no port'),
-        (["export", "model.onnx"], 2, "names no format"),
+        (["export", "model.onnx"], 2, "does not end in a known format"),
         (["export", "model.pt"], 7, "there is no checkpoint in"),
         (["demo", "--nodes", "0"], 2, "--nodes"),
-        (["demo", "--barrier", "psp"], 2, '"psp" is no barrier'),
+        (["demo", "--barrier", "psp"], 2, '"psp" is not a barrier'),
         (["demo", "--task", "text"], 2, "measures no accuracy"),
         (["demo", "--task", "digit"], 4, '"digit" is not a task'),
         (["demo", "--data-dir", "nowhere"], 8, "cannot read --data-dir"),
@@ -158,7 +158,7 @@ def test_config_default_and_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[exchange]" in capsys.readouterr().out
     assert run("config", "check", "--set", "exchange.outer_momentum=0.9") == 0
     output = capsys.readouterr()
-    assert output.out == "the configuration is sound\n"
+    assert output.out == "the configuration is valid\n"
     assert output.err.startswith("warning: exchange.outer_momentum = 0.9")
 
 
@@ -225,7 +225,7 @@ def test_a_node_is_found_by_its_state_directory(tmp_path: Path, capsys: pytest.C
     assert found == ("127.0.0.1:1", child.pid, "ab", "")
     assert not found.alive
     assert run("status") == 9
-    assert f"process {child.pid}, which did, is gone" in capsys.readouterr().err
+    assert f"its process {child.pid} has ended" in capsys.readouterr().err
 
 
 def test_light_commands_import_nothing_heavy() -> None:
