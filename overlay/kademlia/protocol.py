@@ -217,12 +217,15 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         if (sealed_by := id_behind(addr)) and sealed_by != message.heartbeat.node_id:
             self.counters["dropped_in_anothers_name"] += 1
             return
-        if message.heartbeat.node_id == self.own_id:
-            self._guarded(self._accept_own_id, message_id, message, addr)
-        elif isinstance(message, ResponseDatagram):
-            self._guarded(self._accept_response, message_id, message, addr)
-        else:
-            self._guarded(self._accept_request, message_id, message, addr)
+        try:
+            if message.heartbeat.node_id == self.own_id:
+                self._accept_own_id(message_id, message, addr)
+            elif isinstance(message, ResponseDatagram):
+                self._accept_response(message_id, message, addr)
+            else:
+                self._accept_request(message_id, message, addr)
+        except Exception as error:
+            self._on_fault(error)
 
     def _accept_own_id(self, message_id: bytes, message: RequestDatagram | ResponseDatagram, source: Address) -> None:
         """Our own datagram came back (several interfaces, a hairpin NAT), or the id is forged, or another process has
@@ -303,15 +306,18 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self._events.on_gossip(piece, sender)
 
     def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
-        """A bug in one handler must not stop the protocol: the only place that catches every exception."""
         try:
             function(*arguments)
         except Exception as error:
-            if self.raise_handler_errors:
-                raise
-            self.counters["faults"] += 1
-            if self.counters["faults"] == 1:
-                self._log.error("datagram_handler_failed", error=repr(error))
+            self._on_fault(error)
+
+    def _on_fault(self, error: Exception) -> None:
+        """A bug in one handler must not stop the protocol. Called where every exception is caught."""
+        if self.raise_handler_errors:
+            raise error
+        self.counters["faults"] += 1
+        if self.counters["faults"] == 1:
+            self._log.error("datagram_handler_failed", error=repr(error))
 
 
 def _node_address(contact: Contact) -> NodeAddress:

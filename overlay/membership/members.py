@@ -220,7 +220,12 @@ class MemberList:
         """A known peer, at its known address, since the same start."""
         if heartbeat.activity == Activity.LEAVING:
             return self._applied(self.detector.on_leave(heartbeat.node_id, now))
-        return self._fold(heartbeat, address, rtt_s, now)
+        change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
+        if change is not None:
+            return self._on_change(change, heartbeat, address, now)
+        # Nearly every datagram ends here.
+        actions = self.detector.on_heartbeat(heartbeat.node_id, heartbeat.incarnation, now)
+        return self._applied(actions) if actions else actions
 
     def _wants(self, node_id: bytes) -> bool:
         return len(self.peers) < FULL_VIEW or self._table.wants(node_id) or node_id in self.dead_contacts
@@ -260,7 +265,7 @@ class MemberList:
         if self._exceeds_address_limit(heartbeat.node_id, address):
             return self._refused(group_of(address.host))
         replaced = self._replace_occupant(heartbeat.node_id, address, now)
-        return [*replaced, *self._fold(heartbeat, address, rtt_s, now)]
+        return [*replaced, *self._observe(heartbeat, address, rtt_s, now)]
 
     def _exceeds_address_limit(self, node_id: bytes, address: Address) -> bool:
         group = group_of(address.host)
@@ -287,12 +292,15 @@ class MemberList:
             return ()
         return self._declare_dead(occupant, now, f"{short(node_id)} answers at its address")
 
-    def _fold(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
-        node_id = heartbeat.node_id
+    def _observe(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
+        """A peer that is new, was restarted or has another address."""
         change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
-        if change is None:  # nearly every datagram
-            actions = self.detector.on_heartbeat(node_id, heartbeat.incarnation, now)
-            return self._applied(actions) if actions else actions
+        if change is None:
+            return self._applied(self.detector.on_heartbeat(heartbeat.node_id, heartbeat.incarnation, now))
+        return self._on_change(change, heartbeat, address, now)
+
+    def _on_change(self, change: PeerChange, heartbeat: Heartbeat, address: Address, now: float) -> Sequence[Action]:
+        node_id = heartbeat.node_id
         if change.kind in ("up", "restarted", "moved"):
             self._note_nat(heartbeat, address)
             self._table.add(Contact(node_id, address))
