@@ -1,10 +1,10 @@
-"""flood: 100,000 junk datagrams and 1,000 connections that stall, at four nodes of a closed swarm that train.
+"""flood: 100,000 junk datagrams and 1,000 stalled connections at four training nodes of a closed swarm.
 
-Windows without and with the flood take turns; the flood is a process of its own and its work is in the first figure,
-as it shares the machine. In a third window the same flood beats on sockets that nobody reads: the step rate beside that
-one is what the flood costs the nodes themselves. Datagrams are of the lengths and first bytes of sealed ones, spread
-over the window and the nodes; connections say nothing or half a ClientHello and are opened again when they were let go,
-so that 1,000 stand at a time.
+Windows without and with the flood take turns. The flood is a process on the same machine, so the first figure contains
+its processor time. In a third window the same flood goes to sockets that nobody reads: the step rate relative to that
+window is the cost of the flood for the nodes themselves. Junk datagrams have the lengths and first bytes of sealed
+ones, spread over the window and the nodes. Connections send nothing or half a ClientHello, and are opened again when
+they are dropped, so that 1,000 are open at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TRAINING = TrainingSettings(task="digits", checkpoint_s=0.0, eval_steps=0, loca
 def measure(arguments: argparse.Namespace) -> Outcome:
     repetitions = arguments.repetitions or REPETITIONS
     ratios, own_ratios, grown_mb, refused = [], [], [], 0.0
-    with daemons() as group, _deaf_ears() as deaf:
+    with daemons() as group, _unread_sockets() as unread:
         key_file = group.folder / "swarm.key"
         write_key_file(key_file, KeyRing((SwarmKey(secrets.token_bytes(32)),)))
         first = group.start(_TRAINING, key_file=str(key_file))
@@ -51,10 +51,10 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         for node in nodes:
             wait_until(node, lambda found: found["step"] >= 10, what="training")
         addresses = [node.listens_at for node in nodes]
-        _window(nodes)  # once unmeasured
+        _window(nodes)  # a warm-up, not measured
         for _ in range(repetitions):
             calm = _window(nodes)
-            diverted = _flooded_window(nodes, deaf)
+            diverted = _flooded_window(nodes, unread)
             before = max(resident_bytes(node.pid) for node in nodes)
             flooded = _flooded_window(nodes, addresses)
             grown_mb.append((max(resident_bytes(node.pid) for node in nodes) - before) / 1e6)
@@ -82,20 +82,20 @@ def _window(nodes: list[Daemon]) -> float:
 
 
 def _flooded_window(nodes: list[Daemon], targets: list[str]) -> float:
-    """Steps per second of all nodes together while a flood comes down on `targets`."""
+    """Steps per second of all nodes together while `targets` are flooded."""
     with subprocess.Popen([sys.executable, "-m", "benchmarks.flood", *targets]) as flood:
         try:
             rate = _window(nodes)
             if flood.wait(timeout=60):
                 raise NotMeasured("the flood failed")
         finally:
-            flood.kill()  # does nothing to one that has ended
+            flood.kill()  # has no effect on a process that has ended
     return rate
 
 
 @contextlib.contextmanager
-def _deaf_ears() -> Iterator[list[str]]:
-    """As many addresses as there are nodes, where the kernel takes connections and datagrams and nobody reads them."""
+def _unread_sockets() -> Iterator[list[str]]:
+    """As many addresses as nodes, where the kernel accepts connections and datagrams and nobody reads them."""
     with contextlib.ExitStack() as opened:
         addresses = []
         for _ in range(NODES):
@@ -154,7 +154,7 @@ def _flood(addresses: list[str]) -> None:
             assert isinstance(stream, socket.socket)
             with contextlib.suppress(OSError):
                 if stream.recv(4096):
-                    os.write(2, b"a stranger was answered\n")
+                    os.write(2, b"junk got an answer\n")
                     sys.exit(1)
             selector.unregister(stream)
             stream.close()
@@ -162,7 +162,7 @@ def _flood(addresses: list[str]) -> None:
 
 def _stall(selector: selectors.BaseSelector, target: tuple[str, int], *, half: bool) -> None:
     stream = socket.socket()
-    stream.setblocking(False)  # where nobody accepts, a connection may never come about
+    stream.setblocking(False)  # if nobody accepts, the connection may never be made
     with contextlib.suppress(OSError):
         stream.connect(target)
     if half:

@@ -1,9 +1,9 @@
-"""A starting gate for processes that take turns: all of one group begin together, and each says when it is done.
+"""A starting gate for processes that take turns: all of one group start together, and each reports when it is done.
 
-The harness listens on a Unix socket. A peer connects, says `pid N`, then `ready` whenever it waits; the harness answers
-`go`, and the peer says `done`, or `failed …`. The same few words serve the project's daemons, hivemind in its own
-environment, gloo and plain sockets, so that every contestant is timed in the same way: from the first `go` to the last
-`done`, with the processor time of all processes it runs.
+The harness listens on a Unix socket. A peer connects, sends `pid N`, and then `ready` whenever it waits. The harness
+sends `go`; the peer sends `done` or `failed ...`. Daemons of this project, hivemind in its own environment, gloo and
+plain sockets use the same protocol, so all are timed alike: from the first `go` to the last `done`, with the processor
+time of all processes of the group.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Turn:
     """One turn of one group."""
 
     seconds: float
-    #: Of all processes of the group, children included.
+    #: Of all processes of the group, including children.
     cpu_seconds: float
 
 
 class Gate:
-    """The harness's side, for one group of peers."""
+    """The harness's end, for one group of peers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,20 +42,20 @@ class Gate:
         self._peers: list[_Peer] = []
 
     def admit(self, count: int, deadline_s: float) -> None:
-        """Wait until so many peers are connected. Raises `NotMeasured`."""
+        """Wait until `count` peers are connected. Raises `NotMeasured`."""
         deadline = time.monotonic() + deadline_s
         while len(self._peers) < count:
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                raise NotMeasured(f"{len(self._peers)} of {count} came to the gate {self.path.name}") from None
+                raise NotMeasured(f"{len(self._peers)} of {count} connected to the gate {self.path.name}") from None
             self._peers.append(_Peer(connection))
         for peer in self._peers:
             peer.pid = int(peer.expect("pid", deadline).split()[1])
 
     def wait_ready(self, deadline_s: float) -> None:
-        """Wait until every peer waits. Raises `NotMeasured`."""
+        """Wait until every peer is ready. Raises `NotMeasured`."""
         deadline = time.monotonic() + deadline_s
         for peer in self._peers:
             if not peer.is_ready:
@@ -63,7 +63,7 @@ class Gate:
                 peer.is_ready = True
 
     def turn(self, deadline_s: float) -> Turn:
-        """Let all begin, and wait until the last is done. Raises `NotMeasured` for a peer that fails."""
+        """Start all peers and wait until the last one is done. Raises `NotMeasured` if one fails."""
         self.wait_ready(deadline_s)
         pids = [peer.pid for peer in self._peers]
         cpu_before = tree_cpu_seconds(pids)
@@ -72,7 +72,7 @@ class Gate:
             peer.is_ready = False
             peer.connection.sendall(b"go\n")
         deadline = time.monotonic() + deadline_s
-        # In whatever order they finish: reading them one after the other would not change the last one's moment.
+        # Reading them one after the other is correct in any order: only the last one counts.
         for peer in self._peers:
             peer.expect("done", deadline)
         return Turn(time.perf_counter() - began, tree_cpu_seconds(pids) - cpu_before)
@@ -93,26 +93,26 @@ class _Peer:
         self.connection = connection
         self.pid = 0
         self.is_ready = False
-        self._heard = b""
+        self._received = b""
 
     def expect(self, word: str, deadline: float) -> str:
-        """The next line, which must begin with this word."""
-        while b"\n" not in self._heard:
+        """The next line, which must start with this word."""
+        while b"\n" not in self._received:
             readable, _, _ = select.select([self.connection], [], [], max(0.0, deadline - time.monotonic()))
             data = self.connection.recv(4096) if readable else b""
             if not data:
-                why = "ended" if readable else f"did not say {word!r} in time"
+                why = "ended" if readable else f"did not send {word!r} in time"
                 raise NotMeasured(f"process {self.pid} {why}")
-            self._heard += data
-        line, self._heard = self._heard.split(b"\n", 1)
+            self._received += data
+        line, self._received = self._received.split(b"\n", 1)
         text = line.decode()
         if not text.startswith(word):
-            raise NotMeasured(f"process {self.pid} said {text!r} instead of {word!r}")
+            raise NotMeasured(f"process {self.pid} sent {text!r} instead of {word!r}")
         return text
 
 
 def tree_cpu_seconds(pids: list[int]) -> float:
-    """Processor time of these processes and all their descendants that live. Linux only."""
+    """Processor time of these processes and all their running descendants. Linux only."""
     children: dict[int, list[int]] = defaultdict(list)
     ticks: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -130,7 +130,7 @@ def tree_cpu_seconds(pids: list[int]) -> float:
 
 
 def reset_peak_memory(pid: int) -> None:
-    """Begin a new peak (`peak_bytes`) now."""
+    """Reset the peak that `peak_bytes` reads."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
@@ -139,4 +139,4 @@ def peak_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
-    raise NotMeasured(f"process {pid} has no memory: it has ended")
+    raise NotMeasured(f"process {pid} has ended")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from at_the_gate import Peer
+from gate_peer import Peer
 
 MATCHMAKING_S = 5.0
 #: A group that does not come together, or an averaging that does not end, fails the turn.
@@ -55,22 +55,22 @@ def peer(given: argparse.Namespace) -> None:
         next_chunk_timeout=PATIENCE_S,
         allow_state_sharing=False,
     )
-    at_gate = Peer(given.gate)
+    gate = Peer(given.gate)
     while True:
         step = averager.step(wait=False, require_trigger=True, timeout=PATIENCE_S)
         deadline = time.monotonic() + PATIENCE_S
         while step.stage != AveragingStage.AWAITING_TRIGGER and time.monotonic() < deadline and not step.done():
             time.sleep(0.02)
-        if not at_gate.ready():
+        if not gate.ready():
             return
         with averager.get_tensors() as tensors:
             before = tensors[0][:8].clone()
         step.allow_allreduce()
         group = step.result(timeout=PATIENCE_S)
         if group is None or len(group) != given.peers:
-            at_gate.failed(f"a group of {0 if group is None else len(group)}")
+            gate.failed(f"a group of {0 if group is None else len(group)}")
             continue
-        at_gate.done()
+        gate.done()
         with averager.get_tensors() as tensors:
             if given.rank == 0:
                 # The 8-bit codecs report success and average nothing with some versions of numpy.

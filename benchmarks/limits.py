@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.at_the_gate import Peer
+from benchmarks.gate_peer import Peer
 
 SLICE_BYTES = 1 << 20
 

@@ -1,7 +1,7 @@
-"""sealing: what a closed swarm costs: µs per datagram, a first contact, and streams beside plain ones.
+"""sealing: what a closed swarm costs: µs per datagram and handshake, and the throughput of TLS against plain streams.
 
-Datagrams are sealed and opened in one process, without a network. Streams pass between two processes over the loopback,
-plain and sealed by turns in one run: 64 MB bodies pushed and pulled as the exchange does it, and small requests.
+Datagrams are sealed and opened in one process without a network. Streams run between two processes over the loopback,
+plain and TLS in turns within one run: bodies of 64 MB pushed and pulled as the exchange does, and small requests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SERVER_SEED, _CLIENT_SEED = b"s" * 32, b"c" * 32
 def measure(arguments: argparse.Namespace) -> Outcome:
     repetitions = arguments.repetitions or REPETITIONS
     datagrams = [_datagram_us() for _ in range(repetitions)]
-    contacts = [_contact_us() for _ in range(repetitions)]
+    contacts = [_handshake_us() for _ in range(repetitions)]
     streams = uvloop.run(_streams(repetitions))
     return Outcome(
         "sealing",
@@ -79,8 +79,8 @@ class _End:
         self.sealer = Sealer(identity, _KEYS, _RUN, os.urandom, now=0.0, wall=1e9)
 
 
-def _meet(one: _End, two: _End, now: float) -> None:
-    """First contact, and the first word."""
+def _handshake(one: _End, two: _End, now: float) -> None:
+    """A handshake and the first datagram."""
     (_, init), *_ = one.sealer.seal(two.address, b"\0hello", now, 1e9 + now)
     (_, response), *_ = two.sealer.open(init, one.address, now, 1e9 + now).send
     for _, sealed in one.sealer.open(response, two.address, now, 1e9 + now).send:
@@ -89,7 +89,7 @@ def _meet(one: _End, two: _End, now: float) -> None:
 
 def _datagram_us() -> float:
     one, two = _End(_SERVER_SEED), _End(_CLIENT_SEED)
-    _meet(one, two, 1.0)
+    _handshake(one, two, 1.0)
     datagram = b"\1" + os.urandom(DATAGRAM_BYTES - 1)
     began = time.perf_counter()
     for _ in range(DATAGRAMS):
@@ -100,8 +100,8 @@ def _datagram_us() -> float:
 
 
 def _junk_us() -> float:
-    """Of all the kinds and lengths a stranger may send, in equal parts."""
-    member, stranger = _End(_SERVER_SEED), Address("127.0.0.1", 9)
+    """The mean over junk of all kinds and lengths, in equal parts."""
+    member, source = _End(_SERVER_SEED), Address("127.0.0.1", 9)
     junk = [
         bytes([kind]) + os.urandom(size - 1)
         for kind, size in (
@@ -115,21 +115,21 @@ def _junk_us() -> float:
     ]
     began = time.perf_counter()
     for datagram in junk:
-        member.sealer.open(datagram, stranger, 2.0, 1e9 + 2)
+        member.sealer.open(datagram, source, 2.0, 1e9 + 2)
     elapsed = time.perf_counter() - began
     if member.sealer.counters["opened"] or member.sealer.sessions:
-        raise NotMeasured("junk was let in")
+        raise NotMeasured("junk was accepted")
     return elapsed / len(junk) * 1e6
 
 
-def _contact_us() -> float:
+def _handshake_us() -> float:
     pairs = [(_End(os.urandom(32)), _End(os.urandom(32))) for _ in range(CONTACTS)]
     began = time.perf_counter()
     for one, two in pairs:
-        _meet(one, two, 1.0)
+        _handshake(one, two, 1.0)
     elapsed = time.perf_counter() - began
     if any(two.sealer.counters["opened"] != 1 for _, two in pairs):
-        raise NotMeasured("a first contact failed")
+        raise NotMeasured("a handshake failed")
     return elapsed / CONTACTS * 1e6
 
 
@@ -142,12 +142,12 @@ class _Silent:
     info = warning = error = debug
 
 
-def _door(identity: Identity, *, sealed: bool) -> SocketTransport:
+def _transport(identity: Identity, *, sealed: bool) -> SocketTransport:
     clock = SystemClock()
     seal = None
     if sealed:
-        admission = TicketVerifier(_KEYS, _RUN, identity.node_id, os.urandom, started_wall=clock.wall())
-        seal = StreamSeal(admission, Credentials.of(make_certificates(identity, _KEYS, _RUN, clock.wall())))
+        tickets = TicketVerifier(_KEYS, _RUN, identity.node_id, os.urandom, started_wall=clock.wall())
+        seal = StreamSeal(tickets, Credentials.of(make_certificates(identity, _KEYS, _RUN, clock.wall())))
     return SocketTransport("127.0.0.1", 0, log=_Silent(), clock=clock, seal=seal)
 
 
@@ -165,19 +165,19 @@ async def _handle(incoming: Request) -> Response:
 
 
 async def _serve() -> None:
-    """The other process: two doors, their ports on standard output, until standard input ends."""
-    doors = [_door(identity_from_seed(_SERVER_SEED), sealed=sealed) for sealed in (False, True)]
-    for door in doors:
-        await door.open(lambda _data, _source: None, _handle)
-    sys.stdout.write(" ".join(str(door.address.port) for door in doors) + "\n")
+    """The other process: two transports, their ports on standard output, until standard input ends."""
+    transports = [_transport(identity_from_seed(_SERVER_SEED), sealed=sealed) for sealed in (False, True)]
+    for transport in transports:
+        await transport.open(lambda _data, _source: None, _handle)
+    sys.stdout.write(" ".join(str(transport.address.port) for transport in transports) + "\n")
     sys.stdout.flush()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    for door in doors:
-        await door.close()
+    for transport in transports:
+        await transport.close()
 
 
 async def _streams(repetitions: int) -> dict[str, list[float]]:
-    other = subprocess.Popen(  # noqa: ASYNC220 (a benchmark waits for nothing else)
+    other = subprocess.Popen(  # noqa: ASYNC220 (nothing else runs here)
         [sys.executable, "-m", "benchmarks.sealing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
@@ -186,24 +186,24 @@ async def _streams(repetitions: int) -> dict[str, list[float]]:
         if len(ports) != 2:
             raise NotMeasured("the other process did not start")
         server_id = identity_from_seed(_SERVER_SEED).node_id
-        ways: list[tuple[SocketTransport, NodeAddress]] = []
+        routes: list[tuple[SocketTransport, NodeAddress]] = []
         for sealed, port in zip((False, True), ports, strict=True):
-            door = _door(identity_from_seed(_CLIENT_SEED), sealed=sealed)
-            await door.open(lambda _data, _source: None, _handle)
-            ways.append((door, NodeAddress.of(Address("127.0.0.1", port), server_id)))
+            transport = _transport(identity_from_seed(_CLIENT_SEED), sealed=sealed)
+            await transport.open(lambda _data, _source: None, _handle)
+            routes.append((transport, NodeAddress.of(Address("127.0.0.1", port), server_id)))
         found: dict[str, list[float]] = {"pull": [], "push": [], "small": [], "pull GB/s": []}
         actions: dict[str, Callable[..., Any]] = {"pull": _pull, "push": _push, "small": _small}
-        for action in actions.values():  # once unmeasured: connections, caches, buffers
-            for way in ways:
-                await action(*way)
+        for action in actions.values():  # a warm-up, not measured: connections, caches, buffers
+            for route in routes:
+                await action(*route)
         for _ in range(repetitions):
             for name, action in actions.items():
-                plain_s, sealed_s = [await action(*way) for way in ways]
+                plain_s, sealed_s = [await action(*route) for route in routes]
                 found[name].append(plain_s / sealed_s)
                 if name == "pull":
                     found["pull GB/s"].append(BODY_BYTES / sealed_s / 1e9)
-        for door, _ in ways:
-            await door.close()
+        for transport, _ in routes:
+            await transport.close()
         return found
     finally:
         assert other.stdin is not None
@@ -211,14 +211,14 @@ async def _streams(repetitions: int) -> dict[str, list[float]]:
         other.wait(timeout=30)
 
 
-#: Warm after the first use, as the exchange's buffers are: fresh pages cost more than what is measured.
+#: Reused, as the exchange's buffers are: fresh pages would cost more than what is measured.
 _target = memoryview(np.empty(BODY_BYTES, np.uint8))
 
 
-async def _pull(door: SocketTransport, to: NodeAddress) -> float:
+async def _pull(transport: SocketTransport, to: NodeAddress) -> float:
     target, at = _target, 0
     began = time.perf_counter()
-    async with door.request(to, "pull", b"", timeout_s=60) as answer:
+    async with transport.request(to, "pull", b"", timeout_s=60) as answer:
         async for chunk in answer.body:
             target[at : at + len(chunk)] = chunk
             at += len(chunk)
@@ -228,20 +228,20 @@ async def _pull(door: SocketTransport, to: NodeAddress) -> float:
     return elapsed
 
 
-async def _push(door: SocketTransport, to: NodeAddress) -> float:
+async def _push(transport: SocketTransport, to: NodeAddress) -> float:
     began = time.perf_counter()
-    async with door.request(to, "push", b"", SizedBody(_slices(), BODY_BYTES), timeout_s=60) as answer:
+    async with transport.request(to, "push", b"", SizedBody(_slices(), BODY_BYTES), timeout_s=60) as answer:
         elapsed = time.perf_counter() - began
         if int(bytes(answer.head)) != BODY_BYTES:
             raise NotMeasured("not all bytes arrived")
     return elapsed
 
 
-async def _small(door: SocketTransport, to: NodeAddress) -> float:
+async def _small(transport: SocketTransport, to: NodeAddress) -> float:
     head = msgspec.msgpack.encode([b"x" * 150])
     began = time.perf_counter()
     for _ in range(SMALL_REQUESTS):
-        async with door.request(to, "small", head, timeout_s=60):
+        async with transport.request(to, "small", head, timeout_s=60):
             pass
     return time.perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""The seal between two nodes, without network or clock: first contact, sessions, replays, impostors, rotation."""
+"""Sealers of two nodes without network or clock: handshakes, sessions, replays, false identities, rotation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from overlay.addresses import Address, NodeAddress
 from overlay.identity import identity_from_seed
-from overlay.sealing.handshake import INIT, RESPONSE, SEALED
+from overlay.sealing.handshake import INIT, RESPONSE, SEALED, Epoch, make_init, make_response
 from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.sealer import (
     INIT_DELAY_S,
@@ -38,7 +38,7 @@ class Time:
 
 @dataclass
 class End:
-    """One node: its seal, its address, what it was delivered, and what it put on the wire."""
+    """One node: its sealer, its address, and what it has opened."""
 
     name: str
     time: Time
@@ -75,7 +75,7 @@ class End:
         return [sealed for _, sealed in self.sealer.seal(to.home, datagram, self.time.now, self.wall)]
 
     def open(self, sealed: bytes, source: End) -> list[bytes]:
-        """What it sends on account of one datagram; what is delivered is kept with the proven id."""
+        """Open a datagram and return what is sent because of it; its contents are kept with the proven id."""
         opened = self.sealer.open(sealed, source.address, self.time.now, self.wall)
         if opened.datagram:
             assert opened.source is not None
@@ -90,14 +90,14 @@ class End:
         }
 
 
-def talk(sender: End, receiver: End, datagram: bytes, recorded: list[tuple[str, bytes]] | None = None) -> None:
-    """Send one datagram and carry everything that follows, both ways, until nobody says more."""
+def exchange(sender: End, receiver: End, datagram: bytes, recorded: list[tuple[str, bytes]] | None = None) -> None:
+    """Send one datagram and deliver everything that follows, in both directions."""
     sender.time.now += 0.001
     carry([(sender, receiver, sealed) for sealed in sender.seal(receiver, datagram)], recorded)
 
 
 def carry(queue: list[tuple[End, End, bytes]], recorded: list[tuple[str, bytes]] | None = None) -> None:
-    """Deliver these (from, to, datagram) and all that follows from them, in order."""
+    """Deliver these (from, to, datagram) and everything that follows, in order."""
     while queue:
         source, target, sealed = queue.pop(0)
         if recorded is not None:
@@ -110,16 +110,16 @@ def carry(queue: list[tuple[End, End, bytes]], recorded: list[tuple[str, bytes]]
 def ends() -> tuple[End, End]:
     time = Time()
     made = End("a", time), End("b", time)
-    time.now += 0.001  # an offer of the moment of a start is no newer than it
+    time.now += 0.001  # an init must be newer than the start of its recipient
     return made
 
 
-def test_first_contact_and_after(ends: tuple[End, End]) -> None:
-    """One offer, one acceptance, then every datagram arrives as sent, under its sender's id, for one AEAD each."""
+def test_a_handshake_and_later_datagrams(ends: tuple[End, End]) -> None:
+    """After one init and one response, every datagram arrives unchanged, with its sender's id."""
     a, b = ends
     for number in range(5):
-        talk(a, b, b"to b %d" % number)
-        talk(b, a, b"to a %d" % number)
+        exchange(a, b, b"to b %d" % number)
+        exchange(b, a, b"to a %d" % number)
 
     assert b.delivered == [(b"to b %d" % number, a.identity.node_id) for number in range(5)]
     assert a.delivered == [(b"to a %d" % number, b.identity.node_id) for number in range(5)]
@@ -128,10 +128,10 @@ def test_first_contact_and_after(ends: tuple[End, End]) -> None:
 
 
 def test_the_longest_datagram_fits_a_frame(ends: tuple[End, End]) -> None:
-    """The longest datagram, sealed, is at most 1,452 bytes: an Ethernet frame without IPv6 and UDP headers."""
+    """The longest sealed datagram has at most 1,452 bytes: an Ethernet frame without IPv6 and UDP headers."""
     a, b = ends
     recorded: list[tuple[str, bytes]] = []
-    talk(a, b, b"x" * MAX_DATAGRAM_BYTES, recorded)
+    exchange(a, b, b"x" * MAX_DATAGRAM_BYTES, recorded)
 
     assert max(len(sealed) for _, sealed in recorded) == MAX_SEALED_BYTES == MAX_DATAGRAM_BYTES + SEAL_BYTES
     assert MAX_SEALED_BYTES <= 1452
@@ -139,32 +139,32 @@ def test_the_longest_datagram_fits_a_frame(ends: tuple[End, End]) -> None:
 
 
 @pytest.mark.parametrize(
-    "stranger",
+    "outsider",
     [
         pytest.param({"keys": KeyRing((OTHER_KEY,))}, id="another key"),
         pytest.param({"run": "other"}, id="the key of another run"),
     ],
 )
-def test_strangers_meet_silence(ends: tuple[End, End], stranger: dict[str, object]) -> None:
-    """Who has another key, or the same for another run, gets no answer and leaves no trace but a counter."""
+def test_without_the_key_there_is_no_answer(ends: tuple[End, End], outsider: dict[str, object]) -> None:
+    """An init under another key, or the same key for another run, gets no answer and changes only a counter."""
     _, b = ends
-    c = End("c", b.time, **stranger)  # type: ignore[arg-type]
+    c = End("c", b.time, **outsider)  # type: ignore[arg-type]
     (init,) = c.seal(b, b"hello")
 
     assert b.open(init, c) == []
     assert (b.dropped(), b.sealer.sessions, b.delivered) == ({"stranger": 1}, 0, [])
 
 
-def test_recorded_traffic_opens_nothing(ends: tuple[End, End]) -> None:
-    """All that two nodes said, sent again from their own addresses and from another, is met with silence."""
+def test_recorded_traffic_is_refused(ends: tuple[End, End]) -> None:
+    """All datagrams of two nodes, replayed from their own addresses and from another one, get no answer."""
     a, b = ends
     recorded: list[tuple[str, bytes]] = []
     for number in range(3):
-        talk(a, b, b"to b %d" % number, recorded)
-        talk(b, a, b"to a %d" % number, recorded)
+        exchange(a, b, b"to b %d" % number, recorded)
+        exchange(b, a, b"to a %d" % number, recorded)
     sessions, delivered = (a.sealer.sessions, b.sealer.sessions), (list(a.delivered), list(b.delivered))
-    stranger = End("z", a.time)
-    for source in (a, b, stranger):
+    outsider = End("z", a.time)
+    for source in (a, b, outsider):
         for _, sealed in recorded:
             assert a.open(sealed, source) == []
             assert b.open(sealed, source) == []
@@ -174,11 +174,11 @@ def test_recorded_traffic_opens_nothing(ends: tuple[End, End]) -> None:
     assert set(a.dropped()) | set(b.dropped()) == {"replayed", "no_pair", "unasked", "misdirected"}
 
 
-def test_recorded_traffic_opens_nothing_at_a_third_node(ends: tuple[End, End]) -> None:
-    """What one peer heard is worth nothing at another member: its offers name their recipient."""
+def test_recorded_traffic_is_refused_at_a_third_node(ends: tuple[End, End]) -> None:
+    """Replayed at another member, an init is refused, because it names its recipient."""
     a, b = ends
     recorded: list[tuple[str, bytes]] = []
-    talk(a, b, b"for b", recorded)
+    exchange(a, b, b"for b", recorded)
     c = End("c", a.time)
     for _, sealed in recorded:
         assert c.open(sealed, a) == []
@@ -187,11 +187,11 @@ def test_recorded_traffic_opens_nothing_at_a_third_node(ends: tuple[End, End]) -
     assert c.dropped() == {"misdirected": 1, "unasked": 1, "no_pair": 1}
 
 
-def test_recorded_traffic_opens_nothing_after_a_restart(ends: tuple[End, End]) -> None:
-    """What was said before a node's restart is silence after it, within the clock bound too."""
+def test_recorded_traffic_is_refused_after_a_restart(ends: tuple[End, End]) -> None:
+    """Datagrams from before a node's restart are refused after it, also within the clock bound."""
     a, b = ends
     recorded: list[tuple[str, bytes]] = []
-    talk(a, b, b"before", recorded)
+    exchange(a, b, b"before", recorded)
     a.time.now += 1.0
     again = End("b", a.time, start=2)
     for _, sealed in recorded:
@@ -201,8 +201,8 @@ def test_recorded_traffic_opens_nothing_after_a_restart(ends: tuple[End, End]) -
     assert again.dropped()["before_start"] == 1
 
 
-def test_flipped_bits_open_nothing(ends: tuple[End, End]) -> None:
-    """Any one bit flipped in any datagram, first contact or later: no answer, nothing delivered, no pair more."""
+def test_changed_bits_are_refused(ends: tuple[End, End]) -> None:
+    """With any one bit changed, no datagram gets an answer, is delivered, or makes a session."""
     a, b = ends
     (init,) = a.seal(b, b"hello")
     rng = random.Random(4)
@@ -229,21 +229,19 @@ def _flipped(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def test_nobody_speaks_in_anothers_name(ends: tuple[End, End]) -> None:
-    """A member that answers an offer meant for another, at that one's address, is no answer."""
+def test_a_response_of_another_member_is_refused(ends: tuple[End, End]) -> None:
+    """A response from a member other than the recipient of the init is refused."""
     a, b = ends
     c = End("c", a.time)
-    # c lives at b's address and has heard the offer; it accepts what it can make look like its own.
+    # c has b's address and has received the init; its response carries its own id.
     a.seal(b, b"hello")
     made = next(iter(a.sealer._pending_inits.values()))[1]
-    from overlay.sealing.handshake import make_response
-
     response = make_response(c.identity, made.epoch, made.init, b"c" * 8, b"i" * 8, b"e" * 32)
     sealed = made.epoch.seal(RESPONSE, response.content, b"n" * 12)
 
     assert a.open(sealed, b) == []
     assert a.dropped() == {"impostor": 1}
-    # With b's public key in it, the signature does not hold.
+    # With b's public key in it, the signature is invalid.
     pretended = make_response(c.identity, made.epoch, made.init, b"c" * 8, b"i" * 8, b"e" * 32).content
     pretended = pretended[:8] + b.identity.public_key + pretended[40:]
     assert a.open(made.epoch.seal(RESPONSE, pretended, b"m" * 12), b) == []
@@ -253,7 +251,7 @@ def test_nobody_speaks_in_anothers_name(ends: tuple[End, End]) -> None:
 
 @pytest.mark.parametrize("skew_s", [CLOCK_BOUND_S + 1, -CLOCK_BOUND_S - 1])
 def test_clocks_that_differ_too_much(skew_s: float) -> None:
-    """Beyond the bound an offer is met with silence, and the receiver is told by how much, once."""
+    """Beyond the bound an init gets no answer, and the difference is reported once."""
     time = Time(100.0)
     a, b = End("a", time, skew_s=skew_s), End("b", Time(1.0))
     b.time = time
@@ -268,29 +266,29 @@ def test_clocks_that_differ_too_much(skew_s: float) -> None:
 
 @pytest.mark.parametrize("skew_s", [CLOCK_BOUND_S - 1, 1 - CLOCK_BOUND_S])
 def test_clocks_within_the_bound(skew_s: float) -> None:
-    """Within the bound it works, from `bound` after the receiver's start at the latest."""
+    """Within the bound a handshake succeeds, at the latest when the bound has passed since the recipient's start."""
     time = Time(1.0)
     b = End("b", time)
     a = End("a", time, skew_s=skew_s)
     time.now += CLOCK_BOUND_S
-    talk(a, b, b"hello")
+    exchange(a, b, b"hello")
 
     assert b.delivered == [(b"hello", a.identity.node_id)]
 
 
-def test_a_lost_offer_is_made_again(ends: tuple[End, End]) -> None:
-    """Nothing is offered twice within the pause, again after it; what waited arrives once, repetitions are dropped."""
+def test_a_lost_init_is_repeated(ends: tuple[End, End]) -> None:
+    """Another init is sent after the delay only; queued datagrams arrive once, and repetitions are dropped."""
     a, b = ends
     a.seal(b, b"one")
     assert a.seal(b, b"one") == []
     a.time.now += INIT_DELAY_S
-    talk(a, b, b"two")
+    exchange(a, b, b"two")
 
     assert [datagram for datagram, _ in b.delivered] == [b"one", b"two"]
 
 
-def test_a_slow_answer_to_the_first_offer_is_good(ends: tuple[End, End]) -> None:
-    """On a path slower than the pause, the acceptance of the first of several offers makes the pair."""
+def test_a_slow_response_to_the_first_init_is_accepted(ends: tuple[End, End]) -> None:
+    """On a path slower than the delay, the response to the first of several inits makes the session."""
     a, b = ends
     (first,) = a.seal(b, b"one")
     a.time.now += INIT_DELAY_S
@@ -302,8 +300,8 @@ def test_a_slow_answer_to_the_first_offer_is_good(ends: tuple[End, End]) -> None
     assert [datagram for datagram, _ in b.delivered] == [b"one", b"two"]
 
 
-def test_what_waits_is_bounded(ends: tuple[End, End]) -> None:
-    """Of many datagrams that wait for a pair the last few arrive; the others are counted."""
+def test_the_queue_is_bounded(ends: tuple[End, End]) -> None:
+    """Of many queued datagrams the last few arrive; the others are counted."""
     a, b = ends
     (init,) = a.seal(b, b"0")
     for number in range(1, 20):
@@ -316,90 +314,90 @@ def test_what_waits_is_bounded(ends: tuple[End, End]) -> None:
     assert a.sealer.counters["not_sent_waiting"] == 20 - MAX_QUEUED
 
 
-def test_both_begin_at_once(ends: tuple[End, End]) -> None:
-    """Two nodes that offer at the same time both are heard, and go on without another offer."""
+def test_two_handshakes_at_once(ends: tuple[End, End]) -> None:
+    """If both nodes send an init at the same time, all datagrams arrive without a third handshake."""
     a, b = ends
     (from_a,), (from_b,) = a.seal(b, b"to b"), b.seal(a, b"to a")
     carry([(a, b, from_a), (b, a, from_b)])
-    talk(a, b, b"again")
-    talk(b, a, b"again")
+    exchange(a, b, b"again")
+    exchange(b, a, b"again")
 
     assert [datagram for datagram, _ in b.delivered] == [b"to b", b"again"]
     assert [datagram for datagram, _ in a.delivered] == [b"to a", b"again"]
     assert (a.sealer.counters["offers_made"], b.sealer.counters["offers_made"]) == (1, 1)
 
 
-def test_an_offer_alone_changes_nothing(ends: tuple[End, End]) -> None:
-    """A pair offered to us is used for sending only when its other side has used it: the offer may be an old one."""
+def test_an_init_alone_does_not_replace_a_session(ends: tuple[End, End]) -> None:
+    """The responder uses a session only after the initiator has used it, because the init may be a recording."""
     a, b = ends
-    talk(a, b, b"hello")
+    exchange(a, b, b"hello")
     b.time.now += 1.0
-    a.sealer.use(KeyRing((OTHER_KEY,)))  # forget the pair
+    a.sealer.use(KeyRing((OTHER_KEY,)))  # ends the session
     a.sealer.use(KeyRing((KEY,)))
     (init,) = a.seal(b, b"again")
     b.open(init, a)
     before = b.sealer.sessions
-    (sealed,) = b.seal(a, b"under the old pair")
+    (sealed,) = b.seal(a, b"under the old session")
 
     assert sealed[0] == SEALED
     assert before == 2
-    # a has forgotten the old pair and cannot read it.
+    # a has dropped the old session and cannot open it.
     assert a.open(sealed, b) == []
     assert a.dropped() == {"no_pair": 1}
 
 
-def test_a_restarted_peer_is_heard_after_a_question_and_its_repetition(ends: tuple[End, End]) -> None:
-    """A peer that has lost its keys is offered new ones beside the first question after a short silence, which arrives
-    itself."""
+def test_a_restarted_peer_is_reached_after_two_unanswered_requests(ends: tuple[End, End]) -> None:
+    """After two unanswered requests and a short time, the next request to a restarted peer starts a handshake and
+    arrives."""
     a, b = ends
-    talk(a, b, b"\0before")
-    talk(b, a, b"\1answer")
+    exchange(a, b, b"\0before")
+    exchange(b, a, b"\1answer")
     a.time.now += 5.0
     again = End("b", a.time, start=2)
-    talk(a, again, b"\0lost")
-    talk(a, again, b"\0lost")
+    exchange(a, again, b"\0lost")
+    exchange(a, again, b"\0lost")
     assert again.delivered == []
     a.time.now += UNANSWERED_TIMEOUT_S + 0.01
-    talk(a, again, b"\0arrives")
+    exchange(a, again, b"\0arrives")
 
     assert again.delivered == [(b"\0arrives", a.identity.node_id)]
 
 
-def test_answers_and_single_words_cost_no_offers(ends: tuple[End, End]) -> None:
-    """Who answers questions, or says what wants no answer, offers no new keys because nothing comes back."""
+def test_responses_and_one_way_datagrams_start_no_handshake(ends: tuple[End, End]) -> None:
+    """A node that sends responses, or datagrams without a response, does not take the peer for restarted."""
     a, b = ends
     for _ in range(10):
         for _ in range(3):
-            talk(a, b, b"\0question")
+            exchange(a, b, b"\0question")
         for _ in range(3):
-            talk(b, a, b"\1answer")
+            exchange(b, a, b"\1answer")
         a.time.now += 2.0
-        talk(b, a, b"\0news")
+        exchange(b, a, b"\0news")
         a.time.now += 2.0
 
     assert (a.sealer.counters["offers_made"], b.sealer.counters["offers_made"]) == (1, 0)
 
 
-def test_pairs_are_renewed(ends: tuple[End, End]) -> None:
-    """An old pair, and one that was idle for long, are replaced without losing a datagram."""
+def test_sessions_are_replaced(ends: tuple[End, End]) -> None:
+    """An old session, and one that was idle for long, are replaced without losing a datagram."""
     a, b = ends
-    talk(a, b, b"1")
+    exchange(a, b, b"1")
     for elapsed in [REKEY_AFTER_S / 8] * 9:
         a.time.now += elapsed
-        talk(a, b, b"x")
-        talk(b, a, b"y")
+        exchange(a, b, b"x")
+        exchange(b, a, b"y")
     assert a.sealer.counters["offers_made"] == 2
     a.time.now += SESSION_IDLE_S + 1
-    talk(a, b, b"2")
+    exchange(a, b, b"2")
 
     assert [datagram for datagram, _ in b.delivered] == [b"1", *[b"x"] * 9, b"2"]
     assert a.sealer.counters["offers_made"] == 3
 
 
 def test_reordering_within_the_window(ends: tuple[End, End]) -> None:
-    """Datagrams that overtake each other arrive once each; one that is behind the window does not."""
+    """Reordered datagrams arrive once each; one behind the window is refused."""
     a, b = ends
-    talk(a, b, b"first")
+    exchange(a, b, b"first")
     late = a.seal(b, b"late")[0]
     many = [a.seal(b, b"%d" % number)[0] for number in range(WINDOW)]
     rng = random.Random(9)
@@ -414,37 +412,37 @@ def test_reordering_within_the_window(ends: tuple[End, End]) -> None:
 
 
 def test_an_address_that_changed_is_followed(ends: tuple[End, End]) -> None:
-    """Behind a NAT that gave a node another port, what it sends is still its own, and answers go there."""
+    """If a NAT gives a node another port, its datagrams keep their id, and responses go to the new address."""
     a, b = ends
-    talk(a, b, b"from the old address")
+    exchange(a, b, b"from the old address")
     a.address = Address(a.address.host, 9999)
-    talk(a, b, b"from the new one")
+    exchange(a, b, b"from the new one")
     assert b.delivered[1][1] == a.identity.node_id
-    talk(b, a, b"answer")
+    exchange(b, a, b"answer")
 
     assert a.delivered == [(b"answer", b.identity.node_id)]
     assert b.sealer.counters["offers_made"] == 0
 
 
-def test_two_starts_of_one_identity_are_two_pairs() -> None:
-    """Twins, on two machines with one copied key, each have their own pair with a third node."""
+def test_two_processes_of_one_identity_have_two_sessions() -> None:
+    """Two machines with one copied identity have a session each with a third node."""
     time = Time()
     first, second, third = End("a", time), End("a", time, start=2), End("c", time)
     second.address = Address("10.9.9.9", 8468)
-    talk(first, third, b"one")
-    talk(second, third, b"two")
-    talk(third, first, b"to the first")
-    talk(third, second, b"to the second")
+    exchange(first, third, b"one")
+    exchange(second, third, b"two")
+    exchange(third, first, b"to the first")
+    exchange(third, second, b"to the second")
 
     assert [datagram for datagram, _ in first.delivered] == [b"to the first"]
     assert [datagram for datagram, _ in second.delivered] == [b"to the second"]
-    # A twin can talk to the other; an echo of oneself is dropped.
-    talk(first, second, b"who are you")
+    # They can also exchange datagrams with each other.
+    exchange(first, second, b"who are you")
     assert second.delivered[-1] == (b"who are you", first.identity.node_id)
 
 
 def test_no_recipient_no_datagram(ends: tuple[End, End]) -> None:
-    """A plain address cannot be sealed for: nothing is sent, and it is counted."""
+    """Without a recipient's id nothing is sent, and it is counted."""
     a, b = ends
 
     assert a.sealer.seal(b.address, b"x", 1.0, WALL) == []
@@ -452,12 +450,11 @@ def test_no_recipient_no_datagram(ends: tuple[End, End]) -> None:
 
 
 def test_rotation_step_by_step() -> None:
-    """Whatever step two nodes are at, as long as they share a key they hear each other; after the last, old keys are
-    worth nothing."""
+    """At every step of a rotation datagrams arrive while two nodes share a key; afterwards the old key is refused."""
     steps = [KeyRing((KEY,)), KeyRing((KEY, NEXT_KEY)), KeyRing((NEXT_KEY, KEY)), KeyRing((NEXT_KEY,))]
     time = Time()
     a, b = End("a", time), End("b", time)
-    talk(a, b, b"before")
+    exchange(a, b, b"before")
     sent = 1
     for mine, theirs in ((1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
         a.sealer.use(steps[mine])
@@ -465,8 +462,8 @@ def test_rotation_step_by_step() -> None:
         for sender, receiver in ((a, b), (b, a)):
             time.now += 2.0
             before = len(receiver.delivered)
-            talk(sender, receiver, b"%d/%d" % (mine, theirs))
-            talk(sender, receiver, b"%d/%d again" % (mine, theirs))
+            exchange(sender, receiver, b"%d/%d" % (mine, theirs))
+            exchange(sender, receiver, b"%d/%d again" % (mine, theirs))
             assert len(receiver.delivered) == before + 2, (mine, theirs)
         sent += 2
 
@@ -477,16 +474,14 @@ def test_rotation_step_by_step() -> None:
     assert b.open(init, expelled) == []
 
 
-def test_a_flood_of_offers_is_bounded(ends: tuple[End, End]) -> None:
-    """A member that makes thousands of offers under invented ids costs a bounded number of answers and pairs."""
+def test_a_flood_of_inits_is_bounded(ends: tuple[End, End]) -> None:
+    """Thousands of inits of a member under invented ids get a bounded number of responses and sessions."""
     _, b = ends
-    from overlay.sealing.handshake import Epoch, make_init
-
     epoch = Epoch(KEY, "tests")
     answers = 0
     for number in range(2600):
-        stranger = identity_from_seed(number.to_bytes(32, "big"))
-        init = make_init(stranger, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
+        outsider = identity_from_seed(number.to_bytes(32, "big"))
+        init = make_init(outsider, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
         sealed = epoch.seal(INIT, init.content, number.to_bytes(12, "big"))
         opened = b.sealer.open(sealed, Address("10.0.0.9", 9), 1.0, WALL + 1)
         answers += len(opened.send)
