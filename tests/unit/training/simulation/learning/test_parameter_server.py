@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from training.simulation.figures import published
-from training.simulation.figures.learning_figures import order_verdict
 from training.simulation.figures.points import plan_of
 from training.simulation.figures.studies import SIX_COMPUTES_S, SIX_DURATION_S, SIX_EVALUATES_S, SIX_WORKERS
 from training.simulation.learning.parameter_server import Server, learn_at_server
@@ -16,6 +15,8 @@ from training.simulation.learning.problems import LinearRegression
 from training.simulation.model.plan import Plan
 
 SERVER = Server(SIX_COMPUTES_S, SIX_EVALUATES_S)
+
+
 SEEDS = range(1, 9)
 
 
@@ -63,12 +64,3 @@ def test_what_is_learned_follows_the_deltas_and_not_the_evaluations() -> None:
     assert bsp[0][-1] < asp[0][-1]
     assert bsp[1] < asp[1] / 3
     assert ends("bsp") == bsp
-
-
-def test_an_order_holds_only_beyond_its_noise() -> None:
-    """Above on every seed by one amount it holds; above in the mean of a wide scatter it is not distinguishable."""
-    low = [0.5, 0.6, 0.4, 0.55, 0.45]
-    assert order_verdict([[value + 0.1 for value in low]], [low]) == "holds"
-    assert order_verdict([[0.9, 0.3, 0.8, 0.2, 0.7]], [low]) == "not distinguishable"
-    assert order_verdict([[value - 0.1 for value in low]], [low]) == "fails"
-    assert order_verdict([[0.9] * 5, [value - 0.1 for value in low]], [low]) == "fails"

@@ -1,0 +1,13 @@
+"""Short names of barriers."""
+
+from __future__ import annotations
+
+from training.simulation.model.barrier_names import parse_barrier
+
+
+def test_pbsp_of_no_sample_is_asp() -> None:
+    """β = 0 looks at nobody: the shared predicate passes on an empty sample, as asp does."""
+    from training.barriers.predicates import make_barrier
+
+    for mine in range(50):
+        assert make_barrier(parse_barrier("pbsp(1)")).passes(mine, [])

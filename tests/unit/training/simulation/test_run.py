@@ -1,0 +1,45 @@
+"""The choice of an engine, and that every engine repeats from its seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.harness.small_plans import SEED, small_plan
+from training.simulation.model.plan import Churn
+from training.simulation.run import NotCompiled, simulate
+
+pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
+
+
+def test_a_run_repeats_from_its_seed() -> None:
+    """The same plan gives the same steps twice, another seed others."""
+    one = small_plan("pssp", 50, 3)
+
+    first, second = simulate(one), simulate(one)
+
+    np.testing.assert_array_equal(first.steps, second.steps)
+    assert not np.array_equal(first.steps, simulate(replace(one, seed=SEED + 1)).steps)
+
+
+def test_what_the_compiled_engine_cannot_do_is_refused_by_name() -> None:
+    """Churn, delay, biased samples and custom barriers go to the reference engine, or are refused by name."""
+    for changes in ({"churn": Churn(0.1)}, {"delay_s": 0.1}, {"sampler": "biased"}):
+        one = small_plan("pssp", 10, 2, **changes)
+        with pytest.raises(NotCompiled):
+            simulate(one, engine="compiled")
+        assert simulate(one).engine == "reference"
+
+
+def test_without_numba_the_history_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the extra is not installed the reference engine runs, and gives the same steps."""
+    one = small_plan("pssp", 30, 3, discipline="pool")
+    compiled = simulate(one)
+    monkeypatch.setattr("training.simulation.run.has_numba", lambda: False)
+
+    reference = simulate(one)
+
+    assert (compiled.engine, reference.engine) == ("compiled", "reference")
+    np.testing.assert_array_equal(compiled.steps, reference.steps)

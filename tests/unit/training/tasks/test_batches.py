@@ -1,0 +1,86 @@
+"""Endless batches, and the division of data among nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from training.tasks.batches import ShuffledBatches, divide, lacking_classes
+from training.tasks.digits import load_digits
+from training.tasks.task import TaskError
+
+
+@pytest.mark.parametrize(("parts", "lacking"), [(1, 0), (3, 0), (4, 3), (6, 3), (10, 5)])
+def test_every_sample_belongs_to_exactly_one_part(parts: int, lacking: int) -> None:
+    """The parts are disjoint and together the whole, and each lacks its own classes."""
+    _, labels = load_digits()
+
+    shares = [divide(labels, part, parts, lacking) for part in range(parts)]
+
+    assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(len(labels)))
+    for part, share in enumerate(shares):
+        assert set(labels[share]) == set(range(10)) - set(lacking_classes(part, lacking))
+
+
+def test_each_class_is_dealt_out_evenly() -> None:
+    """The parts that hold a class hold equally much of it, to one sample."""
+    _, labels = load_digits()
+    shares = [divide(labels, part, 4, 3) for part in range(4)]
+
+    for label in range(10):
+        counts = [
+            int((labels[share] == label).sum())
+            for part, share in enumerate(shares)
+            if label not in lacking_classes(part, 3)
+        ]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_the_classes_lacked_are_three_apart() -> None:
+    """(3·part + j) mod 10."""
+    assert [lacking_classes(part, 3) for part in range(4)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 9]]
+
+
+@pytest.mark.parametrize(
+    ("part", "parts", "lacking", "reason"),
+    [(4, 4, 0, "part = 4 of parts = 4"), (0, 1, 10, "leaves no class"), (0, 1, 3, "no part would hold class 0")],
+)
+def test_a_division_that_cannot_be_is_refused(part: int, parts: int, lacking: int, reason: str) -> None:
+    """A part that does not exist, and classes that nobody would hold."""
+    with pytest.raises(TaskError, match=reason):
+        divide(np.arange(10), part, parts, lacking)
+
+
+def test_batches_go_through_everything_in_a_new_order_each_epoch() -> None:
+    """An epoch has each sample at most once; the next one has another order; the seed decides both."""
+    data = torch.arange(10)
+
+    batches = ShuffledBatches(data, data, 5, seed=4)
+    first, second, third = (torch.cat([next(batches)[0], next(batches)[0]]) for _ in range(3))
+    again = next(ShuffledBatches(data, data, 5, seed=4))[0]
+
+    assert sorted(first.tolist()) == sorted(second.tolist()) == sorted(third.tolist()) == list(range(10))
+    assert first.tolist() != second.tolist() != third.tolist()
+    assert again.tolist() == first[:5].tolist()
+
+
+def test_batches_resume_where_they_were() -> None:
+    """Two numbers restore the position, in the middle of any epoch."""
+    data = torch.arange(10)
+    batches, resumed = ShuffledBatches(data, data, 3, seed=4), ShuffledBatches(data, data, 3, seed=4)
+    for _ in range(5):
+        next(batches)
+
+    resumed.load_state_dict(batches.state_dict())
+
+    assert [next(resumed)[0].tolist() for _ in range(5)] == [next(batches)[0].tolist() for _ in range(5)]
+
+
+def test_a_share_smaller_than_a_batch_is_one_batch() -> None:
+    """Few data do not stop a node; none at all do."""
+    data = torch.arange(3)
+
+    assert len(next(ShuffledBatches(data, data, 32, seed=1))[0]) == 3
+    with pytest.raises(TaskError, match="no training data"):
+        ShuffledBatches(data[:0], data[:0], 32, seed=1)
