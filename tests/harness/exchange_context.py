@@ -48,6 +48,8 @@ class ScriptedSwarm:
         self.callbacks: list[Callable[[PeerChange], None]] = []
         #: Answers by name of the request: called with the receiver and the payload.
         self.answers: dict[str, Callable[[Contact, bytes], Answer]] = {}
+        #: Nodes whose own handlers answer instead.
+        self.linked: dict[bytes, ScriptedSwarm] = {}
         self.requests: list[tuple[str, Contact, bytes]] = []
         self.suspected: list[bytes] = []
         self.watched: list[bytes] = []
@@ -103,7 +105,11 @@ class ScriptedSwarm:
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
         self.requests.append((name, to, payload))
-        await collected(body)
+        buffers = await collected(body)
+        if (other := self.linked.get(to.node_id)) is not None:
+            response = await other.handlers[name](Contact(self.node_id, self.address), payload, chunks(buffers))
+            yield ReceivedResponse(response.head, chunks(await collected(response.body)))
+            return
         answer = self.answers[name](to, payload)
         if isinstance(answer, Exception):
             raise answer

@@ -1,0 +1,166 @@
+"""Two owners of one shard after a split: the deltas of both are in the surviving copy, once, or are reported lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlay.peers import PeerChange
+from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
+from tests.harness.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
+from tests.harness.virtual_loop import run
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import OwnerDirectory
+from training.exchange.messages import LocateOwners
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.reads import ReadHandler
+from training.exchange.ownership_messages import Mended
+from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, SplitReconciler
+from training.exchange.store.repair_log import RepairLog
+from training.exchange.store.shard_store import ShardStore
+from training.settings import ExchangeSettings
+
+SETTINGS = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0, replicas=0)
+
+
+class Side:
+    """One node, owner of shard 0 under the term (number, name), with a repair log."""
+
+    def __init__(self, name: str, other: str, number: int, log_bytes: int = 1 << 20) -> None:
+        self.store = ShardStore(IDS[name], BOUNDS, PARAMETERS, SUM, RepairLog(log_bytes, 600.0))
+        self.store.own(0, zeros(self.store), term(number, name), contact(name), 0.0, has_tenure=False)
+        self.swarm = ScriptedSwarm(contact(name), [contact(other)])
+        self.context: ExchangeContext = context_of(self.swarm, self.store, settings=SETTINGS)
+        deltas, directory = DeltaHandler(self.context), OwnerDirectory(self.context)
+        deltas.register()
+        ReadHandler(self.context).register()
+        self.reconciler = SplitReconciler(self.context, directory, deltas)
+
+    @property
+    def value(self) -> float:
+        return float(self.store.owned[0].state.value[0])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [record.fields for record in records_of(self.context) if record.event == name]
+
+
+def split(log_bytes: int = 1 << 20) -> tuple[Side, Side]:
+    """Node a owns shard 0 under term 5 and has delta 1 and 2, node b under term 3 and has delta 1 and 3."""
+    high, low = Side("a", "b", 5), Side("b", "a", 3, log_bytes)
+    high.swarm.linked[IDS["b"]], low.swarm.linked[IDS["a"]] = low.swarm, high.swarm
+    for side, own in ((high, delta(2, 20.0)), (low, delta(3, 300.0))):
+        side.reconciler.due()  # sets the clock of the log
+        side.store.add(0, delta(1, 1.0))
+        side.store.add(0, own)
+    return high, low
+
+
+async def reconcile(*sides: Side) -> None:
+    for _ in range(3):
+        for side in sides:
+            side.reconciler.due()
+            await side.reconciler.reconcile()
+
+
+def test_the_deltas_of_both_sides_are_added_once() -> None:
+    """The lower term steps down and offers what only it has; the delta that both have is not added again."""
+
+    async def scenario() -> None:
+        high, low = split()
+        await reconcile(high, low)
+
+        assert (high.value, 0 in low.store.owned, low.store.superseded) == (321.0, False, {})
+        assert low.events("split_mended") == [{"shard": 0, "lost": 0}]
+        assert high.context.counters.repaired == 1
+
+        await reconcile(high, low)
+        assert high.value == 321.0
+
+    run(scenario())
+
+
+def test_what_the_log_has_no_longer_is_reported_with_its_identity() -> None:
+    """Without a log the delta is lost: counted, and named in an event."""
+
+    async def scenario() -> None:
+        high, low = split(log_bytes=0)
+        await reconcile(high, low)
+
+        assert high.value == 21.0
+        (lost,) = low.events("deltas_lost_in_split")
+        assert (lost["count"], lost["deltas"]) == (1, [f"{IDS['x'].hex()[:8]}/1:3-3"])
+        assert low.context.counters.lost_in_splits == 1
+
+    run(scenario())
+
+
+def test_the_side_with_the_history_takes_the_shard_back_from_a_replica() -> None:
+    """No node can tell which deltas a replica has: the lower term rises above, and the other's deltas are added."""
+
+    async def scenario() -> None:
+        high, low = split()
+        owned = high.store.owned[0]
+        owned.state.era_step, owned.state.era_term = 1, (3, IDS["b"])
+        await reconcile(high, low)
+
+        assert 0 not in high.store.owned
+        assert low.store.owned[0].term > term(5, "a")
+        assert low.value == 321.0
+        assert low.events("shard_taken_back")
+
+    run(scenario())
+
+
+def test_claims_are_sent_at_intervals_and_at_once_to_a_node_that_returns() -> None:
+    """Otherwise the two owners of a shard would never learn of each other."""
+
+    async def scenario() -> None:
+        high, low = split()
+        assert not high.reconciler.due()
+
+        high.reconciler.on_change(PeerChange(IDS["b"], "up", ""))
+        assert not high.reconciler.due()
+        high.reconciler.on_change(PeerChange(IDS["b"], "returned", ""))
+        assert high.reconciler.due()
+        await high.reconciler.reconcile()
+        (claims,) = high.swarm.sent("where_is", LocateOwners)
+        assert [(one.shard, one.term) for one in claims.known] == [(0, term(5, "a"))]
+        assert not high.reconciler.due()
+        assert 0 in low.store.superseded
+
+        await asyncio.sleep(CLAIMS_INTERVAL_S)
+        assert high.reconciler.due()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("weight", "workers", "expected"), [("sum", 6.0, 1 / 3), ("population", 6.0, 1 / 6), ("population", 2.0, 1 / 3)]
+)
+def test_a_delta_is_weighed_among_the_workers_of_both_sides(weight: Any, workers: float, expected: float) -> None:
+    """It was weighed by 1/3 among three workers; a smaller number now does not raise it. A sum stays a sum."""
+
+    async def scenario() -> None:
+        side = Side("a", "b", 5)
+        settings = msgspec.structs.replace(SETTINGS, weight=weight)
+        object.__setattr__(side.context, "settings", settings)
+        side.swarm.worker_count = workers
+        assert side.reconciler._weight(Mended(0, IDS["x"], 1, 1, 1 / 3, 3.0)) == pytest.approx(expected)
+
+    run(scenario())
+
+
+def test_a_state_that_is_not_finite_is_not_added() -> None:
+    """A repaired delta is validated like any push."""
+
+    async def scenario() -> None:
+        high, low = split()
+        low.store.add(0, delta(4, float("nan")))
+        await reconcile(high, low)
+        assert np.isfinite(high.store.owned[0].state.value).all()
+
+    run(scenario())

@@ -1,0 +1,202 @@
+"""The exchange of one node, composed: founding, what it tells its services, fences on disk, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.environment import Environment
+from overlay.transport import TransportError
+from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, VirtualClock
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm
+from tests.harness.exchange_swarm import StartEntropy
+from tests.harness.stores import IDS, contact, term
+from tests.harness.stub_trainer import plain_layout
+from tests.harness.virtual_loop import run
+from training.exchange.exchange import FENCES_FILE, Exchange
+from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
+from training.exchange.ownership_messages import DeltaHistoryAnswer
+from training.exchange.terms import OwnerInfo
+from training.manifest import PROTOCOL, Manifest
+from training.settings import ExchangeSettings
+from training.shards.outer_rule import Rule
+
+ME, OTHER = contact("a"), contact("b")
+VALUES, SHARDS = 16, 4
+SETTINGS = ExchangeSettings(codec="float32", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0)
+
+
+def exchange_of(
+    swarm: ScriptedSwarm, disk: MemoryDisk, *, barrier: str = "relaxed", staleness: int | None = 4
+) -> Exchange:
+    manifest = Manifest(
+        protocol=PROTOCOL,
+        run="run",
+        genesis=GENESIS.hex(),
+        task="stub",
+        task_version="1",
+        layout=plain_layout(VALUES),
+        frozen_digest="",
+        shards=SHARDS,
+        rule=Rule(1.0, 0.0, ""),
+        weight="sum",
+        replicas=1,
+        local_steps=1,
+        barrier_family=barrier,
+        max_steps=0,
+        until="",
+    )
+    overlay: Any = swarm
+    clock = VirtualClock()
+    environment = Environment(
+        clock=clock,
+        entropy=StartEntropy("exchange"),
+        disk=disk,
+        executor=InlineWorkers(),
+        log=ListLog([], "", clock),
+    )
+    return Exchange(
+        overlay=overlay,
+        manifest=manifest,
+        settings=SETTINGS,
+        staleness=staleness,
+        replica=np.arange(VALUES, dtype=np.float32),
+        incarnation=1,
+        environment=environment,
+    )
+
+
+def test_a_founder_owns_every_shard_with_the_replicas_values() -> None:
+    """Its own push is added at once, and the next pull brings it into the replica."""
+
+    async def scenario() -> None:
+        exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
+        await exchange.start()
+        exchange.found()
+        assert sorted(exchange.store.owned) == list(range(SHARDS))
+
+        report = await exchange.push(1, 0, 1.0, np.ones(VALUES, np.float32))
+        assert (report.acknowledged, report.outstanding) == (SHARDS, 0)
+        assert (await exchange.pull(1)).changed == SHARDS
+        assert exchange.context.replica.vector.tolist() == [value + 1.0 for value in range(VALUES)]
+        assert exchange.versions() == [(term(1, "a"), 1)] * SHARDS
+        await exchange.stop()
+
+    run(scenario(), strict=True)
+
+
+@pytest.mark.parametrize(("staleness", "limit"), [(None, None), (0, 10), (4, 16), (25, 100)])
+def test_the_stale_limit_follows_the_staleness(staleness: int | None, limit: int | None) -> None:
+    """Four times the staleness, at least ten steps; without a staleness there is none."""
+
+    async def scenario() -> None:
+        exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk(), staleness=staleness)
+        assert exchange.context.stale_limit == limit
+        assert not exchange.context.synchronous
+        assert exchange_of(ScriptedSwarm(ME), MemoryDisk(), barrier="bsp").context.synchronous
+
+    run(scenario())
+
+
+def test_steps_and_incarnation_are_told_by_calls() -> None:
+    """The own step counts in the median; pushes carry the new incarnation."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [OTHER])
+
+        def answer(_to: object, payload: bytes) -> PushAnswer:
+            return PushAnswer([PushResult(shard, "ok") for shard in decode(payload, Push).shards])
+
+        swarm.answers["push"] = answer
+        exchange = exchange_of(swarm, MemoryDisk())
+        for shard in range(SHARDS):
+            exchange.store.note_owner(shard, term(1, "b"), OTHER)
+        swarm.gone.append(OTHER.node_id)
+        exchange.begin_at(5)
+        assert exchange.view.median_step() == 5
+        exchange.advance(6)
+        assert exchange.view.median_step() == 6
+        swarm.gone.clear()
+
+        exchange.use_incarnation(3)
+        await exchange.push(7, 6, 1.0, np.ones(VALUES, np.float32))
+        assert [(push.incarnation, push.step) for push in swarm.sent("push", Push)] == [(3, 7)]
+
+    run(scenario())
+
+
+def test_fences_survive_a_restart_but_not_another_swarm() -> None:
+    """A node that comes back rejects the owners that it rejected before."""
+
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        exchange = exchange_of(ScriptedSwarm(ME), disk)
+        await exchange.start()
+        exchange.store.ownership.raise_fence(2, term(7, "x"))
+        await asyncio.sleep(1.5)
+        await exchange.stop()
+        assert exchange_of(ScriptedSwarm(ME), disk).store.ownership.fence(2) == term(7, "x")
+
+        disk.tear(FENCES_FILE)
+        assert exchange_of(ScriptedSwarm(ME), disk).store.ownership.fence(2) == term(0, "a")._replace(node=b"")
+
+    run(scenario())
+
+
+def test_a_closed_exchange_adds_nothing_and_knows_that_its_states_are_complete() -> None:
+    """From then on a push is answered with `retry`, so that its origin keeps the delta."""
+
+    async def scenario() -> None:
+        exchange = exchange_of(ScriptedSwarm(ME, [OTHER]), MemoryDisk())
+        exchange.found()
+        exchange.store.owned[0].backup = OTHER
+        assert not exchange.is_clean()
+
+        await exchange.close(1.0)
+
+        assert exchange.is_clean()
+        assert [shard for shard, _, _ in exchange.states_to_save()] == list(range(SHARDS))
+        assert exchange.context.run.is_drained
+
+    run(scenario())
+
+
+def test_the_highest_delta_that_the_owners_know_is_asked_for() -> None:
+    """The highest incarnation and the highest step count, also of different owners; a silent one is asked again."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [OTHER])
+        answers: list[Any] = [
+            TransportError("timeout", OTHER.address, "was silent"),
+            DeltaHistoryAnswer(incarnation=4, step=90),
+        ]
+        swarm.answers["past"] = lambda *_: answers.pop(0)
+        exchange = exchange_of(swarm, MemoryDisk())
+        exchange.store.note_owner(0, term(1, "b"), OTHER)
+        assert await exchange.highest_pushed() == (4, 90)
+        assert len(swarm.requests) == 2
+
+    run(scenario())
+
+
+def test_a_joiner_learns_the_owners_from_one_peer() -> None:
+    """A peer that does not answer is an error: the node asks another one."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [OTHER])
+        known = [OwnerInfo.of(shard, term(2, "b"), OTHER) for shard in range(SHARDS)]
+        swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer(known)
+        exchange = exchange_of(swarm, MemoryDisk())
+        await exchange.directory.learn_all(OTHER)
+        groups, unknown = exchange.directory.by_owner(range(SHARDS))
+        assert [owner.node_id for owner, _ in groups] == [IDS["b"]]
+        assert unknown == []
+
+        swarm.answers["where_is"] = lambda *_: TransportError("timeout", OTHER.address, "was silent")
+        with pytest.raises(TransportError):
+            await exchange.join(OTHER)
+
+    run(scenario())

@@ -1,0 +1,290 @@
+"""The training loop over a stub trainer and an exchange that records its calls."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.environment import Environment
+from overlay.peers import Activity
+from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, SeededEntropy, VirtualClock
+from tests.harness.stub_trainer import StubTrainer
+from tests.harness.virtual_loop import run
+from training.exchange.client.pull import PullReport
+from training.exchange.client.push import PushReport
+from training.progress import Progress
+from training.settings import ExchangeSettings, TrainingSettings
+from training.step_loop import CRASH_LOOP_FAILURES, StepLoop
+from training.trainer_link.interface import TrainerFailed
+
+
+class FakeExchange:
+    """Records what the loop calls; the swarm's median step and number of workers are set by the test."""
+
+    def __init__(self) -> None:
+        self.median = 0
+        self.workers = 4.0
+        self.push_s = 0.0
+        self.pushes: list[tuple[int, int, float]] = []
+        self.pulls: list[int] = []
+        self.steps: list[int] = []
+        self.context = SimpleNamespace(stale_limit=10)
+        self.view = SimpleNamespace(median_step=lambda: self.median, worker_count=lambda: self.workers)
+
+    def advance(self, step: int) -> None:
+        self.steps.append(step)
+
+    async def push(self, step: int, base_step: int, weight: float, _delta: Any) -> PushReport:
+        await asyncio.sleep(self.push_s)
+        self.pushes.append((step, base_step, weight))
+        return PushReport(acknowledged=1, refused={}, outstanding=0, bytes_sent=8)
+
+    async def pull(self, step: int) -> PullReport:
+        self.pulls.append(step)
+        return PullReport(changed=1, unchanged=0, missing=[])
+
+    def take_merged(self) -> dict[bytes, int]:
+        return {b"x" * 20: 1}
+
+
+class FakeSwarm:
+    """Announcements are recorded; the members are those of the test."""
+
+    node_id = b"m" * 20
+
+    def __init__(self) -> None:
+        self.announced: list[dict[str, Any]] = []
+        self.others: list[Any] = []
+
+    def announce(self, **changes: Any) -> None:
+        self.announced.append(changes)
+
+    def members(self) -> list[Any]:
+        return self.others
+
+    def activities(self) -> list[Activity]:
+        return [changes["activity"] for changes in self.announced if "activity" in changes]
+
+
+class Bench:
+    """A loop and everything around it."""
+
+    def __init__(self, *, step_s: float = 1.0, exchange: ExchangeSettings | None = None, **training: Any) -> None:
+        self.exchange, self.swarm, self.progress = FakeExchange(), FakeSwarm(), Progress()
+        self.trainer = StubTrainer("stub", 8, step_s=step_s)
+        self.clock = VirtualClock()
+        self.records: list[Any] = []
+        self.waits: list[int] = []
+        environment = Environment(
+            clock=self.clock,
+            entropy=SeededEntropy(1),
+            disk=MemoryDisk(),
+            executor=InlineWorkers(),
+            log=ListLog(self.records, "", self.clock),
+        )
+        gate: Any = SimpleNamespace(begin=lambda: None, wait=self._wait)
+        fakes: Any = (self.swarm, self.exchange)
+        self.loop = StepLoop(
+            overlay=fakes[0],
+            exchange=fakes[1],
+            trainer=self.trainer,
+            gate=gate,
+            training=TrainingSettings(**{"local_steps": 2, "eval_steps": 0, **training}),
+            settings=exchange or ExchangeSettings(),
+            environment=environment,
+            progress=self.progress,
+        )
+
+    async def _wait(self, step: int, _step_seconds: float) -> float:
+        self.waits.append(step)
+        return 0.25
+
+    async def run(self, start_step: int = 0) -> str:
+        await self.trainer.start()
+        return await self.loop.run(start_step, self._after_step)
+
+    async def _after_step(self) -> None:
+        """No checkpoints."""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [record.fields for record in self.records if record.event == name]
+
+
+def test_a_step_is_trained_pushed_counted_waited_for_and_pulled() -> None:
+    """From the start step on, until `max_steps`; each step has a row."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=7)
+        assert await bench.run(4) == "max_steps"
+
+        assert bench.trainer.trained == [5, 6, 7]
+        assert [(step, weight) for step, _, weight in bench.exchange.pushes] == [(5, 0.25), (6, 0.25), (7, 0.25)]
+        assert bench.waits == bench.exchange.pulls == [5, 6, 7]
+        assert bench.exchange.steps == [4, 5, 6, 7]
+        assert [row["step"] for row in bench.progress.steps] == [5, 6, 7]
+        assert {row["wait_seconds"] for row in bench.progress.steps} == {0.25}
+        assert bench.progress.merged_last_step == 1
+
+    run(scenario())
+
+
+def test_without_an_exchange_the_delta_is_added_here() -> None:
+    """`exchange.enabled = false`: nothing is pushed, waited for or pulled."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=3, exchange=ExchangeSettings(enabled=False))
+        start = None
+        await bench.trainer.start()
+        start = bench.trainer.vector.copy()
+        await bench.loop.run(0, bench._after_step)
+        assert (bench.exchange.pushes, bench.exchange.pulls, bench.waits) == ([], [], [])
+        assert np.array_equal(bench.trainer.vector, start + bench.trainer.expected())
+
+    run(scenario())
+
+
+def test_a_run_ends_after_max_seconds() -> None:
+    """The step that is running then is completed."""
+
+    async def scenario() -> None:
+        bench = Bench(max_seconds=2.5)
+        assert await bench.run() == "max_seconds"
+        assert bench.trainer.trained == [1, 2, 3]
+
+    run(scenario())
+
+
+def test_a_goal_must_hold_in_two_evaluations_in_a_row() -> None:
+    """One lucky evaluation does not end the run."""
+
+    async def scenario() -> None:
+        bench = Bench(until="mean>=0.5", eval_steps=1)
+        means = iter([0.6, 0.1, 0.7, 0.8])
+
+        async def evaluate(step: int) -> Any:
+            return SimpleNamespace(step=step, samples=10, metrics={"mean": next(means)})
+
+        bench.trainer.evaluate = evaluate  # type: ignore[method-assign]
+        assert await bench.run() == "until"
+        assert bench.progress.step == 4
+        assert bench.progress.evaluated_metrics == {"mean": 0.8}
+
+    run(scenario())
+
+
+def test_a_paused_node_continues_at_the_step_of_the_others() -> None:
+    """It announces the pause, and pulls before it trains again."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=12)
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)
+        bench.loop.pause()
+        await asyncio.sleep(5.0)
+        assert bench.trainer.trained == [1, 2]
+        bench.exchange.median = 10
+        bench.loop.resume()
+        await running
+
+        assert bench.swarm.activities() == [Activity.TRAINING, Activity.PAUSED, Activity.TRAINING]
+        assert bench.trainer.trained == [1, 2, 11, 12]
+        assert [base for _, base, _ in bench.exchange.pushes] == [0, 0, 10, 10]
+
+    run(scenario())
+
+
+def test_a_node_that_fell_behind_jumps_to_the_step_of_the_others() -> None:
+    """More steps than the stale limit were made during one of its own: it does not make the others wait."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=40)
+        bench.exchange.median = 39
+        await bench.run(20)
+
+        assert bench.trainer.trained == [21, 40]
+        assert bench.events("caught_up") == [{"was": 21, "step": 39}]
+        assert {"step": 39} in bench.swarm.announced
+
+    run(scenario())
+
+
+def test_a_failed_trainer_is_restarted_with_backoff_and_the_step_repeated() -> None:
+    """After repeated failures the node is announced as stalled until a step succeeds."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=2)
+        bench.loop.restart_from("trainer.state")
+        bench.trainer.crash_next(CRASH_LOOP_FAILURES)
+        began = bench.clock.monotonic()
+        assert await bench.run() == "max_steps"
+
+        assert bench.trainer.trained == [1, 2]
+        assert bench.trainer.restored == ["trainer.state"] * CRASH_LOOP_FAILURES
+        assert bench.progress.trainer_failures == CRASH_LOOP_FAILURES
+        assert bench.swarm.activities() == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
+        # Two halves of a step, pauses of 0.5 and 1 s, and two steps.
+        assert bench.clock.monotonic() - began == pytest.approx(1.0 + 1.5 + 2.0, abs=0.1)
+
+    run(scenario())
+
+
+def test_a_fatal_failure_ends_the_run() -> None:
+    """A restart cannot help: the error is raised."""
+
+    async def scenario() -> None:
+        bench = Bench()
+
+        async def train(_order: Any) -> Any:
+            raise TrainerFailed("no such task", fatal=True)
+
+        bench.trainer.train = train  # type: ignore[method-assign]
+        with pytest.raises(TrainerFailed, match="no such task"):
+            await bench.run()
+        assert bench.trainer.starts == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("weight", "theirs", "expected"),
+    [
+        ("sum", [64], 1.0),
+        ("population", [64], 0.25),
+        ("samples", [], 0.25),
+        ("samples", [192], 0.25 * 0.5),
+        ("samples", [100_000, 100_000], 0.25 * 0.25),
+    ],
+)
+def test_the_weight_of_a_delta(weight: Any, theirs: list[int], expected: float) -> None:
+    """`samples` is relative to the mean of the workers, between a quarter and four; this node trained 64."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=1, exchange=ExchangeSettings(weight=weight))
+        bench.swarm.others = [
+            SimpleNamespace(node_id=b"z" * 20, samples=samples, is_worker=lambda _now: True) for samples in theirs
+        ]
+        await bench.run()
+        assert [given for _, _, given in bench.exchange.pushes] == [pytest.approx(expected)]
+
+    run(scenario())
+
+
+def test_a_push_is_completed_before_the_loop_is_cancelled() -> None:
+    """Its step is counted then; a push that takes too long is logged and cut short."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        bench.exchange.push_s = 2.0
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)
+        await bench.loop.finish_push(1.0)
+        assert bench.events("step_cut_short") == [{"step": 1}]
+        await bench.loop.finish_push(5.0)
+        assert bench.progress.step == 1
+        running.cancel()
+
+    run(scenario())
