@@ -12,7 +12,7 @@ import pytest
 from overlay.addresses import Address, group_of
 from overlay.identity import Identity, identity_from_seed
 from overlay.kademlia import messages
-from overlay.kademlia.identity_proofs import MAX_PROOFS_BURST, PROOFS_PER_S, IdentityProofs
+from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Contact, Heartbeat
 from overlay.transport import RequestRejected
@@ -314,20 +314,6 @@ def test_a_forged_start_does_not_replace_a_peer() -> None:
         await world.stop()
 
     play(story())
-
-
-def test_proofs_are_made_at_a_bounded_rate() -> None:
-    """A burst, then so many a second: who asks for more gets an answer without proof, and is asked again later."""
-    identity = identity_from_seed(b"r" * 32)
-    proofs = IdentityProofs(identity)
-    made = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.0)) for _ in range(int(MAX_PROOFS_BURST) + 10)]
-    later = [bool(proofs.make(b"a" * 20, b"m" * 20, b"head", 5.5)) for _ in range(int(PROOFS_PER_S))]
-
-    assert sum(made) == MAX_PROOFS_BURST
-    assert sum(later) == PROOFS_PER_S / 2
-    assert proofs.holds(
-        proofs.make(b"a" * 20, b"m" * 20, b"head", 9.0), identity.node_id, b"a" * 20, b"m" * 20, b"head"
-    )
 
 
 # -- few ids behind one address

@@ -1,0 +1,58 @@
+"""A datagram protocol that records what it is asked to send, for tests of the services above it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+from kademlia.node import Node
+
+from overlay.addresses import Address
+from overlay.kademlia.broadcast_queue import BroadcastQueue
+from overlay.kademlia.messages import Call, Gossip, GossipOnly, Result
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.kademlia.routing_table import ContactTable
+from overlay.peers import Contact
+
+OWN = b"o" * 20
+
+
+class RecordedCall(NamedTuple):
+    contact: Contact
+    body: Call
+    on_result: Callable[[Result | None], None]
+    options: dict[str, Any]
+
+
+class RecordingProtocol:
+    """Stands in the place of `SwarmProtocol`; a test answers a call by its `on_result`."""
+
+    def __init__(self) -> None:
+        self.own_id = OWN
+        self.counters: Counter[str] = Counter()
+        self.queue = BroadcastQueue()
+        self.router = ContactTable(20, Node(OWN))
+        self.calls: list[RecordedCall] = []
+        self.sent: list[tuple[Contact, list[Gossip], object]] = []
+        self.responses: list[tuple[bytes, Address, Result]] = []
+        self.procedures: dict[type, Callable[..., Result | None]] = {}
+
+    @property
+    def protocol(self) -> SwarmProtocol:
+        return cast(SwarmProtocol, self)
+
+    def subscribe(self, events: object, peers: object) -> None:
+        self.events, self.peers = events, peers
+
+    def register(self, call: type, procedure: Callable[..., Result | None]) -> None:
+        self.procedures[call] = procedure
+
+    def call(self, contact: Contact, body: Call, on_result: Callable[[Result | None], None], **options: Any) -> None:
+        self.calls.append(RecordedCall(contact, body, on_result, options))
+
+    def send_gossip(self, contact: Contact, news: Sequence[Gossip], body: object = GossipOnly()) -> None:
+        self.sent.append((contact, list(news), body))
+
+    def respond(self, message_id: bytes, to: Address, result: Result) -> None:
+        self.responses.append((message_id, to, result))

@@ -1,0 +1,266 @@
+"""The datagram protocol: calls between two nodes, what is dropped and counted, errors of handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kademlia.node import Node
+
+from overlay.addresses import Address, NodeAddress
+from overlay.identity import Identity, identity_from_seed
+from overlay.kademlia import messages
+from overlay.kademlia.identity_proofs import IdentityProofs
+from overlay.kademlia.messages import FindNode, Gossip, Ping, Pong, Result
+from overlay.kademlia.protocol import SwarmProtocol
+from overlay.peers import Contact, Heartbeat, Peer, PeerTable
+from tests.harness.environment import SeededEntropy, make_environment
+from tests.harness.virtual_loop import VirtualLoop
+
+TAG = b"swarmtag"
+
+
+class Events:
+    """Records the events of a protocol, and holds the peers that it knows."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self.table = PeerTable()
+
+    def peer(self, node_id: bytes) -> Peer | None:
+        return self.table.get(node_id)
+
+    def stretch(self) -> float:
+        return 1.0
+
+    def on_response(
+        self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
+    ) -> None:
+        self.seen.append(("response", heartbeat.node_id, proven))
+
+    def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+        self.seen.append(("mismatch", heartbeat.node_id, asked.node_id))
+
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
+        self.seen.append(("request", heartbeat.node_id))
+
+    def on_timeout(self, contact: Contact) -> None:
+        self.seen.append(("timeout", contact.node_id))
+
+    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
+        self.seen.append(("own id", heartbeat.boot_id, proven))
+
+    def on_gossip(self, news: Gossip, sender: bytes) -> None:
+        self.seen.append(("gossip", news.node_id, sender))
+
+
+class Network:
+    """Delivers datagrams between protocols in the next turn of the loop; `lose` drops them."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[Address, SwarmProtocol] = {}
+        self.lose = False
+
+    def add(self, number: int, identity: Identity, boot_id: int = 1) -> SwarmProtocol:
+        address = Address(f"10.0.0.{number}", 8468)
+        made = SwarmProtocol(
+            Node(identity.node_id),
+            20,
+            proofs=IdentityProofs(identity),
+            environment=make_environment(entropy=SeededEntropy(number)),
+            ceiling_s=0.5,
+        )
+        events = Events()
+        made.subscribe(events, events)
+        made.connection_made(Way(self, address))
+        made.set_heartbeat(Heartbeat(identity.node_id, 1, boot_id, 8468), TAG)
+        self.nodes[address] = made
+        return made
+
+
+class Way:
+    """The transport of one node."""
+
+    def __init__(self, network: Network, source: Address) -> None:
+        self.counters: Counter[str] = Counter()
+        self._network = network
+        self._source = source
+
+    def send(self, to: Address, datagram: bytes) -> None:
+        receiver = self._network.nodes.get(Address(to.host, to.port))
+        if receiver is not None and not self._network.lose:
+            asyncio.get_running_loop().call_soon(receiver.datagram_received, datagram, self._source)
+
+
+ONE, TWO, THREE = (identity_from_seed(bytes([number]) * 32) for number in (1, 2, 3))
+HOME = Address("10.0.0.2", 8468)
+
+
+def events(protocol: SwarmProtocol) -> list[tuple[Any, ...]]:
+    return protocol._events.seen  # type: ignore[attr-defined,no-any-return]
+
+
+def play(story: Callable[[Network, SwarmProtocol, SwarmProtocol], Awaitable[None]]) -> None:
+    async def run() -> None:
+        network = Network()
+        one, two = network.add(1, ONE), network.add(2, TWO)
+        two.register(Ping, lambda _body, _heartbeat, _source, _message_id: Pong())
+        await story(network, one, two)
+
+    VirtualLoop().run(run())
+
+
+async def ask(protocol: SwarmProtocol, contact: Contact, **options: Any) -> Result | None:
+    waiting: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+    protocol.call(contact, Ping(), waiting.set_result, **options)
+    return await waiting
+
+
+def test_an_unknown_contact_proves_its_id_and_both_sides_report_events() -> None:
+    """The callee reports a request, the caller a proven response; gossip of both datagrams is reported."""
+
+    async def story(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
+        one.queue.put(Gossip(1, b"x" * 20, 1, 0), 2)
+        two.queue.put(Gossip(1, b"y" * 20, 1, 0), 2)
+        assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
+        assert events(two) == [("request", ONE.node_id), ("gossip", b"x" * 20, ONE.node_id)]
+        assert events(one) == [("response", TWO.node_id, True), ("gossip", b"y" * 20, TWO.node_id)]
+        assert two.counters["proofs_made"] == 1
+
+    play(story)
+
+
+def test_a_peer_at_its_known_address_needs_no_proof() -> None:
+    """No signature is made, unless the caller requires it."""
+
+    async def story(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
+        one._peers.table.observe(Heartbeat(TWO.node_id, 1, 1, 8468), HOME.host, 0.0)  # type: ignore[attr-defined]
+        await ask(one, Contact(TWO.node_id, HOME))
+        assert (events(one), two.counters["proofs_made"]) == ([("response", TWO.node_id, False)], 0)
+        await ask(one, Contact(TWO.node_id, HOME), require_proof=True)
+        assert two.counters["proofs_made"] == 1
+
+    play(story)
+
+
+def test_another_node_at_the_address_is_a_mismatch() -> None:
+    """The call has no result, and the event names both ids."""
+
+    async def story(_: Network, one: SwarmProtocol, _two: SwarmProtocol) -> None:
+        assert await ask(one, Contact(THREE.node_id, HOME)) is None
+        assert events(one) == [("mismatch", TWO.node_id, THREE.node_id)]
+
+    play(story)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_time_out_is_an_event_where_it_counts_as_failure(counts: bool) -> None:
+    """After the retry the result is None."""
+
+    async def story(network: Network, one: SwarmProtocol, _: SwarmProtocol) -> None:
+        network.lose = True
+        assert await ask(one, Contact(TWO.node_id, HOME), counts_as_failure=counts) is None
+        assert events(one) == ([("timeout", TWO.node_id)] if counts else [])
+        assert (one.counters["retries"], one.counters["timeouts"]) == (1, 1)
+
+    play(story)
+
+
+def test_a_late_response_is_measured() -> None:
+    """The round trip of a call that was given up raises the mean, and the response is an event."""
+
+    async def story(network: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
+        late: list[tuple[bytes, Address]] = []
+        two.register(Ping, lambda _body, _heartbeat, source, message_id: late.append((message_id, source)))
+        assert await ask(one, Contact(TWO.node_id, HOME)) is None
+        message_id, source = late[0]
+        two.respond(message_id, source, Pong(), prove_to=ONE.node_id)
+        await asyncio.sleep(0.1)
+        assert one.counters["late_answers"] == 1
+        assert one.round_trips.mean_s == pytest.approx(0.5, abs=0.05)
+        assert events(one)[-1] == ("response", TWO.node_id, True)
+
+    play(story)
+
+
+def test_datagrams_that_are_not_ours_are_counted_by_reason() -> None:
+    """Junk, another swarm, an id that is not the sealed one, an answer to nothing, an unknown procedure."""
+
+    async def story(_: Network, one: SwarmProtocol, _two: SwarmProtocol) -> None:
+        theirs = Heartbeat(TWO.node_id, 1, 1, 8468)
+
+        def request(tag: bytes = TAG, body: messages.Call = Ping()) -> bytes:  # noqa: B008
+            return messages.encode(messages.REQUEST, b"m" * 20, messages.encode_head(tag, theirs), body)
+
+        answer = messages.encode(messages.RESPONSE, b"m" * 20, messages.encode_head(TAG, theirs), Pong())
+        for datagram, source, reason in [
+            (b"junk", HOME, "dropped_short"),
+            (request(b"otherone"), HOME, "dropped_other_swarm"),
+            (request(), NodeAddress.of(HOME, THREE.node_id), "dropped_in_anothers_name"),
+            (answer, HOME, "dropped_unasked"),
+            (request(body=FindNode(b"t" * 20)), HOME, "dropped_no_procedure"),
+        ]:
+            one.datagram_received(datagram, source)
+            assert one.counters[reason] == 1, reason
+        one.set_heartbeat(Heartbeat(ONE.node_id, 1, 1, 8468), None)
+        one.datagram_received(request(), HOME)
+        assert one.counters["dropped_no_swarm"] == 1
+
+    play(story)
+
+
+def test_a_second_process_with_our_key_is_reported_and_an_echo_is_not() -> None:
+    """A request under our id and another start is an event; its proof is one too. Our own datagram is dropped."""
+
+    async def story(network: Network, one: SwarmProtocol, _: SwarmProtocol) -> None:
+        copy = network.add(9, ONE, boot_id=2)
+        copy.register(Ping, lambda _body, _heartbeat, _source, _message_id: Pong())
+        copy.call(Contact(ONE.node_id, Address("10.0.0.1", 8468)), Ping(), lambda _: None, require_proof=True)
+        await asyncio.sleep(0.1)
+        assert events(one) == [("own id", 2, False)]
+        assert events(copy) == [("own id", 1, True)]
+        one.datagram_received(
+            messages.encode(messages.REQUEST, b"m" * 20, messages.encode_head(TAG, one._heartbeat), Ping()),  # type: ignore[arg-type]
+            HOME,
+        )
+        assert one.counters["dropped_own_echo"] == 1
+
+    play(story)
+
+
+def test_an_error_in_a_handler_is_counted_and_logged_once() -> None:
+    """The protocol continues; a test can have the exception raised instead."""
+
+    async def story(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
+        def broken(*_: object) -> Result | None:
+            raise LookupError("a bug")
+
+        two.register(Ping, broken)
+        request = messages.encode(messages.REQUEST, b"m" * 20, one._head, Ping())
+        two.datagram_received(request, Address("10.0.0.1", 8468))
+        two.datagram_received(request, Address("10.0.0.1", 8468))
+        assert two.counters["faults"] == 2
+        two.raise_handler_errors = True
+        with pytest.raises(LookupError, match="a bug"):
+            two.datagram_received(request, Address("10.0.0.1", 8468))
+
+    play(story)
+
+
+def test_close_ends_pending_calls_without_a_failure() -> None:
+    """Each gets None at once; later calls get None too."""
+
+    async def story(network: Network, one: SwarmProtocol, _: SwarmProtocol) -> None:
+        network.lose = True
+        results: list[Result | None] = []
+        one.call(Contact(TWO.node_id, HOME), Ping(), results.append)
+        assert one.waiting == 1
+        one.close()
+        one.call(Contact(TWO.node_id, HOME), Ping(), results.append)
+        assert results == [None, None]
+        assert (one.waiting, events(one)) == (0, [])
+
+    play(story)

@@ -1,0 +1,324 @@
+"""The member list, event by event: actions are compared as values, tables are looked into."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from kademlia.node import Node
+
+from overlay.addresses import Address
+from overlay.kademlia.messages import Gossip, MemberState
+from overlay.kademlia.routing_table import ContactTable
+from overlay.membership import members
+from overlay.membership.actions import (
+    Action,
+    AddressClaim,
+    Broadcast,
+    CheckAddress,
+    LogEvent,
+    Notify,
+    SendDuplicateIdentity,
+    SendNow,
+    SendPingRequest,
+    StateChanged,
+    Verify,
+)
+from overlay.membership.failure_detector import FailureDetector
+from overlay.membership.members import FORGET_S, FULL_VIEW, MemberList, claimed_address
+from overlay.peers import Activity, Contact, PeerChange
+from overlay.settings import LivenessSettings
+from tests.harness.peers import heartbeat, ids
+
+OWN, A, B, C = ids(4)
+HERE, THERE = Address("10.0.0.1", 8468), Address("10.0.0.2", 8468)
+
+
+def member_list(ids_per_address: int = 0) -> MemberList:
+    detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
+    table = ContactTable(20, Node(OWN))
+    return MemberList(OWN, 7, detector, table, 20, ids_per_address=ids_per_address)
+
+
+def insert(made: MemberList, node_id: bytes, address: Address = HERE, now: float = 0.0, **changes: object) -> None:
+    """The node has answered at its address with a proof."""
+    seen = heartbeat(node_id, port=address.port, **changes)
+    made.on_response(seen, address, 0.01, Contact(node_id, address), now, proven=True)
+    assert made.contact(node_id) == Contact(node_id, address)
+
+
+def changes(actions: object) -> list[tuple[bytes, str]]:
+    return [(action.change.node_id, action.change.kind) for action in actions if isinstance(action, Notify)]  # type: ignore[attr-defined]
+
+
+# -- insertion
+
+
+def test_only_a_proven_response_inserts() -> None:
+    """A request is verified at its claimed address, an unproven response again; the proof inserts everywhere."""
+    made = member_list()
+
+    assert made.on_request(heartbeat(A), HERE, 0.0) == (Verify(Contact(A, HERE)),)
+    assert made.on_response(heartbeat(A), HERE, 0.01, Contact(A, HERE), 0.1) == (Verify(Contact(A, HERE)),)
+    assert len(made.peers) == 0
+    actions = made.on_response(heartbeat(A), HERE, 0.01, Contact(A, HERE), 0.2, proven=True)
+    assert actions == [Notify(PeerChange(A, "up"))]
+    assert A in made.peers
+    assert made.detector.is_alive(A)
+    assert A in [contact.node_id for contact in made._table]
+
+
+def test_a_request_from_elsewhere_is_verified_at_both_addresses() -> None:
+    """The claimed address first, then the source, which may be that of a NAT."""
+    made = member_list()
+    seen = heartbeat(A, host=THERE.host)
+
+    assert made.on_request(seen, HERE, 0.0) == (Verify(Contact(A, THERE)), Verify(Contact(A, HERE)))
+
+
+def test_a_node_that_leaves_is_not_verified() -> None:
+    """An unknown node that announces its leave is ignored."""
+    assert member_list().on_request(heartbeat(A, activity=int(Activity.LEAVING)), HERE, 0.0) == ()
+
+
+def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit a proven node is refused and counted."""
+    monkeypatch.setattr(members, "MAX_PEERS", 1)
+    made = member_list()
+    insert(made, A)
+
+    assert made.on_response(heartbeat(B), THERE, 0.01, Contact(B, THERE), 0.0, proven=True) == ()
+    assert made.counters == {"peers_refused_full": 1}
+
+
+def test_an_address_holds_so_many_ids_and_the_refusal_is_logged_once() -> None:
+    """The second id at the host is refused; one that replaces the occupant of a port is not."""
+    made = member_list(ids_per_address=1)
+    insert(made, A)
+    second = Address(HERE.host, 9)
+    refused = [
+        made.on_response(heartbeat(B, port=9), second, 0.01, Contact(B, second), 0.0, proven=True) for _ in range(2)
+    ]
+
+    fields = {"address": HERE.host, "ids": 1, "setting": "swarm.ids_per_address"}
+    assert refused == [(LogEvent("warning", "address_crowded", fields),), ()]
+    assert made.counters == {"peers_refused_crowded": 2}
+    actions = made.on_response(heartbeat(C), HERE, 0.01, Contact(C, HERE), 0.0, proven=True)
+    assert changes(actions) == [(A, "dead"), (C, "up")]
+
+
+# -- refresh
+
+
+def test_a_known_peer_is_refreshed_without_actions() -> None:
+    """Its request, its response and its stream messages fold the step in; nothing is sent."""
+    made = member_list()
+    insert(made, A)
+    for now, event in enumerate(
+        (
+            lambda seen, now: made.on_request(seen, HERE, now),
+            lambda seen, now: made.on_response(seen, HERE, 0.01, Contact(A, HERE), now),
+            lambda seen, now: made.on_stream_request(seen, Address(HERE.host, 50123), now),
+            lambda seen, now: made.on_stream_response(seen, HERE, now),
+        ),
+        start=1,
+    ):
+        assert not event(heartbeat(A, step=now), float(now))
+        peer = made.peer(A)
+        assert peer is not None
+        assert (peer.step, peer.last_heard) == (now, now)
+
+
+def test_a_peer_that_leaves_is_removed_at_once() -> None:
+    """By its heartbeat; it is gone, and not among the dead that are called again."""
+    made = member_list()
+    insert(made, A)
+    actions = made.on_request(heartbeat(A, activity=int(Activity.LEAVING)), HERE, 1.0)
+
+    assert changes(actions) == [(A, "left")]
+    assert isinstance(actions[1], Broadcast)
+    assert made.peer(A) is None
+    assert made.dead_contacts == {}
+
+
+# -- moves
+
+
+def test_a_restarted_node_replaces_its_old_address_with_a_proof() -> None:
+    """A higher incarnation elsewhere: verified first, then moved."""
+    made = member_list()
+    insert(made, A)
+    seen = heartbeat(A, incarnation=2, boot_id=8)
+
+    assert made.on_request(seen, THERE, 1.0) == (Verify(Contact(A, THERE)),)
+    actions = made.on_response(seen, THERE, 0.01, Contact(A, THERE), 1.1, proven=True)
+    assert changes(actions) == [(A, "restarted")]
+    assert made.contact(A) == Contact(A, THERE)
+
+
+def test_the_same_start_at_another_address_moves_only_when_the_old_one_is_silent() -> None:
+    """The known address is checked; its answer changes nothing, its time-out moves the peer."""
+    made = member_list()
+    insert(made, A)
+    seen = heartbeat(A)
+    actions = made.on_response(seen, THERE, 0.01, Contact(A, THERE), 1.0, proven=True)
+
+    claim = AddressClaim(seen, THERE, 0.01, known=True)
+    assert actions == (CheckAddress(Contact(A, HERE), claim),)
+    assert changes(made.on_unanswered_check(claim, 2.0)) == [(A, "moved")]
+    assert made.contact(A) == Contact(A, THERE)
+
+
+def test_a_node_behind_a_nat_is_inserted_where_it_answers() -> None:
+    """It claims another address: that one is checked first. Its streams do not reach the NAT's port."""
+    made = member_list()
+    source = Address("203.0.113.5", 40001)
+    seen = heartbeat(A, host="10.9.9.9")
+    actions = made.on_response(seen, source, 0.01, Contact(A, source), 0.0, proven=True)
+
+    claim = AddressClaim(seen, source, 0.01, known=False)
+    assert actions == (CheckAddress(Contact(A, Address("10.9.9.9", 8468)), claim),)
+    made.on_unanswered_check(claim, 1.0)
+    assert made.contact(A) == Contact(A, source)
+    assert not made.takes_streams(A)
+    assert made.on_unanswered_check(claim, 2.0) == (), "known by now"
+
+
+def test_the_claimed_address_of_a_node_behind_a_nat_is_verified_once_and_then_preferred() -> None:
+    """A port mapping may have opened since: a proven answer there moves the peer, and streams reach it."""
+    made = member_list()
+    source, claimed = Address("203.0.113.5", 40001), Address("203.0.113.5", 8468)
+    made.on_unanswered_check(AddressClaim(heartbeat(A), source, 0.01, known=False), 0.0)
+
+    assert made.on_request(heartbeat(A), source, 1.0) == [Verify(Contact(A, claimed))]
+    assert not made.on_request(heartbeat(A), source, 2.0)
+    actions = made.on_response(heartbeat(A), claimed, 0.01, Contact(A, claimed), 3.0, proven=True)
+    assert changes(actions) == [(A, "moved")]
+    assert made.takes_streams(A)
+
+
+def test_another_id_at_a_known_address_replaces_the_old_one() -> None:
+    """The old id is dead, its address is another's."""
+    made = member_list()
+    insert(made, A)
+    actions = made.on_id_mismatch(heartbeat(B), HERE, Contact(A, HERE), 1.0, proven=True)
+
+    assert changes(actions) == [(A, "dead"), (B, "up")]
+    assert made.negative.is_silent(Contact(A, HERE), 1.1)
+    assert made.peers.at(HERE) == B
+
+
+def test_an_older_start_at_the_same_address_is_a_directory_put_back() -> None:
+    """Two processes cannot share an address: the start we knew is dead, the older one is in."""
+    made = member_list()
+    insert(made, A, incarnation=5)
+    seen = heartbeat(A, incarnation=4, boot_id=9)
+    actions = made.on_response(seen, HERE, 0.01, Contact(A, HERE), 1.0, proven=True)
+
+    assert changes(actions) == [(A, "dead"), (A, "returned")]
+    peer = made.peer(A)
+    assert peer is not None
+    assert peer.incarnation == 4
+
+
+def test_two_starts_at_two_addresses_are_a_conflict() -> None:
+    """Both are told; the one that is known stays."""
+    made = member_list()
+    insert(made, A)
+    actions = made.on_request(heartbeat(A, boot_id=9), THERE, 1.0)
+
+    assert [type(action) for action in actions][2:] == [SendDuplicateIdentity, SendDuplicateIdentity]
+    assert changes(actions) == [(A, "clone")]
+    assert made.counters == {"twins_told": 1}
+    assert made.contact(A) == Contact(A, HERE)
+
+
+def test_our_own_id_is_never_a_peer() -> None:
+    """A request under it is verified as a duplicate identity, a contact of it not at all."""
+    made = member_list()
+    actions = made.on_request(heartbeat(OWN, boot_id=9), HERE, 0.0)
+
+    assert actions == (Verify(Contact(OWN, HERE), False), Verify(Contact(OWN, HERE), False))
+    assert made.verify(Contact(OWN, HERE)) == ()
+
+
+# -- suspicion and death
+
+
+def test_time_outs_lead_to_indirect_probes_and_suspected_contacts_are_not_handed_out() -> None:
+    """Others are asked first; a suspect stays a peer and is listed again after its next message."""
+    made = member_list()
+    insert(made, A)
+    insert(made, B, THERE)
+
+    assert made.on_timeout(Contact(A, HERE), 5.0) == [SendPingRequest(A, (B,))]
+    actions: list[Action] = list(made.on_unreachable(A, 6.0))
+    suspected = Gossip(MemberState.SUSPECT, A, 1, 0)
+    assert changes(actions) == [(A, "suspect")]
+    assert actions[1:] == [SendNow(A, suspected), Broadcast(suspected)]
+    assert [entry.id for entry in made._table.closest(A, 5)] == [B]
+    assert changes(made.on_request(heartbeat(A), HERE, 6.5)) == [(A, "refuted")]
+    assert [entry.id for entry in made._table.closest(A, 5)] == [A, B]
+
+
+def test_a_time_out_at_a_former_address_is_no_failure() -> None:
+    """The negative cache has the old contact, the detector is not told."""
+    made = member_list()
+    insert(made, A, THERE)
+
+    assert made.on_timeout(Contact(A, HERE), 5.0) == ()
+    assert made.negative.is_silent(Contact(A, HERE), 5.1)
+
+
+def test_a_dead_peer_is_remembered_and_returns() -> None:
+    """Its contact is kept for calls; its next proven answer is a return."""
+    made = member_list()
+    insert(made, A)
+    notify = made.apply(StateChanged(A, "dead", "silent"))
+    made.detector.declare_dead(A, 1.0, "silent")
+
+    assert notify == Notify(PeerChange(A, "dead", "silent"))
+    assert made.dead_contacts == {A: Contact(A, HERE)}
+    assert A not in made.peers
+    actions = made.on_response(heartbeat(A), HERE, 0.01, Contact(A, HERE), 9.0, proven=True)
+    assert changes(actions) == [(A, "returned")]
+    assert made.dead_contacts == {}
+
+
+def test_gossip_reaches_the_detector_and_changes_follow() -> None:
+    """A leave from the node itself removes it; gossip about an unknown node does nothing."""
+    made = member_list()
+    insert(made, A)
+
+    assert not made.on_gossip(Gossip(MemberState.SUSPECT, B, 1, 0), A, 1.0)
+    assert changes(made.on_gossip(Gossip(MemberState.LEFT, A, 1, 1), A, 1.0)) == [(A, "left")]
+    assert A not in made.peers
+
+
+# -- forgetting
+
+
+def test_unused_peers_are_dropped_in_a_large_swarm_only() -> None:
+    """Beyond the full view: neither in a bucket nor kept, and not heard from for long."""
+    made = member_list()
+    many = ids(FULL_VIEW + 200, seed=5)
+    for number, node_id in enumerate(many):
+        made.on_unanswered_check(
+            AddressClaim(heartbeat(node_id), Address("10.1.0.1", 1 + number), 0.01, known=False), 0.0
+        )
+    outside = [node_id for node_id in many if node_id not in made._table]
+    assert len(outside) > 2
+
+    made.forget_unused([outside[0]], FORGET_S - 1)
+    assert len(made.peers) == len(many)
+    made.forget_unused([outside[0]], FORGET_S + 1)
+    assert outside[0] in made.peers
+    assert not [node_id for node_id in outside[1:] if node_id in made.peers]
+    assert [contact.node_id for contact in made._table if contact.node_id not in made.peers] == []
+
+
+def test_the_claimed_address_is_the_advertised_host_or_the_source() -> None:
+    """A host that is no address of a node is ignored."""
+    assert claimed_address(heartbeat(A, port=9), HERE) == Address(HERE.host, 9)
+    assert claimed_address(heartbeat(A, host="10.7.7.7"), HERE) == Address("10.7.7.7", 8468)
+    assert claimed_address(heartbeat(A, host="0.0.0.0"), HERE) == HERE

@@ -1,0 +1,95 @@
+"""Queries to single peers as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from overlay.kademlia.messages import Nodes, Ping, Pong
+from overlay.membership.queries import PeerQueries
+from overlay.peers import PeerTable
+from tests.harness.peers import contact, heartbeat, ids
+from tests.harness.recording_protocol import RecordingProtocol
+from tests.harness.virtual_loop import VirtualLoop
+
+A, B = ids(2)
+
+
+class World:
+    """Queries over a protocol that records; A and B are known."""
+
+    def __init__(self) -> None:
+        self.recorder = RecordingProtocol()
+        self.peers = PeerTable()
+        self.seen = heartbeat(A, step=4, samples=2, step_seconds=1.5, eligible=True)
+        self.peers.observe(self.seen, "10.0.0.1", 0.0)
+        self.peers.observe(heartbeat(B), "10.0.0.1", 0.0)
+        self.queries = PeerQueries(self.recorder.protocol, self.peers)
+
+
+def play(story: Callable[[World], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await story(World())
+
+    VirtualLoop().run(run())
+
+
+def test_a_ping_returns_the_heartbeat_of_the_peer() -> None:
+    """As the table has it after the response."""
+
+    async def story(world: World) -> None:
+        asked = asyncio.create_task(world.queries.ping(contact(A)))
+        await asyncio.sleep(0)
+        world.recorder.calls[0].on_result(Pong())
+        found = await asked
+        assert found is not None
+        assert (found.node_id, found.step, found.samples, found.eligible) == (A, 4, 2, True)
+
+    play(story)
+
+
+@pytest.mark.parametrize("result", [None, Nodes(b"", b"")])
+def test_a_ping_without_a_pong_returns_none(result: Nodes | None) -> None:
+    """After a time-out, and after another kind of response."""
+
+    async def story(world: World) -> None:
+        asked = asyncio.create_task(world.queries.ping(contact(A)))
+        await asyncio.sleep(0)
+        world.recorder.calls[0].on_result(result)
+        assert await asked is None
+
+    play(story)
+
+
+def test_steps_are_queried_at_once_and_all_results_awaited() -> None:
+    """Unknown ids are skipped; without a known one nothing is awaited."""
+
+    async def story(world: World) -> None:
+        asked = asyncio.create_task(world.queries.query_steps([A, b"x" * 20, B]))
+        await asyncio.sleep(0)
+        assert [(call.contact.node_id, call.body) for call in world.recorder.calls] == [(A, Ping()), (B, Ping())]
+        world.recorder.calls[0].on_result(Pong())
+        await asyncio.sleep(0)
+        assert not asked.done()
+        world.recorder.calls[1].on_result(None)
+        await asked
+        await world.queries.query_steps([b"x" * 20])
+
+    play(story)
+
+
+def test_a_cancelled_caller_leaves_a_result_without_effect() -> None:
+    """The result that arrives later raises nothing."""
+
+    async def story(world: World) -> None:
+        for query in (world.queries.ask(contact(A), Ping()), world.queries.query_steps([A])):
+            asked = asyncio.ensure_future(query)
+            await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        for call in world.recorder.calls:
+            call.on_result(Pong())
+
+    play(story)

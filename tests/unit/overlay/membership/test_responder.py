@@ -1,0 +1,142 @@
+"""What a node answers to datagram requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.kademlia.messages import (
+    DuplicateIdentity,
+    FindNode,
+    GossipOnly,
+    Nodes,
+    Ping,
+    PingRequest,
+    PingResult,
+    Pong,
+    Result,
+    pack_contact,
+    unpack_nodes,
+)
+from overlay.membership import responder
+from overlay.membership.failure_detector import FailureDetector
+from overlay.membership.members import MemberList
+from overlay.membership.responder import Responder
+from overlay.membership.service import Membership
+from overlay.peers import Contact
+from overlay.settings import LivenessSettings
+from tests.harness.environment import make_environment
+from tests.harness.peers import contact, heartbeat, ids
+from tests.harness.recording_protocol import OWN, RecordingProtocol
+from tests.harness.virtual_loop import VirtualLoop
+
+ASKER, TARGET, HERE = heartbeat(b"q" * 20), contact(b"t" * 20, 9), Address("10.0.0.7", 8468)
+
+
+class World:
+    """A responder over a protocol that records."""
+
+    def __init__(self) -> None:
+        self.recorder = RecordingProtocol()
+        detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
+        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
+        environment = make_environment()
+        membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
+        self.responder = Responder(membership, self.recorder.protocol)
+
+    def answer(self, body: object, message_id: bytes = b"m" * 20) -> Result | None:
+        return self.recorder.procedures[type(body)](body, ASKER, HERE, message_id)
+
+
+def play(story: Callable[[World], None]) -> None:
+    async def run() -> None:
+        story(World())
+
+    VirtualLoop().run(run())
+
+
+def test_a_ping_is_answered_and_gossip_is_not() -> None:
+    """`Pong`, and nothing."""
+
+    def story(world: World) -> None:
+        assert world.answer(Ping()) == Pong()
+        assert world.answer(GossipOnly()) is None
+
+    play(story)
+
+
+def test_find_node_returns_the_closest_contacts_without_the_asker() -> None:
+    """More than k, in packed form."""
+
+    def story(world: World) -> None:
+        for node_id in (*ids(40), ASKER.node_id):
+            world.recorder.router.add(contact(node_id))
+        found = world.answer(FindNode(ASKER.node_id))
+        assert isinstance(found, Nodes)
+        contacts, malformed = unpack_nodes(found, OWN)
+        assert (len(contacts), malformed) == (responder.ANSWER_CONTACTS, 0)
+        assert ASKER.node_id not in [each.node_id for each in contacts]
+
+    play(story)
+
+
+@pytest.mark.parametrize(("result", "answered"), [(Pong(), True), (None, False)])
+def test_a_ping_on_behalf_of_another_node_is_answered_when_it_has_ended(result: Result | None, answered: bool) -> None:
+    """Its time-out does not count as a failure of the target."""
+
+    def story(world: World) -> None:
+        assert world.answer(PingRequest(pack_contact(TARGET))) is None
+        [call] = world.recorder.calls
+        assert (call.contact, call.options) == (TARGET, {"counts_as_failure": False})
+        assert world.recorder.responses == []
+        call.on_result(result)
+        assert world.recorder.responses == [(b"m" * 20, HERE, PingResult(answered))]
+        assert world.responder.pings_for_others == 0
+
+    play(story)
+
+
+def test_a_target_known_at_another_address_is_pinged_at_both() -> None:
+    """Behind a NAT the address differs per peer: the first answer counts, and is sent once."""
+
+    def story(world: World) -> None:
+        known = Contact(TARGET.node_id, Address("10.0.0.44", 9))
+        world.members.on_response(heartbeat(TARGET.node_id, port=9), known.address, 0.01, known, 0.0, proven=True)
+        world.answer(PingRequest(pack_contact(TARGET)))
+        first, second = world.recorder.calls
+        assert {first.contact, second.contact} == {TARGET, known}
+        second.on_result(Pong())
+        first.on_result(None)
+        assert [result for _, _, result in world.recorder.responses] == [PingResult(True)]
+        assert world.responder.pings_for_others == 0
+
+    play(story)
+
+
+def test_pings_on_behalf_of_others_are_bounded_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit, or with an address that cannot be sent to, nothing is sent, and it is counted."""
+    monkeypatch.setattr(responder, "MAX_PINGS_FOR_OTHERS", 1)
+
+    def story(world: World) -> None:
+        world.answer(PingRequest(pack_contact(TARGET)))
+        world.answer(PingRequest(pack_contact(TARGET)))
+        world.answer(PingRequest(b"i" * 20 + bytes(6)))
+        assert len(world.recorder.calls) == 1
+        assert world.recorder.counters == {"probes_not_made": 1, "malformed_contacts": 1}
+
+    play(story)
+
+
+def test_a_report_of_a_duplicate_identity_is_verified() -> None:
+    """The other process is pinged, and has to prove our id."""
+
+    def story(world: World) -> None:
+        other = Contact(OWN, HERE)
+        assert world.answer(DuplicateIdentity(9, pack_contact(other))) is None
+        [call] = world.recorder.calls
+        assert (call.contact, call.options["require_proof"]) == (other, True)
+
+    play(story)

@@ -1,0 +1,223 @@
+"""The member list at work: what each action sends, logs and notifies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from overlay.addresses import Address
+from overlay.kademlia.messages import DuplicateIdentity, Gossip, Ping, PingRequest, PingResult, Pong
+from overlay.membership.actions import (
+    AddressClaim,
+    Broadcast,
+    CheckAddress,
+    LogEvent,
+    Notify,
+    SendDuplicateIdentity,
+    SendNow,
+    SendPing,
+    SendPingRequest,
+    StateChanged,
+    Verify,
+)
+from overlay.membership.failure_detector import FailureDetector
+from overlay.membership.members import MemberList
+from overlay.membership.service import BROADCAST_MAX_PEERS, Membership
+from overlay.peers import Contact, PeerChange
+from overlay.settings import LivenessSettings
+from tests.harness.environment import ListLog, Record, make_environment
+from tests.harness.peers import heartbeat, ids
+from tests.harness.recording_protocol import OWN, RecordingProtocol
+from tests.harness.virtual_loop import VirtualLoop
+
+A, B, C = ids(3)
+HERE = Address("10.0.0.1", 8468)
+NEWS = Gossip(1, A, 1, 0)
+
+
+class World:
+    """A membership over a protocol that records, and the peers A, B and C."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.recorder = RecordingProtocol()
+        detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
+        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
+        self.membership = Membership(
+            self.members, self.recorder.protocol, LivenessSettings(), make_environment(log=ListLog(self.records))
+        )
+        self.changes: list[tuple[bytes, str]] = []
+        self.membership.on_change(lambda change: self.changes.append((change.node_id, change.kind)))
+        self.homes = {node_id: Contact(node_id, Address(f"10.0.0.{n}", 8468)) for n, node_id in enumerate((A, B, C), 1)}
+        for node_id, home in self.homes.items():
+            self.membership.on_response(heartbeat(node_id), home.address, 0.01, home, proven=True)
+        self.changes.clear()
+        self.records.clear()
+
+
+def play(story: Callable[[World], None]) -> None:
+    async def run() -> None:
+        story(World())
+
+    VirtualLoop().run(run())
+
+
+def test_the_detectors_actions_are_sent_to_contacts() -> None:
+    """A ping, gossip to one, gossip queued for all; unknown ids are skipped."""
+
+    def story(world: World) -> None:
+        world.membership.perform([SendPing(A), SendPing(b"x" * 20), SendNow(B, NEWS), Broadcast(NEWS)])
+        assert [(call.contact, call.body) for call in world.recorder.calls] == [(world.homes[A], Ping())]
+        assert world.recorder.sent[0][:2] == (world.homes[B], [NEWS])
+        assert world.recorder.queue.take() == [NEWS]
+
+    play(story)
+
+
+def test_a_broadcast_at_once_goes_to_a_sample_of_a_large_swarm() -> None:
+    """To all of a small one; to `BROADCAST_MAX_PEERS` different ones of many."""
+
+    def story(world: World) -> None:
+        world.membership.perform([Broadcast(NEWS, at_once=True)])
+        assert {contact.node_id for contact, _, _ in world.recorder.sent} == {A, B, C}
+        world.recorder.sent.clear()
+        for number, node_id in enumerate(ids(60, seed=2)):
+            home = Contact(node_id, Address("10.1.0.1", 1 + number))
+            world.membership.on_response(heartbeat(node_id, port=1 + number), home.address, 0.01, home, proven=True)
+        world.membership.send_to_some([NEWS])
+        assert len({contact for contact, _, _ in world.recorder.sent}) == BROADCAST_MAX_PEERS
+
+    play(story)
+
+
+def test_a_state_change_is_applied_logged_and_notified() -> None:
+    """A death goes to the log at info level, a suspicion at debug level; a death's gossip still finds its contact."""
+
+    def story(world: World) -> None:
+        world.membership.perform([StateChanged(A, "suspect", "silent"), StateChanged(A, "dead", "silent")])
+        world.membership.perform([SendNow(A, NEWS)])
+        assert world.changes == [(A, "suspect"), (A, "dead")]
+        assert [(record.level, record.event) for record in world.records] == [
+            ("debug", "peer_suspect"),
+            ("info", "peer_dead"),
+        ]
+        assert world.recorder.sent[0][0] == world.homes[A]
+        assert world.members.peer(A) is None
+
+    play(story)
+
+
+def test_a_return_is_logged_as_up() -> None:
+    """The change has a kind of its own, the log event does not."""
+
+    def story(world: World) -> None:
+        world.membership.perform(
+            [Notify(PeerChange(A, "returned")), LogEvent("warning", "address_crowded", {"ids": 2})]
+        )
+        assert world.changes == [(A, "returned")]
+        assert [(record.level, record.event) for record in world.records] == [
+            ("debug", "peer_up"),
+            ("warning", "address_crowded"),
+        ]
+        assert world.records[1].fields == {"ids": 2}
+
+    play(story)
+
+
+def test_a_verification_requires_a_proof_and_is_limited() -> None:
+    """One ping per contact and pause; it is no longer under way after its result."""
+
+    def story(world: World) -> None:
+        stranger = Contact(b"s" * 20, HERE)
+        world.membership.verify(stranger)
+        world.membership.perform([Verify(stranger), Verify(Contact(OWN, HERE), counts_as_failure=False)])
+        first, second = world.recorder.calls
+        assert first.options == {"counts_as_failure": True, "require_proof": True}
+        assert second.options == {"counts_as_failure": False, "require_proof": True}
+        assert world.membership.verifications.under_way == 2
+        first.on_result(None)
+        assert world.membership.verifications.under_way == 1
+
+    play(story)
+
+
+def test_an_unanswered_address_check_moves_the_peer() -> None:
+    """An answer leaves it where it is."""
+
+    def story(world: World) -> None:
+        there = Address("10.0.0.99", 8468)
+        check = CheckAddress(world.homes[A], AddressClaim(heartbeat(A), there, 0.01, known=True))
+        world.membership.perform([check, check])
+        world.recorder.calls[0].on_result(Pong())
+        assert world.members.contact(A) == world.homes[A]
+        world.recorder.calls[1].on_result(None)
+        assert world.members.contact(A) == Contact(A, there)
+        assert world.changes == [(A, "moved")]
+
+    play(story)
+
+
+def test_a_member_that_no_helper_reaches_is_suspected() -> None:
+    """All helpers have to fail; one success ends the inquiry, and so does closing."""
+
+    def story(world: World) -> None:
+        for answers, expected in [
+            ([PingResult(False), None], [(A, "suspect")]),
+            ([PingResult(False), PingResult(True)], []),
+        ]:
+            world.changes.clear()
+            world.recorder.calls.clear()
+            world.membership.perform([SendPingRequest(A, (B, C, b"x" * 20))])
+            assert [type(call.body) for call in world.recorder.calls] == [PingRequest, PingRequest]
+            for call, answer in zip(world.recorder.calls, answers, strict=True):
+                call.on_result(answer)
+            assert world.changes == expected
+            world.membership.on_request(heartbeat(A), world.homes[A].address)
+        world.membership.close()
+        world.changes.clear()
+        world.membership.perform([SendPingRequest(A, (B,))])
+        world.recorder.calls[-1].on_result(None)
+        assert world.changes == []
+
+    play(story)
+
+
+def test_a_requested_probe_is_logged_and_sent_once() -> None:
+    """Repeated at once it adds nothing."""
+
+    def story(world: World) -> None:
+        world.membership.request_probe(A, "its stream broke")
+        world.membership.request_probe(A, "its stream broke")
+        assert [call.contact for call in world.recorder.calls] == [world.homes[A]]
+        assert [record.event for record in world.records] == ["peer_doubted"]
+
+    play(story)
+
+
+def test_events_of_the_protocol_reach_the_member_list() -> None:
+    """A time-out asks others, gossip of a leave removes, an id mismatch replaces, our own id is verified."""
+
+    def story(world: World) -> None:
+        world.membership.on_timeout(world.homes[A])
+        assert {type(call.body) for call in world.recorder.calls} == {PingRequest}
+        world.membership.on_gossip(Gossip(3, B, 1, 1), B)
+        world.membership.on_id_mismatch(heartbeat(b"n" * 20), world.homes[C].address, world.homes[C], proven=True)
+        assert world.changes == [(B, "left"), (C, "dead"), (b"n" * 20, "up")]
+        world.recorder.calls.clear()
+        world.membership.on_own_id(heartbeat(OWN, boot_id=9), HERE)
+        assert [call.contact for call in world.recorder.calls] == [Contact(OWN, HERE)]
+        world.membership.on_own_id_proven(2, 9, HERE)
+        assert world.changes[-1] == (OWN, "twin")
+
+    play(story)
+
+
+def test_a_duplicate_identity_is_reported_by_a_datagram() -> None:
+    """The report is the body, and there is no gossip."""
+
+    def story(world: World) -> None:
+        report = DuplicateIdentity(9, b"c" * 26)
+        world.membership.perform([SendDuplicateIdentity(world.homes[A], report)])
+        assert world.recorder.sent == [(world.homes[A], [], report)]
+
+    play(story)

@@ -1,0 +1,100 @@
+"""Failed streams: reported to the peer, probed, and excluded from candidates for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from overlay.addresses import Address
+from overlay.kademlia.messages import Ping, StreamsFailing
+from overlay.membership.failure_detector import FailureDetector
+from overlay.membership.members import MemberList
+from overlay.membership.service import Membership
+from overlay.membership.stream_health import STREAM_FAILURE_S, StreamHealth
+from overlay.peers import Contact
+from overlay.settings import LivenessSettings
+from tests.harness.environment import make_environment
+from tests.harness.peers import heartbeat, ids
+from tests.harness.recording_protocol import OWN, RecordingProtocol
+from tests.harness.virtual_loop import VirtualLoop
+
+PEER = Contact(ids(1)[0], Address("10.0.0.1", 8468))
+
+
+class World:
+    """The health of streams over a protocol that records; one peer is known."""
+
+    def __init__(self) -> None:
+        self.recorder = RecordingProtocol()
+        detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
+        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
+        environment = make_environment()
+        membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
+        self.health = StreamHealth(self.recorder.protocol, membership, environment.clock)
+        membership.on_response(heartbeat(PEER.node_id), PEER.address, 0.01, PEER, proven=True)
+
+
+def play(story: Callable[[World], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await story(World())
+
+    VirtualLoop().run(run())
+
+
+def test_the_second_failure_is_reported_to_the_peer_and_excludes_it_for_a_while() -> None:
+    """Each failure requests a probe; after the time it is reachable again."""
+
+    async def story(world: World) -> None:
+        world.health.on_failure(PEER, "reset")
+        assert world.health.is_reachable(PEER.node_id)
+        assert [(call.contact, call.body) for call in world.recorder.calls] == [(PEER, Ping())]
+        assert world.recorder.sent == []
+        world.health.on_failure(PEER, "reset")
+        assert not world.health.is_reachable(PEER.node_id)
+        assert world.recorder.sent == [(PEER, [], StreamsFailing())]
+        await asyncio.sleep(STREAM_FAILURE_S + 1)
+        assert world.health.is_reachable(PEER.node_id)
+
+    play(story)
+
+
+def test_failures_far_apart_are_counted_anew() -> None:
+    """Two failures that are not within the time do not exclude it."""
+
+    async def story(world: World) -> None:
+        world.health.on_failure(PEER, "timeout")
+        await asyncio.sleep(STREAM_FAILURE_S + 1)
+        world.health.on_failure(PEER, "timeout")
+        assert world.health.is_reachable(PEER.node_id)
+
+    play(story)
+
+
+def test_a_response_and_a_restart_reset_the_count() -> None:
+    """A stream that works, or a new start, makes it reachable at once."""
+
+    async def story(world: World) -> None:
+        for _ in range(2):
+            world.health.on_failure(PEER, "reset")
+        world.health.on_response(heartbeat(PEER.node_id), PEER.address)
+        assert world.health.is_reachable(PEER.node_id)
+        for _ in range(2):
+            world.health.on_failure(PEER, "reset")
+        restarted = heartbeat(PEER.node_id, incarnation=2, boot_id=8)
+        world.recorder.events.on_response(restarted, PEER.address, 0.01, PEER, proven=True)  # type: ignore[attr-defined]
+        assert world.health.is_reachable(PEER.node_id)
+
+    play(story)
+
+
+def test_a_request_refreshes_a_known_peer() -> None:
+    """Its heartbeat over a stream is as good as one in a datagram."""
+
+    async def story(world: World) -> None:
+        world.health.on_request(heartbeat(PEER.node_id, step=3), Address(PEER.address.host, 50123))
+        peer = world.members.peer(PEER.node_id)
+        assert peer is not None
+        assert peer.step == 3
+
+    play(story)
