@@ -11,6 +11,7 @@ from overlay.environment import Environment
 from overlay.kademlia.messages import Ping
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.membership.service import Membership, ignore_result
+from overlay.peers import PeerChange
 
 #: One dead member is called this often.
 REDIAL_DEAD_S = 5.0
@@ -28,6 +29,8 @@ class Prober:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_redial = 0.0
+        self._due = 0.0
+        membership.on_change(self._on_change)
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -43,8 +46,14 @@ class Prober:
     def _schedule(self) -> None:
         if self._loop is None:
             return
-        delay_s = max(0.0, self._members.detector.next_deadline() - self._clock.monotonic())
-        self._timer = self._loop.call_later(delay_s, self._tick)
+        self._due = self._members.detector.next_deadline()
+        self._timer = self._loop.call_later(max(0.0, self._due - self._clock.monotonic()), self._tick)
+
+    def _on_change(self, change: PeerChange) -> None:
+        """A suspicion may end before the next probe round."""
+        if change.kind == "suspect" and self._timer is not None and self._members.detector.next_deadline() < self._due:
+            self._timer.cancel()
+            self._schedule()
 
     def _tick(self) -> None:
         self._timer = None

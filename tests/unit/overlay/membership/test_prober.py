@@ -1,0 +1,113 @@
+"""The timers of the failure detector."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.kademlia.messages import Ping
+from overlay.membership.failure_detector import FailureDetector
+from overlay.membership.members import MemberList
+from overlay.membership.prober import REDIAL_DEAD_S, Prober
+from overlay.membership.service import Membership
+from overlay.peers import Contact, PeerChange
+from overlay.settings import LivenessSettings
+from tests.harness.environment import make_environment
+from tests.harness.peers import heartbeat, ids
+from tests.harness.recording_protocol import OWN, RecordingProtocol
+from tests.harness.virtual_loop import VirtualLoop
+
+PEER = Contact(ids(1)[0], Address("10.0.0.1", 8468))
+
+
+class World:
+    """A prober over a protocol that records; one peer is known, and answers nothing."""
+
+    def __init__(self, settings: LivenessSettings) -> None:
+        self.recorder = RecordingProtocol()
+        self.environment = make_environment()
+        self.clock = self.environment.clock
+        detector = FailureDetector(OWN, 1, settings, random.Random(1), self.clock.monotonic())
+        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
+        self.membership = Membership(self.members, self.recorder.protocol, settings, self.environment)
+        self.prober = Prober(self.membership, self.recorder.protocol, self.environment)
+        self.changes: list[tuple[str, float]] = []
+        self.membership.on_change(lambda change: self.changes.append((change.kind, self.clock.monotonic())))
+        self.membership.on_response(heartbeat(PEER.node_id), PEER.address, 0.01, PEER, proven=True)
+
+    def suspect(self) -> None:
+        self.membership.perform(self.members.on_unreachable(PEER.node_id, self.clock.monotonic()))
+
+
+def play(story: Callable[[World], Awaitable[None]], **settings: float) -> None:
+    async def run() -> None:
+        world = World(LivenessSettings(**settings))  # type: ignore[arg-type]
+        world.prober.start()
+        await story(world)
+        world.prober.stop()
+        sent = len(world.recorder.calls)
+        await asyncio.sleep(30)
+        assert len(world.recorder.calls) == sent, "a stopped prober sends nothing"
+
+    VirtualLoop().run(run())
+
+
+def test_a_silent_member_is_probed_in_every_round() -> None:
+    """One ping a second."""
+
+    async def story(world: World) -> None:
+        await asyncio.sleep(10)
+        assert {(call.contact, call.body) for call in world.recorder.calls} == {(PEER, Ping())}
+        assert 9 <= len(world.recorder.calls) <= 10
+
+    play(story)
+
+
+def test_a_suspicion_shorter_than_a_round_ends_on_time() -> None:
+    """With ten seconds between rounds and one of suspicion the death comes after twice the suspicion, not a round."""
+
+    async def story(world: World) -> None:
+        await asyncio.sleep(10.5)
+        world.suspect()
+        await asyncio.sleep(5)
+        assert [kind for kind, _ in world.changes] == ["up", "suspect", "dead"]
+        assert world.changes[2][1] - world.changes[1][1] == pytest.approx(2.0, abs=0.26)
+
+    play(story, probe_interval_s=10.0, suspicion_s=1.0)
+
+
+def test_a_dead_member_is_called_now_and_then() -> None:
+    """So the sides of a healed partition find each other; a time-out there is no failure."""
+
+    async def story(world: World) -> None:
+        world.membership.perform(world.members.detector.declare_dead(PEER.node_id, world.clock.monotonic(), "certain"))
+        await asyncio.sleep(4 * REDIAL_DEAD_S)
+        assert 3 <= len(world.recorder.calls) <= 4
+        assert {(call.contact, call.options["counts_as_failure"]) for call in world.recorder.calls} == {(PEER, False)}
+
+    play(story)
+
+
+def test_a_subscriber_that_raises_does_not_end_the_probing() -> None:
+    """The tick fails, and the next one comes."""
+
+    async def story(world: World) -> None:
+        def broken(change: PeerChange) -> None:
+            if change.kind == "dead":
+                raise LookupError("a bug")
+
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        world.membership.on_change(broken)
+        world.suspect()
+        await asyncio.sleep(8)
+        assert len(failures) == 1
+        before = len(world.recorder.calls)
+        await asyncio.sleep(2 * REDIAL_DEAD_S)
+        assert len(world.recorder.calls) > before
+
+    play(story)
