@@ -1,5 +1,5 @@
-"""Finding and knowing peers: ids, identity, the Kademlia table, population, sampling, liveness, placement, transport.
+"""Finds and tracks peers: identity, Kademlia routing, SWIM failure detection, sampling, placement, transport.
 
-This package knows nothing of training. Its rules (routing, estimators, samplers, liveness, placement) are plain
-synchronous code with the clock and the randomness passed in; `overlay.overlay.Overlay` is the service that runs them.
+The package knows nothing of training. Its rules are plain synchronous code that gets time and randomness passed in;
+`overlay.overlay.Overlay` composes the services that run them. The flat modules are the base of the packages below.
 """

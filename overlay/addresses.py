@@ -36,13 +36,13 @@ def _normal(host: str) -> str:
     return str(address)
 
 
-#: An IPv6 line has at least this prefix to itself, and all addresses under it.
+#: A provider assigns at least this prefix to an IPv6 customer, who may use every address in it.
 IPV6_GROUP_BITS = 64
 
 
 @lru_cache(maxsize=16384)
 def group_of(host: str) -> str:
-    """The addresses that cost their holder one: an IPv4 address, an IPv6 /64; empty for the loopback, which is free."""
+    """The unit that limits count: an IPv4 address, an IPv6 /64; empty for the loopback, which is not limited."""
     address = ipaddress.ip_address(host)
     if address.is_loopback:
         return ""
@@ -52,8 +52,10 @@ def group_of(host: str) -> str:
 
 
 class NodeAddress(Address):
-    """An address together with the node that lives there: proven, as the source of what it sent through a sealed door;
-    expected, as a target. Equal to the plain address."""
+    """An address together with the id of the node there. Equal to the plain address.
+
+    As the source of sealed traffic the id is proven; as a target it is expected.
+    """
 
     node_id: bytes
 

@@ -37,7 +37,7 @@ class Entropy(Protocol):
 
 
 class Disk(Protocol):
-    """A node's state directory, addressed by relative names such as `identity.key` or `checkpoint/step-40.json`.
+    """The state directory of a node. Files have relative names such as `identity.key` or `checkpoint/step-40.json`.
 
     Synchronous: call it through `Executor.run` when the data is large or must be synced.
     """
@@ -51,7 +51,7 @@ class Disk(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file; a missing one is no error."""
+        """Remove a file; a missing one is not an error."""
         ...
 
     def names(self, folder: str = "") -> list[str]:
@@ -60,7 +60,7 @@ class Disk(Protocol):
 
 
 class Executor(Protocol):
-    """Runs a synchronous function off the loop. The function must let go of the GIL for long work to be harmless."""
+    """Runs a synchronous function off the loop. Long work must release the GIL, or the loop stalls all the same."""
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 

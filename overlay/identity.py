@@ -1,7 +1,7 @@
-"""Who this node is: an Ed25519 key and a count of its starts, both kept in the state directory.
+"""The identity of a node: an Ed25519 key and a count of its starts (the incarnation), both in the state directory.
 
-The key is made on the first start and written readable by its owner only. The incarnation is persisted *before*
-anything is sent, so that no two starts on one directory ever speak under the same number.
+The key is generated on the first start, readable by its owner only. The incarnation is on disk *before* anything is
+sent, so that no two starts on one directory ever use the same number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY_BYTES = 32
 
 
 class UnreadableIdentity(OverlayError):
-    """The state directory holds an identity that cannot be used; making another in its place would be another node."""
+    """The state directory holds an identity that cannot be used. A new one in its place would make another node."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(
@@ -54,8 +54,8 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The private key, 32 bytes: for the certificate that shows it (`overlay.sealing.certificate_request`), nothing
-        else."""
+        """The private key, 32 bytes; only for the certificate that proves it
+        (`overlay.sealing.certificate_request`)."""
         return self._key.private_bytes_raw()
 
 
@@ -67,7 +67,8 @@ def identity_from_seed(seed: bytes) -> Identity:
 
 
 def load_identity(disk: Disk, entropy: Entropy) -> Identity:
-    """This directory's identity, made on first use. Raises `UnreadableIdentity`, `OSError` (it cannot be written)."""
+    """The identity of this directory, generated on first use. Raises `UnreadableIdentity`, `OSError` (it cannot be
+    written)."""
     try:
         seed = disk.read(KEY_FILE)
     except OSError as error:
@@ -81,7 +82,7 @@ def load_identity(disk: Disk, entropy: Entropy) -> Identity:
 
 
 def next_incarnation(disk: Disk) -> int:
-    """One more than the last start on this directory; on disk before it is returned."""
+    """The incarnation of this start: one more than the last. It is on disk before it is returned."""
     try:
         stored = disk.read(INCARNATION_FILE)
     except OSError as error:
@@ -99,7 +100,9 @@ def next_incarnation(disk: Disk) -> int:
 
 
 def keep_incarnation(disk: Disk, incarnation: int) -> int:
-    """Put an incarnation on disk, and return it: a directory that was put back from a copy counts too few starts, and
-    learns from the swarm how many there were."""
+    """Write an incarnation to disk and return it.
+
+    A directory restored from a backup has too low a count; the swarm then reports the last one it saw.
+    """
     disk.write(INCARNATION_FILE, str(incarnation).encode("ascii"))
     return incarnation

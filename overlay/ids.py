@@ -1,7 +1,7 @@
 """Node ids and keys: 160 bits, compared by XOR.
 
-A node id is the first 160 bits of the SHA-256 of the node's public key (DESIGN section 4), so ids are uniform and
-nobody chooses one; a key id is a SHA-1, as in Kademlia. Pure. Randomness is passed in.
+A node id is the first 160 bits of the SHA-256 of the node's public key, so ids are uniform and cannot be chosen. A
+key id is a SHA-1, as in Kademlia. Pure. Randomness is passed in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def node_id_of(public_key: bytes) -> bytes:
 
 
 def key_id(data: bytes) -> bytes:
-    """The place of a key in the id space."""
+    """The position of a key in the id space."""
     return hashlib.sha1(data, usedforsecurity=False).digest()
 
 

@@ -42,7 +42,7 @@ class LocalNode:
         """Call `callback` synchronously after every change."""
         self._callbacks.append(callback)
 
-    # -- what is known of it -------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------
 
     @property
     def contact(self) -> Contact:

@@ -1,8 +1,9 @@
-"""What a node knows of its peers: addresses, life signs, and steps that ride on every message.
+"""What a node knows of its peers: addresses, times of contact, and steps that every message carries.
 
-A `Heartbeat` is the small record that every message carries, both ways; `PeerTable` folds heartbeats into knowledge.
-Steps only rise within an incarnation, so old news can never undo new. Pure. `now` (monotonic seconds) is passed in. Who
-counts as a worker, and who is skipped as stalled, is DESIGN section 5 "Barriers".
+A `Heartbeat` is the small record in every message, both ways; `PeerTable` merges heartbeats into one `Peer` per node.
+Steps only increase within an incarnation, so an old heartbeat never undoes a newer one. `Peer` also decides which
+peers count as workers, and which are skipped as stalled (docs/architecture.md). Pure. `now` (monotonic seconds) is
+passed in.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ Counter = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Activity(IntEnum):
-    """What a node says it is doing. `TRAINING` peers are workers; a barrier waits for them and for `READY` ones."""
+    """What a node announces that it does. `TRAINING` peers are workers; a barrier waits for them and for `READY`
+    ones."""
 
     JOINING = 0
     READY = 1  # has the manifest and the vector; waits for `min_nodes`
     TRAINING = 2  # working on a step or waiting at its barrier
     PAUSED = 3
-    STALLED = 4  # its trainer is hung or keeps crashing; the daemon is well and goes on owning
+    STALLED = 4  # its trainer hangs or keeps crashing; the daemon works and continues to own shards
     FINISHED = 5
     LEAVING = 6
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """The life sign of a node, carried by every datagram, request and answer it sends.
+    """The state of a node that every datagram, request and response of it carries.
 
-    `incarnation` counts the starts on one state directory; `boot_id` is a random number per start, which tells clones
-    of one directory apart. `port` is where the node listens (its address is the source of the datagram, or `host` when
-    it advertises one). `step` counts completed steps. `step_seconds` is its median step time, 0 when unknown. `samples`
-    is the number of samples in its last step. The ranges are checked when a heartbeat is decoded.
+    `incarnation` counts the starts on one state directory; `boot_id` is random per start and distinguishes copies of
+    one directory. `port` is where the node listens; its host is the source of the datagram, or `host` if it advertises
+    one. `step` counts completed steps. `step_seconds` is the median step time, 0 when unknown. `samples` is the number
+    of samples in the last step. Decoding checks the ranges.
     """
 
     node_id: Id
@@ -64,14 +66,14 @@ class Contact:
     address: Address
 
 
-#: A peer without progress for this long, or four of its own step times, is skipped until it moves.
+#: A peer without progress for this long, or for four of its own step times, is skipped until it progresses.
 STALL_FLOOR_S = 10.0
 STALL_STEPS = 4.0
 
 
 @dataclass(slots=True)
 class Peer:
-    """One peer as last heard of. Times are monotonic seconds of the local clock."""
+    """One peer as of its last heartbeat. Times are monotonic seconds of the local clock."""
 
     contact: Contact
     incarnation: int
@@ -96,22 +98,24 @@ class Peer:
         return self.contact.address
 
     def is_worker(self, now: float) -> bool:
-        """Training, and moved within max(10 s, four of its own step times) *as far as we have heard*.
+        """Whether it trains and made progress within max(10 s, four of its own step times) before its last heartbeat.
 
-        A peer we have not asked lately may have moved since: silence is no proof of a stall (a dead peer is found by
-        liveness, a stalled one shows itself in its next answer). So progress is judged at the last life sign.
+        Time since the last heartbeat does not count: a peer that was not asked lately may have made progress. Failure
+        detection finds a dead peer, and the next heartbeat shows a stalled one.
         """
         if self.activity is not Activity.TRAINING:
             return False
-        # Asked of every peer at every step: without min() and max() it takes half the time.
+        # Called for every peer at every step: without min() and max() it takes half the time.
         silent_since = self.last_heard if self.last_heard < now else now
         idle_s = silent_since - self.last_progress
         return idle_s <= STALL_FLOOR_S or idle_s <= STALL_STEPS * self.step_seconds
 
     def counts_for_barrier(self, now: float, since: float = 0.0) -> bool:
-        """A worker, or about to be one: a barrier waits for its first step as for any other, so that those who begin
-        together begin together. Ready counts for as long as a stall is allowed, from when it was first heard or from
-        `since`, when the asking node itself began: others see the last one come up to a fifth of a second apart.
+        """Whether a barrier waits for this peer: a worker, or a ready peer that is about to take its first step.
+
+        So nodes that start together take their first step together. A ready peer counts for as long as a stall is
+        allowed, from its last progress or from `since`, when the asking node itself began: nodes may see the last one
+        get ready up to a fifth of a second apart.
         """
         if self.activity is Activity.READY:
             return now - max(self.last_progress, since) <= STALL_FLOOR_S
@@ -136,7 +140,7 @@ class PeerChange:
     reason: str = ""
 
 
-#: `Activity(n)` by table: this stands on the path of every datagram.
+#: `Activity(n)` as a table, because every datagram needs it.
 _ACTIVITIES = tuple(Activity)
 #: Weights of a new round trip in the running mean and deviation (RFC 6298).
 MEAN_WEIGHT = 1 / 8
@@ -144,7 +148,7 @@ DEVIATION_WEIGHT = 1 / 4
 
 
 class PeerTable:
-    """The peers that answered us, by id. Who is dead is decided by liveness; who is inserted, by membership."""
+    """The verified peers by id. The failure detector decides which are dead, the member list which are inserted."""
 
     def __init__(self) -> None:
         self._peers: dict[bytes, Peer] = {}
@@ -164,7 +168,7 @@ class PeerTable:
         return self._peers.get(node_id)
 
     def ids(self) -> KeysView[bytes]:
-        """Who is known, as of now and later: a view."""
+        """The ids of all known peers, as a live view."""
         return self._peers.keys()
 
     def at(self, address: Address) -> bytes | None:
@@ -172,7 +176,7 @@ class PeerTable:
         return self._at.get(address)
 
     def sharing(self, group: str) -> int:
-        """How many peers live in a group of addresses (`overlay.transport.group_of`)."""
+        """The number of peers in a group of addresses (`overlay.addresses.group_of`)."""
         return self._sharing[group]
 
     def _count(self, address: Address, change: int) -> None:
@@ -182,7 +186,7 @@ class PeerTable:
             del self._sharing[group]
 
     def remove(self, node_id: bytes) -> Peer | None:
-        """Forget a peer; the one that was known is returned."""
+        """Remove a peer and return it, if it was known."""
         peer = self._peers.pop(node_id, None)
         if peer is not None:
             self._count(peer.address, -1)
@@ -199,10 +203,10 @@ class PeerTable:
         *,
         address: Address | None = None,
     ) -> PeerChange | None:
-        """Fold a heartbeat that its sender itself gave us into what we know; what changed, if anything did.
+        """Merge a heartbeat that came from its own node; returns what changed, if anything did.
 
-        `address` overrules the one the heartbeat claims (`heartbeat.host` or `source_host`, with `heartbeat.port`):
-        membership passes the known one while it has not made sure of another.
+        `address` overrides the claimed one (`heartbeat.host` or `source_host`, with `heartbeat.port`). The member list
+        passes the known address until another one is verified.
         """
         peer = self._peers.get(heartbeat.node_id)
         if peer is None:
@@ -267,7 +271,7 @@ def _fold_restart(peer: Peer, heartbeat: Heartbeat, now: float) -> None:
 def _fold_same_start(peer: Peer, heartbeat: Heartbeat, now: float) -> ChangeKind | None:
     peer.last_heard = now
     if heartbeat.step < peer.step or peer.activity is Activity.LEAVING:
-        return None  # overtaken on the way; and nobody comes back from leaving without a new incarnation
+        return None  # overtaken by a newer one; and only a new incarnation ends LEAVING
     if heartbeat.step > peer.step:
         peer.step = heartbeat.step
         peer.last_progress = now

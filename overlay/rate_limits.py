@@ -1,9 +1,9 @@
-"""How much one party may ask of this node: token buckets, and a bounded table of them by peer.
+"""Limits on what one party may ask of this node: token buckets by party, and a count of concurrent operations.
 
-Pure. `now` is passed in, nothing waits. A bucket holds up to `burst` tokens and gains `rate_per_s` of them; who finds
-too few is told how long it takes until there are enough. Nothing here says who a peer is: the caller brings an id it
-believes (a node's, or an address). A stranger who makes up ids gets a fresh bucket for each, so that a table also has
-one bucket that all newcomers share.
+Pure. `now` is passed in, nothing waits. A bucket holds up to `burst` tokens and gains `rate_per_s` of them per
+second; a caller that finds too few gets the seconds until there are enough. The caller chooses the key of a party: a
+proven node id, or an address. Because an attacker may invent unproven keys, newcomers share one extra bucket while the
+table is full.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-#: Whoever waits as long as it was told must not be short of a token by the last bit of a float.
+#: A caller that waited as long as it was told must not lack a token because of float rounding.
 ROUNDING = 1e-6
 
 Key = TypeVar("Key", bound=Hashable)
@@ -20,14 +20,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """What one party may do: `rate_per_s` for ever, `burst` at once after a rest. A rate of 0 is no limit."""
+    """What one party may do: `rate_per_s` on average, `burst` at once after a rest. A rate of 0 means no limit."""
 
     rate_per_s: float
     burst: float
 
 
 class TokenBucket:
-    """One party's tokens. Begins full."""
+    """The tokens of one party. Begins full."""
 
     __slots__ = ("_at", "_tokens", "limit")
 
@@ -37,10 +37,10 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float, amount: float = 1.0) -> float:
-        """Take `amount` tokens: 0.0 when they were there, otherwise nothing is taken and the seconds until they are.
+        """Take `amount` tokens and return 0.0; if there are too few, take none and return the seconds until there are.
 
-        More than a whole bucket is had when the bucket is full, and leaves it in debt: a single large request is
-        slow to be followed by another, and never impossible.
+        A request for more than `burst` succeeds when the bucket is full and leaves a negative balance: large requests
+        are possible, but the next one has to wait.
         """
         if not self.limit.rate_per_s:
             return 0.0
@@ -52,23 +52,23 @@ class TokenBucket:
         return (needed - self._tokens) / self.limit.rate_per_s
 
     def is_full(self, now: float) -> bool:
-        """Whether nothing of it is remembered that a new one would not have."""
+        """Whether the bucket equals a new one, so that it can be forgotten."""
         self._fill(now)
         return self._tokens >= self.limit.burst
 
     def _fill(self, now: float) -> None:
-        # A clock that steps back gives nothing and takes nothing.
+        # A clock that steps back neither adds nor removes tokens.
         gained = max(0.0, now - self._at) * self.limit.rate_per_s
         self._tokens = min(self.limit.burst, self._tokens + gained)
         self._at = max(self._at, now)
 
 
 class RateLimiter(Generic[Key]):
-    """Buckets by party, at most `most` of them.
+    """Buckets by party, at most `max_parties` of them.
 
-    When the table is full, those that have recovered go; where none has, the longest untouched. A newcomer whose
-    bucket would push another out takes its first tokens from one that all such newcomers share: inventing parties does
-    not multiply the allowance beyond `most`.
+    When the table is full, full buckets are removed, because nothing is lost with them. If there are none, the bucket
+    that was not used for longest is removed, and the newcomer first takes its tokens from a bucket that all newcomers
+    share: inventing parties does not multiply the limit beyond `max_parties`.
     """
 
     def __init__(self, limit: RateLimit, *, max_parties: int = 1024) -> None:
@@ -107,7 +107,8 @@ class RateLimiter(Generic[Key]):
 
 
 class ConcurrencyLimit(Generic[Key]):
-    """How many things each party has open, at most `max_each` apiece. `enter` and `leave` come in pairs."""
+    """Counts the open operations of each party, at most `max_each`. Each `enter` that returns true needs one
+    `leave`."""
 
     def __init__(self, max_each: int) -> None:
         self.max_each = max_each
@@ -117,11 +118,11 @@ class ConcurrencyLimit(Generic[Key]):
         return len(self._open)
 
     def count(self, party: Key) -> int:
-        """How many this party has open."""
+        """The number of open operations of this party."""
         return self._open.get(party, 0)
 
     def enter(self, party: Key) -> bool:
-        """False when it has its share open already; then there is nothing to leave."""
+        """False when the party is at its limit; then there is nothing to leave."""
         count = self._open.get(party, 0)
         if count >= self.max_each:
             return False
@@ -129,7 +130,7 @@ class ConcurrencyLimit(Generic[Key]):
         return True
 
     def leave(self, party: Key) -> None:
-        """What `enter` allowed has ended."""
+        """An operation that `enter` allowed has ended."""
         count = self._open.get(party, 0)
         if count <= 1:
             self._open.pop(party, None)

@@ -1,9 +1,8 @@
-"""Requests between nodes of one swarm, over streams: an envelope both ways around what the rooms above say.
+"""Requests between the nodes of a swarm, over streams; an envelope surrounds the payload in both directions.
 
-The envelope carries the swarm's tag, the sender's heartbeat and the id that is expected to answer: a request that
-reaches another swarm or another node is refused before its handler sees it, and steps ride on every request and answer.
-Failures to connect are hints for liveness; a peer whose streams fail twice while it answers probes is told so, and is
-no candidate for a while (DESIGN section 4, "Liveness").
+The envelope carries the swarm's tag, the sender's heartbeat and the id of the node that should answer. A request that
+reaches another swarm or another node is refused before its handler runs. Rate and number of the requests of one peer
+are limited. What streams show about a peer is reported to `StreamEvents`.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
 #: A handler of a request that carries no envelope (`hello`).
 BareHandler = Callable[[Request], Awaitable[Response]]
 
-#: Requests of one peer. A step takes two and those of a thousand nodes' pushes are forwarded one by one: a second of
-#: that is no flood.
+#: Requests of one peer. A step takes two, and the pushes of a thousand nodes are forwarded one by one; a second of that
+#: is not a flood.
 REQUEST_RATE = RateLimit(2000.0, 4000.0)
-#: Of strangers, who have no envelope: `hello` costs a signature.
+#: Requests without an envelope, of one address: answering `hello` costs a signature.
 BARE_REQUEST_RATE = RateLimit(50.0, 200.0)
-#: Requests of one peer whose handler has not ended, bodies included.
+#: Requests of one peer whose handlers are still running; a body that is still sent counts.
 MAX_CONCURRENT_PER_PEER = 256
-#: Who asks too fast is told so this much later: it is slowed down, and has one more open meanwhile.
+#: A request beyond the rate is refused after this delay, which slows the peer down and occupies one of its places.
 RATE_LIMIT_DELAY_S = 1.0
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """Head of every request and answer but `hello`. `to` is the expected id; empty in answers."""
+    """Head of every request and response but `hello`. `to` is the expected node id; empty in responses."""
 
     tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
     heartbeat: Heartbeat
@@ -64,7 +63,7 @@ _DECODER = msgspec.msgpack.Decoder(Envelope)
 
 
 class StreamEvents(Protocol):
-    """Gets the facts about peers that streams bring; `overlay.membership.stream_health` implements it."""
+    """Receives what streams show about peers; `overlay.membership.stream_health` implements it."""
 
     def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         """A peer sent a request. `source` has the port that the peer listens on."""
@@ -84,7 +83,7 @@ class StreamEvents(Protocol):
 
 
 class RequestService:
-    """The stream side of a node: handlers by name, and requests to others."""
+    """Serves the requests of other nodes by name, and sends requests to them."""
 
     def __init__(
         self,
@@ -99,9 +98,9 @@ class RequestService:
         self._events = events
         self._clock = clock
         self._handlers: dict[str, Handler] = {}
-        self._bare: dict[str, BareHandler] = {}
-        self._asked: RateLimiter[bytes | str] = RateLimiter(REQUEST_RATE)
-        self._asked_bare: RateLimiter[str] = RateLimiter(BARE_REQUEST_RATE)
+        self._bare_handlers: dict[str, BareHandler] = {}
+        self._rates: RateLimiter[bytes | str] = RateLimiter(REQUEST_RATE)
+        self._bare_rates: RateLimiter[str] = RateLimiter(BARE_REQUEST_RATE)
         self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_CONCURRENT_PER_PEER)
 
     def register(self, name: str, handler: Handler) -> None:
@@ -109,66 +108,68 @@ class RequestService:
         self._handlers[name] = handler
 
     def register_bare(self, name: str, handler: BareHandler) -> None:
-        """Serve requests of this name without an envelope, from anybody."""
-        self._bare[name] = handler
+        """Serve requests of this name without an envelope, from unauthenticated peers too."""
+        self._bare_handlers[name] = handler
 
     async def serve(self, incoming: Request) -> Response:
         """Answer one request. Raises `RequestRejected` with the reason."""
         self.counters["requests_in"] += 1
-        bare = self._bare.get(incoming.name)
+        bare = self._bare_handlers.get(incoming.name)
         if bare is not None:
             if group := group_of(incoming.source.host):
-                await self._pace(self._asked_bare.take(group, self._clock.monotonic()))
+                await self._refuse_beyond_rate(self._bare_rates.take(group, self._clock.monotonic()))
             return await bare(incoming)
         local = self._local
         if local.tag is None:
             raise self._refused("no_swarm", "this node has not joined a swarm yet")
         envelope = _open(incoming.head)
         if envelope is None:
-            text = "the head of this request is no envelope of ours; is it another version of p2pnode?"
+            text = "the head of this request is not an envelope; does the sender run another version of p2pnode?"
             raise self._refused("content", text)
         if envelope.tag != local.tag:
             raise self._refused("other_swarm", "this node belongs to another swarm")
         if envelope.to != local.node_id:
-            text = f"{short(envelope.to)} does not live here, this is {short(local.node_id)}"
+            text = f"this is {short(local.node_id)}, not {short(envelope.to)}"
             raise self._refused("other_node", text)
         heartbeat = envelope.heartbeat
         if (proven := id_behind(incoming.source)) and proven != heartbeat.node_id:
-            raise self._refused("anothers_name", f"{short(proven)} speaks in the name of {short(heartbeat.node_id)}")
+            raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
         source = Address(incoming.source.host, heartbeat.port)
         self._events.on_request(heartbeat, source)
         if heartbeat.node_id == local.node_id:
-            raise self._refused("own_id", f"{short(heartbeat.node_id)} is this node's own id: its key is used twice")
+            raise self._refused(
+                "own_id", f"{short(heartbeat.node_id)} is this node's own id: another process uses its key"
+            )
         handler = self._handlers.get(incoming.name)
         if handler is None:
             raise self._refused("no_handler", f"this node does not serve {incoming.name!r}")
         address = Address(usable_host(heartbeat.host) or incoming.source.host, heartbeat.port)
-        reply = await self._within_quota(
-            # Without a proof an id costs nothing, and an address does; on the loopback of an open swarm neither.
+        reply = await self._within_limits(
+            # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
             proven or group_of(incoming.source.host) or heartbeat.node_id,
             lambda: handler(Contact(heartbeat.node_id, address), envelope.payload, incoming.body),
         )
         return Response(_ENCODER.encode(Envelope(local.tag, local.heartbeat, b"", reply.head)), reply.body)
 
-    async def _within_quota(self, party: bytes | str, handle: Callable[[], Awaitable[Response]]) -> Response:
+    async def _within_limits(self, party: bytes | str, handle: Callable[[], Awaitable[Response]]) -> Response:
         if not self._open.enter(party):
             self.counters["refused_open"] += 1
             raise RequestRejected(
-                f"more than {MAX_CONCURRENT_PER_PEER} requests of yours are open here; let them end first"
+                f"more than {MAX_CONCURRENT_PER_PEER} requests of yours are open here; wait until some have ended"
             )
         try:
-            await self._pace(self._asked.take(party, self._clock.monotonic()))
+            await self._refuse_beyond_rate(self._rates.take(party, self._clock.monotonic()))
             return await handle()
         finally:
             self._open.leave(party)
 
-    async def _pace(self, wait_s: float) -> None:
-        """Turn away who asks too fast, and not at once. `wait_s` is 0 for everybody else."""
+    async def _refuse_beyond_rate(self, wait_s: float) -> None:
+        """Refuse a request beyond the rate, after a delay. `wait_s` is 0 within the rate."""
         if not wait_s:
             return
         self.counters["refused_rate"] += 1
         await asyncio.sleep(RATE_LIMIT_DELAY_S)
-        raise RequestRejected("you ask more often in a second than a member may; ask again later")
+        raise RequestRejected("you send more requests in a second than a member may; try again later")
 
     def _refused(self, reason: str, text: str) -> RequestRejected:
         self.counters[f"requests_refused_{reason}"] += 1
@@ -177,7 +178,7 @@ class RequestService:
     def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """Ask a node; see `Transport.request`. An answer from another node is a `TransportError` (rejected)."""
+        """Send a request; see `Transport.request`. A response from another node is a `TransportError` (rejected)."""
         return self._request(to, name, payload, body, timeout_s)
 
     @asynccontextmanager
@@ -189,12 +190,12 @@ class RequestService:
             raise TransportError("closed", to.address, "we have not joined a swarm yet")
         if not self._events.takes_streams(to.node_id):
             self.counters["requests_not_made_nat"] += 1
-            raise TransportError("refused", to.address, "is the port of a NAT, which lets no streams in")
+            raise TransportError("refused", to.address, "is the port of a NAT, which does not let streams in")
         head = _ENCODER.encode(Envelope(local.tag, local.heartbeat, to.node_id, payload))
         self.counters["requests_out"] += 1
         try:
-            home = NodeAddress.of(to.address, to.node_id)
-            async with self._transport.request(home, name, head, body, timeout_s=timeout_s) as answer:
+            target = NodeAddress.of(to.address, to.node_id)
+            async with self._transport.request(target, name, head, body, timeout_s=timeout_s) as answer:
                 envelope = _open(answer.head)
                 if envelope is None or envelope.tag != local.tag:
                     raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")

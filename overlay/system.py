@@ -39,7 +39,7 @@ class SystemEntropy:
 
 
 class FolderDisk:
-    """A folder on the machine's own disk."""
+    """A folder on the disk of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 class ThreadExecutor:
-    """A small pool of threads: long enough for disk and vector arithmetic, too small to crowd out the trainer."""
+    """A small pool of threads: enough for disk and vector arithmetic, too few to slow down the trainer."""
 
     def __init__(self, threads: int = 2) -> None:
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="p2pnode-worker")

@@ -1,8 +1,8 @@
-"""The one door to the world: everything one node says to another passes through `Transport`.
+"""The network interface of a node: everything that one node sends to another passes through `Transport`.
 
-Two ways out: a *datagram* (small, lossy, cheap) and a *request* with a body that is an iterator of buffers both ways
-(large, ordered). `overlay.sockets.transport` is the real door (UDP, and HTTP on the same port number over TCP); the
-tests have an in-memory network behind the same interface. Nothing above this line knows which one it has.
+A *datagram* is small, lossy and cheap. A *request* is large and ordered, with a body that is an iterator of buffers in
+both directions. `overlay.sockets.transport` is the real implementation (UDP, and HTTP over TCP on the same port
+number); the tests use an in-memory network. The layers above do not know which one they have.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Buffer = bytes | bytearray | memoryview
 
 #: Longest head of a request or an answer, in bytes; a longer one is refused before it is read.
 MAX_HEAD_BYTES = 16 * 1024 * 1024
-#: Longest datagram we send or accept, in bytes: it fits one Ethernet frame after IPv6 and UDP headers.
+#: Longest datagram that is sent or accepted, in bytes: with IPv6 and UDP headers it fits one Ethernet frame.
 MAX_DATAGRAM_BYTES = 1400
-#: A handler whose peer neither sends the awaited bytes nor takes its answer for this long gets `TransportError`:
-#: longer than any wait inside the exchange (its detection bound is 10 s), short enough not to collect dead streams.
+#: A handler whose peer neither sends the awaited bytes nor reads the response for this long gets a `TransportError`.
+#: It is longer than any wait inside the exchange (which detects a failure within 10 s), and short enough that dead
+#: streams do not accumulate.
 HANDLER_SILENCE_S = 30.0
 
 
@@ -32,9 +33,9 @@ FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejec
 class TransportError(OverlayError):
     """A request that did not succeed.
 
-    `kind`: `refused` (nobody listens), `timeout` (silence for `timeout_s`), `reset` (the stream broke),
-    `closed` (our own door is shut), `foreign` (it answered, but not as a p2pnode), `rejected` (the peer's handler
-    refused; `detail` is its reason).
+    `kind`: `refused` (no process listens there), `timeout` (no byte for `timeout_s`), `reset` (the stream broke),
+    `closed` (our own transport is closed), `foreign` (the response is not from a p2pnode), `rejected` (the peer's
+    handler refused; `detail` is its reason).
     """
 
     def __init__(self, kind: FailureKind, address: Address, detail: str) -> None:
@@ -45,8 +46,10 @@ class TransportError(OverlayError):
 
 
 class SizedBody:
-    """A body that is produced while it is sent, but whose size is known before: a stream that says how long it is costs
-    both ends less than one cut into chunks."""
+    """A body that is produced while it is sent, but whose size is known before.
+
+    A stream of known length costs both ends less than a chunked one.
+    """
 
     __slots__ = ("_buffers", "size_bytes")
 
@@ -59,16 +62,18 @@ class SizedBody:
 
 
 class DirectBody(Protocol):
-    """An arriving body that can put what comes next straight where it is wanted."""
+    """A received body that can write its next bytes directly into a buffer of the reader."""
 
     async def read_into(self, target: memoryview) -> int:
-        """Fill the target, bytes; returns how many there were, fewer only where the body has ended. Raises as the
-        iterator does."""
+        """Fill `target` and return the number of bytes written; fewer than its size only at the end of the body.
+
+        Raises what the iterator raises.
+        """
         ...
 
 
 class RequestRejected(OverlayError):
-    """Raised by a request handler: its text reaches the caller as `TransportError(kind="rejected")`."""
+    """Raised by a request handler; its text reaches the caller as `TransportError(kind="rejected")`."""
 
 
 @dataclass(slots=True)
@@ -83,7 +88,7 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """What a handler gives back: a head and, optionally, a body that is produced while it is sent."""
+    """What a handler returns: a head and, optionally, a body that is produced while it is sent."""
 
     head: bytes
     body: AsyncIterator[Buffer] | Iterable[Buffer] = ()
@@ -91,8 +96,10 @@ class Response:
 
 @dataclass(slots=True)
 class ReceivedResponse:
-    """What a caller gets back: the head at once, the body as it arrives. `node_id`: who answers, where the door has
-    proof of it; empty otherwise."""
+    """What a caller gets: the head at once, the body as it arrives.
+
+    `node_id` is the responding node where the transport has proof of it, and empty otherwise.
+    """
 
     head: bytes
     body: AsyncIterator[Buffer]
@@ -134,7 +141,7 @@ class Transport(Protocol):
 
 
 class PortInUse(OverlayError):
-    """Another process holds the address we were told to use."""
+    """Another process uses the address that this node is to listen on."""
 
     def __init__(self, address: Address, detail: str) -> None:
         super().__init__(f"cannot listen on {address}: {detail}")

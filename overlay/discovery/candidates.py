@@ -1,8 +1,9 @@
-"""Who may own a key, in order: the live, eligible nodes among the k closest to it, by rendezvous ranking.
+"""The candidates for owning a key, best first: the live, eligible nodes among the k closest to it.
 
-No lookup is needed where the table holds (nearly) everybody: always in a swarm of at most k nodes, usually in one of a
-few hundred. In a larger one the k closest come from a lookup that is kept for a while, joined with what the table
-knows, so that a death, a leave or a newcomer shows at once.
+Rendezvous ranking orders them (`overlay.discovery.placement`). No lookup is needed where the member list holds nearly
+all nodes: always in a swarm of at most k nodes, usually in one of a few hundred. In a larger swarm the k closest come
+from a lookup that is cached for a while, together with the known peers, so that a failure, a leave or a new peer counts
+at once.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from overlay.membership.service import Membership
 from overlay.membership.stream_health import StreamHealth
 from overlay.peers import Activity, Contact, PeerChange
 
-#: A lookup is kept this long: deaths and known newcomers are seen without it.
+#: The result of a lookup is used this long; failures and new known peers count without another lookup.
 CACHE_TTL_S = 30.0
 MAX_CACHED_KEYS = 8192
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedLookup:
     at: float
     node_ids: list[bytes]
 
 
 class Candidates:
-    """Candidates by key, with the cache of lookups behind them."""
+    """Finds candidates by key, with a cache of lookups."""
 
     def __init__(
         self,
@@ -51,14 +52,14 @@ class Candidates:
         self._lookups = lookups
         self._sampler = sampler
         self._clock = clock
-        self._cached: dict[bytes, _Kept] = {}
+        self._cached: dict[bytes, _CachedLookup] = {}
         self._under_way: dict[bytes, asyncio.Future[None]] = {}
         membership.on_change(self._on_change)
 
     async def of(self, key: bytes) -> list[Contact]:
         """Candidates for a key, best first."""
-        kept = [] if self._sampler.knows_nearly_all() else await self._looked_up(key)
-        closest = self._closest(key, kept, self._local.contact)
+        found = [] if self._sampler.knows_nearly_all() else await self._find_cached(key)
+        closest = self._closest(key, found, self._local.contact)
         eligible = {
             node_id: contact
             for node_id, contact in closest.items()
@@ -76,10 +77,10 @@ class Candidates:
             and self._stream_health.is_reachable(node_id)
         )
 
-    def _closest(self, key: bytes, kept: Iterable[bytes], own: Contact) -> dict[bytes, Contact]:
-        """The k closest of the lookup and of what came up since, without those that died since."""
+    def _closest(self, key: bytes, found: Iterable[bytes], own: Contact) -> dict[bytes, Contact]:
+        """The k closest among the nodes found and the known peers; found nodes that are gone are left out."""
         known = {own.node_id: own}
-        for node_id in kept:
+        for node_id in found:
             contact = self._members.contact(node_id)
             if contact is not None:
                 known[node_id] = contact
@@ -91,16 +92,16 @@ class Candidates:
         nearest = sorted(known, key=lambda node_id: int.from_bytes(node_id, "big") ^ number)
         return {node_id: known[node_id] for node_id in nearest[: self._k]}
 
-    async def _looked_up(self, key: bytes) -> list[bytes]:
+    async def _find_cached(self, key: bytes) -> list[bytes]:
         now = self._clock.monotonic()
-        kept = self._cached.get(key)
-        if kept is not None and now - kept.at <= CACHE_TTL_S:
-            return kept.node_ids
+        cached = self._cached.get(key)
+        if cached is not None and now - cached.at <= CACHE_TTL_S:
+            return cached.node_ids
         under_way = self._under_way.get(key)
         if under_way is not None:
             await asyncio.shield(under_way)
-            kept = self._cached.get(key)
-            return kept.node_ids if kept is not None else []
+            cached = self._cached.get(key)
+            return cached.node_ids if cached is not None else []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way[key] = done
         try:
@@ -110,22 +111,23 @@ class Candidates:
             done.set_result(None)
         node_ids = [contact.node_id for contact in found]
         self._cached.pop(key, None)
-        self._cached[key] = _Kept(self._clock.monotonic(), node_ids)
+        self._cached[key] = _CachedLookup(self._clock.monotonic(), node_ids)
         if len(self._cached) > MAX_CACHED_KEYS:
             del self._cached[next(iter(self._cached))]
         return node_ids
 
     def _on_change(self, change: PeerChange) -> None:
-        """No kept lookup names a node any longer that is dead or has left."""
+        """Remove dead nodes, and nodes that left, from the cached lookups."""
         if change.kind in ("dead", "left"):
-            for kept in self._cached.values():
-                if change.node_id in kept.node_ids:
-                    kept.node_ids.remove(change.node_id)
+            for cached in self._cached.values():
+                if change.node_id in cached.node_ids:
+                    cached.node_ids.remove(change.node_id)
 
     def has_cached(self, node_id: bytes) -> bool:
-        """Whether a kept lookup names this node."""
-        return any(node_id in kept.node_ids for kept in self._cached.values())
+        """Whether a cached lookup contains this node."""
+        return any(node_id in cached.node_ids for cached in self._cached.values())
 
     def expire(self) -> None:
+        """Remove cached lookups that are too old."""
         now = self._clock.monotonic()
-        self._cached = {key: kept for key, kept in self._cached.items() if now - kept.at <= CACHE_TTL_S}
+        self._cached = {key: cached for key, cached in self._cached.items() if now - cached.at <= CACHE_TTL_S}

@@ -1,4 +1,4 @@
-"""Runs lookups: carries the questions of `overlay.kademlia.lookup` over the protocol. Driven by callbacks, without
+"""Runs Kademlia lookups: sends the queries of `overlay.kademlia.lookup` over the protocol, with callbacks instead of
 tasks."""
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from overlay.peers import Contact
 from overlay.report import LookupReport
 from overlay.settings import OverlaySettings
 
-#: A lookup gives what it has after this long (two silent nodes one after another cost two ceilings).
+#: A lookup ends with what it has after this long. Two nodes in sequence that do not answer cost two full time-outs.
 DEADLINE_S = 5.0
 
-#: Lookups kept for their medians.
+#: Number of recent lookups that the medians cover.
 RECENT = 64
 
 _NO_NODES = Nodes(b"", b"")
 
 
 class Finished(NamedTuple):
-    """What one lookup took. `rounds`: answers upon each other until the farthest-fetched node was known."""
+    """The cost of one lookup. `rounds`: sequential responses on the longest path to a node of the result."""
 
     target: bytes
     rounds: int
@@ -49,7 +49,7 @@ class LookupService:
         settings: OverlaySettings,
         clock: Clock,
     ) -> None:
-        self.ids_per_address = settings.swarm.ids_per_address  # that take part in one lookup; 0: any number
+        self.ids_per_address = settings.swarm.ids_per_address  # at most this many in one lookup; 0: any number
         self.recent: deque[Finished] = deque(maxlen=RECENT)
         self._local = local
         self._protocol = protocol
@@ -59,7 +59,7 @@ class LookupService:
         self._alpha = settings.alpha
 
     async def find(self, target: bytes, seeds: Iterable[Contact] = ()) -> list[Contact]:
-        """The k nodes closest to `target` that answered, closest first, ourselves where we belong."""
+        """The k nodes closest to `target` that answered, closest first; this node included where it belongs."""
         known = [entry.contact for entry in self._protocol.router.closest(target, 2 * self._k)]
         quota = AddressLimit(self.ids_per_address)
 
@@ -76,7 +76,7 @@ class LookupService:
         except TimeoutError:
             self._protocol.counters["lookups_cut_off"] += 1
         finally:
-            run.ended = True
+            run.stop()
         seconds = self._clock.monotonic() - started
         self._protocol.counters["lookup_queries"] += lookup.queries
         self._protocol.counters["contacts_refused_crowded"] += quota.refused
@@ -86,7 +86,7 @@ class LookupService:
         return lookup.result()
 
     def medians(self) -> LookupReport | None:
-        """What the last lookups took; None before the first."""
+        """Median cost of the recent lookups; None before the first."""
         if not self.recent:
             return None
         return LookupReport(
@@ -96,7 +96,7 @@ class LookupService:
         )
 
     async def ask(self, contact: Contact, target: bytes) -> list[Contact]:
-        """What one node knows close to `target`; empty when it stays silent."""
+        """The contacts that one node knows close to `target`; empty when it does not answer."""
         waiting: asyncio.Future[list[Contact]] = asyncio.get_running_loop().create_future()
 
         def on_result(result: Result | None) -> None:
@@ -111,7 +111,7 @@ class LookupService:
         return await waiting
 
     def _usable(self, contacts: Iterable[Contact]) -> list[Contact]:
-        """Without the addresses that were silent lately: hearsay does not bring them back."""
+        """Remove addresses that did not answer lately; what others report does not bring them back."""
         now = self._clock.monotonic()
         negative = self._membership.negative
         if not len(negative):
@@ -120,7 +120,7 @@ class LookupService:
 
 
 class _LookupRun:
-    """One lookup under way."""
+    """A lookup in progress."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _LookupRun:
         *,
         ipv6: bool,
     ) -> None:
-        self.ended = False
+        self._ended = False
         self._lookup = lookup
         self._protocol = protocol
         self._usable = usable
@@ -139,12 +139,16 @@ class _LookupRun:
         self._body = FindNode(lookup.target)
         self._pumping = False
 
+    def stop(self) -> None:
+        """Ignore the responses that are still missing."""
+        self._ended = True
+
     async def finished(self) -> None:
         self._pump()
         await self._done
 
     def _pump(self) -> None:
-        if self._pumping or self.ended:
+        if self._pumping or self._ended:
             return
         # A closed protocol answers inside `call`: one loop instead of recursion.
         self._pumping = True
@@ -157,7 +161,7 @@ class _LookupRun:
 
     def _ask(self, contact: Contact) -> None:
         def on_result(result: Result | None) -> None:
-            if self.ended:
+            if self._ended:
                 return
             if isinstance(result, Nodes):
                 contacts, malformed = unpack_nodes(result, self._protocol.own_id, ipv6=self._ipv6)
@@ -169,7 +173,7 @@ class _LookupRun:
             self._pump()
 
         def on_slow() -> None:
-            if not self.ended:
+            if not self._ended:
                 self._lookup.on_slow(contact.node_id)
                 self._pump()
 

@@ -1,9 +1,8 @@
-"""What a node knows of the swarm as a whole: how many, a fair sample, everybody, and candidates for a key.
+"""Peer sampling service (Jelasity et al. 2007): uniform samples of live peers, and the size of the swarm.
 
-Runs the lookups in the background that keep this knowledge fresh: one random target every few seconds feeds both the
-population estimate and the pool; in a swarm of at most k nodes everybody is known and nothing is looked up but
-ourselves, now and then. The rules stand in `overlay.discovery.population`, `overlay.discovery.sampling` and
-`overlay.discovery.placement`.
+A background lookup of a random id every few seconds feeds the population estimate and the pool of samples. A swarm of
+at most k nodes needs neither: every peer is known, and peers compare their contacts now and then. The rules are in
+`overlay.discovery.population` and `overlay.discovery.sampling`.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from overlay.membership.service import Membership
 from overlay.peers import Activity, Peer, PeerChange
 from overlay.report import SamplingReport
 
-#: Most balls in a pool, however large the samples: more than these a node cannot keep fresh.
+#: Most balls in a pool, however large the samples are: a node cannot keep more of them fresh.
 MAX_BALLS = 64
-#: Seconds between sampling lookups until there are enough balls to draw from; then the pool grows at the pace that
-#: keeps it full. Many nodes that start at one moment would otherwise answer each other's lookups above all else.
+#: Seconds between sampling lookups until there are enough balls to sample from; later the pool grows at the rate that
+#: keeps it full. Nodes that start at the same time would otherwise be busy with each other's lookups.
 FILL_INTERVAL_S = 1.0
-#: Balls to begin with; more where two samples would take more entries than these have.
+#: Balls in the first pool; more where two samples would take more entries than these have.
 FIRST_BALLS = 4
-#: A pause is at least so many times as long as the lookup before it: where the network or our loop is overloaded, and
-#: lookups take seconds, sampling must not be what keeps it so.
+#: A pause is at least this many times as long as the lookup before it. When lookups take seconds, because network or
+#: loop are overloaded, sampling must not add to the overload.
 MIN_PAUSE_PER_LOOKUP = 4.0
-#: What was spent on sampling is reported over this time.
+#: The cost of sampling is reported over this time.
 COST_WINDOW_S = POOL_AGE_S
-#: In a swarm of at most k one peer is asked this often whom it knows; more often until nothing is new.
+#: In a swarm of at most k nodes, one peer is asked for its contacts this often; more often until none of them is new.
 COMPARE_INTERVAL_S = 4.0
 FIRST_COMPARE_INTERVAL_S = 0.3
 FIRST_COMPARES = 5
@@ -66,7 +65,7 @@ class PeerSampler:
         self.pool = SamplePool()
         self._balls_wanted = POOL_BALLS
         self._balls_first = FIRST_BALLS
-        self._spent: deque[tuple[float, int]] = deque()  # (when, peers kept) of each sampling lookup
+        self._costs: deque[tuple[float, int]] = deque()  # (time, peers added to the pool) of each sampling lookup
         self._drawn = 0
         self._started = environment.clock.monotonic()
         self.estimator = Estimator(k)
@@ -84,10 +83,10 @@ class PeerSampler:
         if change.kind in ("dead", "left"):
             self.pool.discard(change.node_id)
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     def population(self) -> Population:
-        """Counted where everybody is known, estimated elsewhere; ourselves included."""
+        """The number of nodes, this one included: counted where all are known, estimated elsewhere."""
         known = len(self._members.peers) + 1
         if known <= self._k:
             return counted(known)
@@ -96,19 +95,19 @@ class PeerSampler:
             self._estimate = (now, self.estimator.estimate(now))
         estimate = self._estimate[1]
         if estimate is None or estimate.exact:
-            # No lookup of a random target has come back yet: what we know is a lower bound.
+            # No lookup of a random target has ended yet: the number of known peers is a lower bound.
             return Population(float(known), float(self._k), 4.0 * known, False, 0)
         return estimate
 
     def knows_nearly_all(self) -> bool:
-        """The table holds as many as there may be: what it lacks, a lookup would hardly find either."""
+        """Whether the member list reaches the lower bound of the estimate; a lookup would hardly find others."""
         if self._members.everybody_known():
             return True
         known = len(self._members.peers) + 1
         return known <= FULL_VIEW and known >= self.population().low
 
     def workers(self) -> float:
-        """Live nodes that train or are about to, ourselves included if we do; at least 1."""
+        """Live nodes that train or are ready to, this one included if it trains; at least 1."""
         now = self._clock.monotonic()
 
         def works(peer: Peer) -> bool:
@@ -136,25 +135,25 @@ class PeerSampler:
             )
 
         if self._members.everybody_known():
-            drawn = draw_distinct(self._everybody(), count, allowed, self._rng)
+            drawn = draw_distinct(self._known_ids(), count, allowed, self._rng)
         else:
-            # A sample takes each peer from another ball: a pool has as many as the largest sample, and some more.
+            # A sample takes each peer from another ball, so a pool has a few balls more than the largest sample peers.
             self._balls_wanted = min(MAX_BALLS, max(self._balls_wanted, count + 2))
             self._balls_first = min(self._balls_wanted, max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2))
             drawn = self.pool.sample(count, allowed, self._rng)
             self._drawn += len(drawn)
-            if len(drawn) < count:  # just joined: the pool is still being filled
-                rest = [node_id for node_id in self._everybody() if node_id not in drawn]
+            if len(drawn) < count:  # just joined: the pool is not full yet
+                rest = [node_id for node_id in self._known_ids() if node_id not in drawn]
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
         return [peer for node_id in drawn if (peer := self._members.peer(node_id)) is not None]
 
     def sampling_cost(self) -> SamplingReport:
-        """The pool and what it costs: lookups over the last `COST_WINDOW_S`, and for each peer kept and drawn in it."""
+        """The pool, and its cost in lookups over the last `COST_WINDOW_S`, per pooled peer and per independent draw."""
         now = self._clock.monotonic()
-        self._forget_spending(now)
-        lookups = len(self._spent)
-        kept = sum(peers for _, peers in self._spent)
-        balls = sum(1 for _, peers in self._spent if peers)
+        self._expire_costs(now)
+        lookups = len(self._costs)
+        kept = sum(peers for _, peers in self._costs)
+        balls = sum(1 for _, peers in self._costs if peers)
         over_s = max(1.0, min(COST_WINDOW_S, now - self._started))
         return SamplingReport(
             pool=len(self.pool.ids()),
@@ -166,17 +165,17 @@ class PeerSampler:
             drawn=self._drawn,
         )
 
-    def _forget_spending(self, now: float) -> None:
-        while self._spent and now - self._spent[0][0] > COST_WINDOW_S:
-            self._spent.popleft()
+    def _expire_costs(self, now: float) -> None:
+        while self._costs and now - self._costs[0][0] > COST_WINDOW_S:
+            self._costs.popleft()
 
-    def _everybody(self) -> list[bytes]:
+    def _known_ids(self) -> list[bytes]:
         return [peer.contact.node_id for peer in self._members.peers]
 
     # -- services ------------------------------------------------------------------------------------------------
 
     async def keep_sampling(self) -> None:
-        """Random targets for ever: the estimate and the pool. In a small swarm contacts are compared instead."""
+        """Look up random targets, for estimate and pool, until cancelled. In a small swarm compare contacts instead."""
         quiet = 0
         while True:
             now = self._clock.monotonic()
@@ -202,35 +201,37 @@ class PeerSampler:
         return 0.9 * kept_share * POOL_AGE_S / self._balls_wanted
 
     async def _compare_contacts(self, target: bytes) -> bool:
-        """Ask one peer whom it knows near `target`, and meet those we do not: so nobody of a small swarm stays unknown
-        to anybody (nodes that joined at one moment saw only half of each other). True if there was somebody new."""
+        """Ask one peer for its contacts near `target`, and verify those that are unknown here; true if there were any.
+
+        Nodes that join a small swarm at the same time find only half of each other; this way they find the rest.
+        """
         contacts = [peer.contact for peer in self._members.peers]
         if not contacts:
             return True
         known = await self._lookups.ask(self._rng.choice(contacts), target)
-        strangers = [contact for contact in known if contact.node_id not in self._members.peers]
-        for contact in strangers:
+        unknown = [contact for contact in known if contact.node_id not in self._members.peers]
+        for contact in unknown:
             self._membership.verify(contact)
-        return bool(strangers)
+        return bool(unknown)
 
     async def sample_once(self) -> None:
-        """One lookup of a uniformly random target, into the estimator and the pool."""
+        """Look up one uniformly random target, and add the result to the estimator and perhaps to the pool."""
         target = random_id(self._rng)
         found = await self._lookups.find(target)
         now = self._clock.monotonic()
         if len(found) < self._k and not self._members.everybody_known():
-            return  # cut off, or in the midst of a mass failure: says nothing about how many there are
-        # The radius must not hang on this very lookup, or dense regions would have smaller balls.
+            return  # cut off, or many nodes just failed: no evidence for the number of nodes
+        # The radius must not depend on this very lookup, or dense regions would have smaller balls.
         before = self.estimator.estimate(now)
         self.estimator.observe([relative_distance(target, contact.node_id) for contact in found], now)
         self._estimate = (float("-inf"), None)
         if before is None or before.exact:
             return
-        self._forget_spending(now)
+        self._expire_costs(now)
         radius = ball_radius(before.estimate)
         inside = inside_ball(target, (contact.node_id for contact in found), radius)
         keep = is_kept(len(inside), SLOTS, self._rng)
         others = [node_id for node_id in inside if node_id != self._local.node_id]
-        self._spent.append((now, len(others) if keep else 0))
+        self._costs.append((now, len(others) if keep else 0))
         if keep:
             self.pool.add(others, now, self._balls_wanted)

@@ -1,9 +1,9 @@
-"""How many nodes there are, from the density of their ids near random targets.
+"""Estimates the number of nodes from the density of their ids near random targets.
 
-Decides the estimate, its 95 % interval, and when a plain count is exact; never looks anything up itself. Rules and
-golden figures: reference/population-and-sampling.md sections 2, 3 and 5. Pooled and corrected maximum likelihood
-over a sliding window of lookups with random targets; the own id is among the distances where it belongs. Where the
-newest lookups contradict the older ones, the swarm has changed and the older ones no longer count.
+The estimate is a corrected maximum likelihood, pooled over a sliding window of lookups of random targets, with a 95 %
+interval. A lookup that finds fewer than k nodes has found all: then the count is exact. When the newest lookups
+contradict the older ones, the swarm has changed and the older ones are dropped. The distances include the own id where
+it belongs.
 
 Pure. `now` in seconds is an argument.
 """
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 WINDOW_S = 120.0
 #: More lookups than this make the estimate slower, not better: the ids themselves are one sample (see `_spread`).
 WINDOW_LOOKUPS = 64
-#: So many of the newest lookups are held against the rest; a halving shows in the first eight.
+#: This many of the newest lookups are compared with the rest; the first eight are enough to show a halving.
 RECENT = (8, 16)
-#: Deviations at which they contradict each other: next to never by chance.
+#: Standard deviations between the two that count as a contradiction: by chance this almost never happens.
 CONTRADICTION = 5.0
 #: The variance that more lookups do not remove, in units of (1 - k/n) / (k n): fitted to simulated id sets.
 ID_SET_VARIANCE = 1.5
@@ -69,7 +69,7 @@ class Estimator:
         self._drop_contradicted()
 
     def estimate(self, now: float) -> Population | None:
-        """The population as the window knows it; None before the first lookup."""
+        """The estimate from the lookups in the window; None before the first."""
         self._age(now)
         if not self._observations:
             return None
@@ -88,7 +88,7 @@ class Estimator:
             self._observations.popleft()
 
     def _drop_contradicted(self) -> None:
-        """Forget what was seen before the swarm changed.
+        """Drop the lookups from before a change of the swarm.
 
         `d_k` of a lookup times n is Gamma(k), so the logarithm of the ratio of two means over i and j lookups has a
         variance of 1/(k i) + 1/(k j) while n is the same (delta method).
@@ -139,7 +139,7 @@ def _gamma_quantile(shape: float, z: float) -> float:
 
 
 def zone_estimate(expected: float, k: int, observations: Sequence[_Observation]) -> float | None:
-    """The second way to count: nodes under a prefix of `z` bits, times 2^z.
+    """A second, independent estimate: the nodes under a prefix of `z` bits, times 2^z.
 
     A zone is the ball of radius 2^-z around a lookup's target. `z` is chosen from `expected` so that a zone holds
     about half of what a lookup returns; a zone that holds all `k` may be cut off and is counted as it is.

@@ -1,16 +1,15 @@
 """Uniform samples of peers by XOR-ball rejection, and the pool they are drawn from.
 
-The closest node to a random id is not a uniform draw: some node is drawn eight times too often. Every node lies
-within `radius` of a uniform target with probability exactly `radius`, so what lies inside such a ball is fair
-(reference/population-and-sampling.md section 7, method C).
+The closest node to a random id is not a uniform draw: some nodes are drawn eight times too often. But every node is
+within `radius` of a uniform target with probability exactly `radius`, so such a ball favours no node.
 
-A ball of |S| nodes is kept with probability |S| / m and a draw takes one member of one kept ball: node v is then drawn
-with probability sum over the balls around it of (|S| / m) (1 / |S|) = radius / m, the same for every v. That is method
-C with the slot drawn later, so that one kept ball serves many draws; keeping every ball, as one would who takes all
-of S, favours sparse regions by a few per cent. Members of one ball are neighbours, so a sample takes each of its peers
-from another ball. A ball is dropped after two minutes, because a pool that is never renewed is a held sample.
+A ball of |S| nodes is kept with probability |S| / m, and a draw takes one member of one kept ball. Node v is then drawn
+with probability sum over the balls around it of (|S| / m) (1 / |S|) = radius / m, the same for every v. One kept ball
+serves many draws. Keeping every ball would favour sparse regions by a few per cent. Members of one ball are neighbours,
+so a sample takes each of its peers from another ball. A ball is dropped after two minutes, because without renewal all
+samples would come from the same few nodes.
 
-Pure. `now` and the generator are arguments. Who is alive and training is the caller's `allowed`.
+Pure. `now` and the generator are arguments; the caller's `allowed` decides which peers may be drawn.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from overlay.ids import relative_distance
 
 #: Nodes expected in a ball. With k = 20 slots a ball overflows with probability 0.001 to 0.005.
 BALL_NODES = 10.0
-#: Slots of a ball (m in the reference): at least as many as a lookup returns.
+#: Slots of a ball (m above): at least as many as a lookup returns.
 SLOTS = 20
-#: A pool entry is dropped after this long: what is drawn answered us at most so long ago.
+#: A ball is dropped after this long, so every sampled peer answered us within it.
 POOL_AGE_S = 120.0
 #: Fewest balls of a full pool. Kept balls hold `BALL_NODES` + 1 on average: together more than ten samples of ten.
 POOL_BALLS = 12
@@ -45,7 +44,7 @@ def inside_ball(target: bytes, node_ids: Iterable[bytes], radius: float) -> list
 
 
 def pick_slot(inside: Sequence[T], slots: int, rng: random.Random) -> T | None:
-    """One exactly uniform draw, or None: retry with another target. `slots` must be at least the size of any ball."""
+    """One exactly uniform draw, or None: then try another target. `slots` must be at least the size of any ball."""
     slot = rng.randrange(slots)
     return inside[slot] if slot < len(inside) else None
 
@@ -56,16 +55,16 @@ def is_kept(ball_size: int, slots: int, rng: random.Random) -> bool:
 
 
 class SamplePool:
-    """Kept balls of the last two minutes. Draws go by balls, not by entries: that is what makes them uniform."""
+    """The kept balls of the last two minutes. Draws choose a ball first, then a member; this makes them uniform."""
 
     def __init__(self, age_s: float = POOL_AGE_S) -> None:
         self.age_s = age_s
         self._balls: deque[tuple[float, list[bytes]]] = deque()
 
-    def add(self, inside: Iterable[bytes], now: float, most: int) -> None:
-        """All nodes of one kept ball; the oldest ball goes where there are more than `most`."""
+    def add(self, inside: Iterable[bytes], now: float, max_balls: int) -> None:
+        """Add the nodes of one kept ball, and drop the oldest ball when there are more than `max_balls`."""
         self._balls.append((now, list(inside)))
-        while len(self._balls) > most:
+        while len(self._balls) > max_balls:
             self._balls.popleft()
 
     def expire(self, now: float) -> None:
@@ -74,7 +73,7 @@ class SamplePool:
             self._balls.popleft()
 
     def discard(self, node_id: bytes) -> None:
-        """It is dead or has left."""
+        """Remove a node that is dead or has left."""
         for _, inside in self._balls:
             if node_id in inside:
                 inside.remove(node_id)
@@ -95,8 +94,11 @@ class SamplePool:
         return list(dict.fromkeys(node_id for _, inside in self._balls for node_id in inside))
 
     def sample(self, count: int, allowed: Callable[[bytes], bool], rng: random.Random) -> list[bytes]:
-        """Up to `count` distinct allowed ids, uniform without replacement: each from another ball while there are
-        balls. A ball whose pick is not allowed has had its turn, or else the neighbours of such a node gained by it.
+        """At most `count` distinct allowed ids, uniform without replacement, each from another ball while there are
+        any.
+
+        A ball whose draw is not allowed is not drawn from again in that round; otherwise the neighbours of that node
+        would be drawn more often.
         """
         rest = [list(inside) for _, inside in self._balls if inside]
         rng.shuffle(rest)
@@ -117,9 +119,9 @@ class SamplePool:
 def draw_distinct(
     entries: Sequence[bytes], count: int, allowed: Callable[[bytes], bool], rng: random.Random
 ) -> list[bytes]:
-    """Up to `count` distinct allowed ids, drawn one after another; an id listed twice is twice as likely.
+    """At most `count` distinct allowed ids, drawn one after another; an id listed twice is twice as likely.
 
-    A partial Fisher-Yates shuffle: `allowed` is asked only about what is drawn.
+    A partial Fisher-Yates shuffle: `allowed` is called only for the ids drawn.
     """
     rest = list(entries)
     drawn: dict[bytes, None] = {}

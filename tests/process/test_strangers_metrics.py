@@ -189,7 +189,7 @@ async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -
         ),
     )
     envelope = msgspec.msgpack.encode(Envelope(tag, heartbeat, home.node_id, b""))
-    with pytest.raises(TransportError, match="speaks in the name of"):
+    with pytest.raises(TransportError, match="uses the id of"):
         async with member.transport.request(home, "dialback", envelope, timeout_s=5.0):
             pass
     for sample in ('{reason="in_anothers_name"}', '{kind="refused_anothers_name"}'):
