@@ -37,19 +37,19 @@ class StepLoop:
     def __init__(
         self,
         *,
-        overlay: Swarm,
+        swarm: Swarm,
         exchange: Exchange,
         trainer: Trainer,
-        gate: BarrierWaiter,
+        waiter: BarrierWaiter,
         training: TrainingSettings,
         settings: ExchangeSettings,
         environment: Environment,
         progress: Progress,
     ) -> None:
-        self._overlay = overlay
+        self._swarm = swarm
         self._exchange = exchange
         self._trainer = trainer
-        self._gate = gate
+        self._waiter = waiter
         self._training = training
         self._settings = settings
         self._clock = environment.clock
@@ -108,7 +108,7 @@ class StepLoop:
             activity = Activity.PAUSED
         else:
             activity = Activity.TRAINING
-        self._overlay.announce(activity=activity)
+        self._swarm.announce(activity=activity)
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -118,8 +118,8 @@ class StepLoop:
         self._advance(start_step)
         self._base_step = start_step
         started = self._clock.monotonic()
-        self._gate.begin()
-        self._overlay.announce(step=start_step)
+        self._waiter.begin()
+        self._swarm.announce(step=start_step)
         self._announce_activity()
         self._log.info("training_started", step=start_step)
         while (end := self._ended(started)) is None:
@@ -173,7 +173,7 @@ class StepLoop:
             row = await self._publish(step, report, began)
         finally:
             self._step_published.set()
-        row["wait_seconds"] = await self._gate.wait(step, median(self._recent)) if self._settings.enabled else 0.0
+        row["wait_seconds"] = await self._waiter.wait(step, median(self._recent)) if self._settings.enabled else 0.0
         waited = self._clock.monotonic()
         base_step = self._exchange.view.median_step()
         if self._settings.enabled:
@@ -186,7 +186,7 @@ class StepLoop:
             self._log.info("caught_up", was=step, step=base_step)
             step = base_step
             self._advance(step)
-            self._overlay.announce(step=step)
+            self._swarm.announce(step=step)
         self._base_step = base_step
         merged = self._exchange.take_merged()
         progress.merged_last_step = len(merged)
@@ -221,7 +221,7 @@ class StepLoop:
             await self._push(step, report, row)
         row["push_seconds"] = self._clock.monotonic() - trained
         self._advance(step)
-        self._overlay.announce(
+        self._swarm.announce(
             step=step, step_seconds=median(self._recent), samples=report.samples if report.samples > 0 else None
         )
         return row
@@ -229,8 +229,8 @@ class StepLoop:
     def _is_first(self) -> bool:
         """Whether this node has the lowest id of the known workers; scripts let it do what one node should do."""
         now = self._clock.monotonic()
-        me = self._overlay.node_id
-        return not any(peer.node_id < me and peer.is_worker(now) for peer in self._overlay.members())
+        me = self._swarm.node_id
+        return not any(peer.node_id < me and peer.is_worker(now) for peer in self._swarm.members())
 
     async def _push(self, step: int, report: StepReport, row: StepRow) -> None:
         weight = self._weight(report.samples)
@@ -252,7 +252,7 @@ class StepLoop:
         if self._settings.weight == "population" or samples <= 0:
             return share
         now = self._clock.monotonic()
-        theirs = [peer.samples for peer in self._overlay.members() if peer.is_worker(now) and peer.samples > 0]
+        theirs = [peer.samples for peer in self._swarm.members() if peer.is_worker(now) and peer.samples > 0]
         mean = (samples + sum(theirs)) / (1 + len(theirs))
         low, high = SAMPLE_WEIGHT_RANGE
         return share * min(max(samples / mean, low), high)

@@ -232,7 +232,7 @@ class Node:
         nodes = self.overlay.population().estimate
         check_memory(environment.available_memory(), manifest.layout.total, config.exchange, nodes, self.log)
         self.exchange = exchange = Exchange(
-            overlay=self.overlay,
+            swarm=self.overlay,
             manifest=manifest,
             settings=config.exchange,
             staleness=self.barrier.staleness,
@@ -242,10 +242,10 @@ class Node:
         )
         await self._startup.offer_checkpoint(exchange, manifest)
         self.loop = loop = StepLoop(
-            overlay=self.overlay,
+            swarm=self.overlay,
             exchange=exchange,
             trainer=self.trainer,
-            gate=self.gate,
+            waiter=self.gate,
             training=config.training,
             settings=config.exchange,
             environment=environment,

@@ -1,9 +1,9 @@
-"""Many real exchanges on a light network: the code of `training/exchange` as it is, everything below it played.
+"""Many real exchanges on a light network: the code of `training/exchange` is real, everything below it is simulated.
 
-The overlay's part (who is alive, who may own, requests between nodes) is a table and a few timers here, so that a
-history of fifty nodes takes a fraction of a second. Each node sees deaths and returns late, and at its own moment.
-Requests are lost (on the way there or back), doubled, held up, overtaken; those to a paused or parted node arrive when
-it can be reached again, long after their sender has given up. All from one seed.
+The overlay (live peers, eligible peers, requests between nodes) is a table and a few timers, so that a history of fifty
+nodes takes a fraction of a second. Each node detects failures and returns late, and at its own time. Requests are lost
+in either direction, duplicated, delayed and reordered. Those to a paused or partitioned node arrive when it can be
+reached again, long after their sender has timed out. Everything follows from one seed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from training.shards.outer_rule import Rule
 GENESIS = b"g" * 16
 #: Candidates of a shard are the eligible among this many nodes closest to its key, as in Kademlia.
 CLOSEST = 20
-#: From the last sign of life to the verdict, and from the first new one to the return: each node for itself.
+#: Seconds until a node detects a failure, and until it notices a return; drawn for each node.
 DETECTED_S = (2.0, 5.5)
 RETURNED_S = (0.1, 2.0)
 
 
 @dataclass(slots=True)
 class Peer:
-    """What one node knows of another."""
+    """One node in the table of another."""
 
     node_id: bytes
     contact: Contact
@@ -56,7 +56,7 @@ class Peer:
 
 @dataclass
 class Links:
-    """What may happen to a request: shares of all requests, and seconds one way."""
+    """Faults of requests: shares of all requests, and seconds one way."""
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -80,7 +80,7 @@ Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
 
 
 class Overlay:
-    """One node's view of the world; what `training.exchange` asks of `overlay.overlay.Overlay`."""
+    """One node's view of the others: what `training.exchange` uses of `training.swarm.Swarm`."""
 
     def __init__(self, world: World, name: str, contact: Contact, incarnation: int) -> None:
         self.world = world
@@ -112,13 +112,13 @@ class Overlay:
         return peer is not None and peer.suspect
 
     def suspect(self, node_id: bytes, reason: str) -> None:
-        """Detection takes its time anyway."""
+        """A hint changes nothing: detection takes the time that was drawn."""
 
     def members(self) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.alive]
 
     def remembered(self) -> list[str]:
-        """Nobody in these histories has always been alone."""
+        """In these histories every node has met another."""
         return ["somebody"]
 
     def may_own(self, peer: Peer) -> bool:
@@ -130,7 +130,7 @@ class Overlay:
         return max(1.0, sum(peer.step > 0 for peer in self.peers.values() if peer.alive) + (self.step > 0))
 
     def watch(self, node_ids: Iterable[bytes]) -> None:
-        """Everybody is watched."""
+        """All nodes are watched."""
 
     def contact(self, node_id: bytes) -> Contact | None:
         peer = self.peers.get(node_id)
@@ -160,7 +160,7 @@ class Overlay:
             callback(PeerChange(node_id, kind, reason))
 
     def met(self, other: Overlay) -> None:
-        """A heartbeat of another node has come."""
+        """A heartbeat of another node has arrived."""
         peer = self.peers.get(other.node_id)
         if peer is None:
             self.peers[other.node_id] = Peer(
@@ -223,7 +223,7 @@ class StartEntropy:
 
 @dataclass
 class Member:
-    """One machine: its disk outlives its process."""
+    """One machine: its disk remains when its process ends."""
 
     name: str
     contact: Contact
@@ -239,7 +239,7 @@ class Member:
 
 
 class World:
-    """All machines, and what lies between them."""
+    """All machines and the network between them."""
 
     def __init__(self, seed: int, *, settings: ExchangeSettings, shards: int, values: int, synchronous: bool) -> None:
         self.seed = seed
@@ -251,7 +251,7 @@ class World:
         self.settings = settings
         self.synchronous = synchronous
         self.requests = 0
-        #: Whether anybody trains; afterwards nobody is counted as a worker.
+        #: Whether nodes train; if not, none is counted as a worker.
         self.training = True
         self._by_address: dict[Address, Member] = {}
         self._groups: dict[str, int] = {}
@@ -288,13 +288,13 @@ class World:
         return self.members[name]
 
     async def start(self, name: str, *, founder: bool = False) -> Member:
-        """Start a process on a machine. It knows everybody it can reach, and everybody hears of it."""
+        """Start a process on a machine. It knows all nodes it can reach, and these learn of it after a while."""
         member = self.member(name)
         member.starts += 1
         overlay = Overlay(self, name, member.contact, member.starts)
         others = [one for one in self.members.values() if one.overlay is not None and one is not member]
         exchange = Exchange(
-            overlay=overlay,  # type: ignore[arg-type]
+            swarm=overlay,  # type: ignore[arg-type]
             manifest=self.manifest,
             settings=self.settings,
             staleness=None,
@@ -320,7 +320,7 @@ class World:
         return member
 
     def kill(self, name: str, *, left: bool = False) -> None:
-        """End a process without a word; with `left` the others have heard its good-bye."""
+        """Kill a process; with `left` the others have received its leave message."""
         member = self.members[name]
         overlay, exchange = member.overlay, member.exchange
         assert overlay is not None
@@ -343,14 +343,14 @@ class World:
     def running(self) -> list[Member]:
         return [member for member in self.members.values() if member.exchange is not None]
 
-    # -- what lies between
+    # -- the network
 
     def part(self, groups: dict[str, int]) -> None:
         self._groups = groups
         self._watch_all()
 
     def cut(self, source: str, target: str) -> None:
-        """Requests of `source` to `target` fail; the other way stays open."""
+        """Requests of `source` to `target` fail; those in the other direction do not."""
         self._cuts[source, target] = None
         self._watch_all()
 
@@ -371,7 +371,7 @@ class World:
         return name in self._paused
 
     def reachable(self, one: Member, other: Member) -> bool:
-        """Whether requests of the one come to the other and are answered."""
+        """Whether requests of `one` reach `other` and are answered."""
         if one.overlay is None or other.overlay is None:
             return False
         if one.name in self._paused or other.name in self._paused or (one.name, other.name) in self._cuts:
@@ -379,7 +379,7 @@ class World:
         return self._groups.get(one.name, 0) == self._groups.get(other.name, 0)
 
     def stop(self) -> None:
-        """End all processes; nobody is left to notice."""
+        """Kill all processes; no node notices."""
         names = [member.name for member in self.running()]
         for member in self.members.values():
             if member.overlay is not None:
@@ -388,7 +388,7 @@ class World:
             self.kill(name)
 
     def _watch_all(self) -> None:
-        """After every fault and its end: who will notice what, and when."""
+        """After every fault and its end: plan which node notices it, and when."""
         if not any(member.overlay is not None and member.overlay.running for member in self.members.values()):
             return
         loop = asyncio.get_running_loop()
@@ -426,7 +426,7 @@ class World:
         peer.alive = not dead
         overlay.changed(peer.node_id, "dead" if dead else "suspect")
 
-    # -- carrying
+    # -- transport
 
     def carry(
         self,
@@ -449,7 +449,7 @@ class World:
             overlay.spawn(self._handle(source, sender, overlay, target, name, payload, buffers, answer))
 
         if target.overlay is None:
-            # Half of the dead are killed processes, whose machine refuses; the others are silent.
+            # Half of the failed nodes are killed processes, whose machine refuses connections; the others are silent.
             if target.contact.node_id[0] % 2:
                 loop.call_later(self._delay(), _fail, answer, TransportError("refused", to.address, "nobody listens"))
             return
@@ -504,4 +504,4 @@ class World:
 def _fail(answer: asyncio.Future[tuple[bytes, list[bytes]]], error: TransportError) -> None:
     if not answer.done():
         answer.set_exception(error)
-        answer.exception()  # whoever waited may have given up
+        answer.exception()  # the sender may have timed out

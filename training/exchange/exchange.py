@@ -53,7 +53,7 @@ class Exchange:
     def __init__(
         self,
         *,
-        overlay: Swarm,
+        swarm: Swarm,
         manifest: Manifest,
         settings: ExchangeSettings,
         staleness: int | None,
@@ -64,11 +64,11 @@ class Exchange:
         layout = manifest.layout
         bounds = shard_bounds(layout.total, manifest.shards)
         repair_log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
-        store = ShardStore(overlay.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
+        store = ShardStore(swarm.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
         run = RunState(incarnation)
         genesis = bytes.fromhex(manifest.genesis)
         context = ExchangeContext(
-            swarm=overlay,
+            swarm=swarm,
             environment=environment,
             genesis=genesis,
             settings=settings,
@@ -78,8 +78,8 @@ class Exchange:
             store=store,
             replica=Replica(replica, bounds),
             run=run,
-            view=SwarmView(overlay, environment.clock, run),
-            rpc=ExchangeRpc(overlay, genesis, environment.clock),
+            view=SwarmView(swarm, environment.clock, run),
+            rpc=ExchangeRpc(swarm, genesis, environment.clock),
             rebalance=RebalanceRequests(store),
         )
         self.context = context

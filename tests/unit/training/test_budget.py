@@ -1,4 +1,4 @@
-"""The memory budget of the exchange, and that it is what is really taken."""
+"""The memory budget of the exchange, and that it equals the memory in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT = ExchangeSettings()
 
 
 def test_a_node_alone_needs_replica_delta_and_three_arrays_per_shard() -> None:
-    """25 M values alone: 100 MB each for replica and delta, 300 MB owned, nothing backed up, owed or logged."""
+    """25 M values alone: 100 MB each for replica and delta, 300 MB owned, no backup, residual or log."""
     found = budget(VALUES, DEFAULT, 1)
 
     assert found.parts() == {
@@ -34,7 +34,7 @@ def test_a_node_alone_needs_replica_delta_and_three_arrays_per_shard() -> None:
 
 
 def test_owned_and_backed_shrink_with_the_swarm() -> None:
-    """Among ten nodes each owns a tenth and backs up a tenth; the rest does not depend on how many there are."""
+    """Of ten nodes each owns a tenth and backs up a tenth; the rest does not depend on their number."""
     ten, twenty = budget(VALUES, DEFAULT, 10), budget(VALUES, DEFAULT, 20)
 
     assert (ten.owned, ten.backed) == (30_000_000, 30_000_000)
@@ -60,15 +60,15 @@ def test_owned_and_backed_shrink_with_the_swarm() -> None:
     ],
 )
 def test_settings_change_their_parts(changes: dict[str, object], part: str, expected: int) -> None:
-    """Each setting that costs memory shows in its part."""
+    """Each setting that needs memory changes its part."""
     found = budget(VALUES, msgspec.structs.replace(DEFAULT, **changes), 10)
 
     assert getattr(found, part) == expected
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_a_shard_takes_what_the_budget_says(momentum: float) -> None:
-    """The arrays of a shard that has taken deltas are the owned part of one node."""
+def test_a_shard_needs_the_memory_of_the_budget(momentum: float) -> None:
+    """The arrays of a shard that has received deltas are the owned part of one node."""
     state = ShardState(value=np.zeros(1000, np.float32), parameters=1000)
     for step in range(3):
         state.apply(DeltaId(b"n" * 20, 1, step), 0.5, np.ones(1000, np.float32), Rule(0.7, momentum))

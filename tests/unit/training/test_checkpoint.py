@@ -1,4 +1,4 @@
-"""Checkpoints on disks that tear, fill up and lie: whole or not at all, and the newest whole one is found."""
+"""Checkpoints on disks with torn files, full disks and damaged content: the newest complete one is found."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lines:
 
 
 class FullAfter(MemoryDisk):
-    """Has room for so many more writes."""
+    """A disk that is full after so many more writes."""
 
     room = 1_000
 
@@ -86,7 +86,7 @@ def found(disk: Disk) -> int | None:
 
 
 def test_a_checkpoint_comes_back_as_it_was_written() -> None:
-    """State and vector, matrix, scalar and buffer, bit for bit."""
+    """State and vector, matrix, scalar and buffer are read back bit for bit."""
     disk = MemoryDisk()
     write(disk, 7)
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_comes_back_as_it_was_written() -> None:
 
 
 def test_a_checkpoint_on_a_real_folder(tmp_path: Path) -> None:
-    """The real disk gives the same, and keeps no leftovers of writing."""
+    """The real disk returns the same, and keeps no temporary files."""
     disk = FolderDisk(tmp_path)
     for step in (1, 2, 3):
         write(disk, step)
@@ -108,7 +108,7 @@ def test_a_checkpoint_on_a_real_folder(tmp_path: Path) -> None:
 
 
 def test_the_vector_is_plain_safetensors() -> None:
-    """Anybody's tools can read it: tensors by canonical name in their shapes, float32."""
+    """Any safetensors reader can read it: tensors by canonical name in their shapes, float32."""
     disk = MemoryDisk()
     write(disk, 7)
 
@@ -122,12 +122,12 @@ def test_the_vector_is_plain_safetensors() -> None:
 
 
 def test_the_marks_are_terms_again() -> None:
-    """(number, node, version) per shard come back as the exchange has them."""
+    """(number, node, version) per shard are read back as terms and versions."""
     assert state_of(1).terms() == [(Term(4, b"\xab" * 20), 17), (Term(0, b""), 0)]
 
 
 def test_an_empty_disk_has_no_checkpoint() -> None:
-    """The first start finds nothing and says nothing."""
+    """The first start finds nothing and logs nothing."""
     log = Lines()
 
     assert checkpoint.newest(MemoryDisk(), log) is None
@@ -145,7 +145,7 @@ def test_the_newest_is_that_of_the_highest_step() -> None:
 
 @pytest.mark.parametrize("keep_bytes", [0, 1, 10, 60])
 def test_a_torn_state_is_passed_over_and_reported(keep_bytes: int) -> None:
-    """A marker cut short by a power failure marks nothing; the one before it is used."""
+    """A marker truncated by a power failure does not count; the checkpoint before it is used."""
     disk, log = MemoryDisk(), Lines()
     write(disk, 1)
     write(disk, 2)
@@ -188,7 +188,7 @@ def test_impossible_values_in_a_state_are_passed_over(step: object) -> None:
 
 
 def test_a_vector_without_its_marker_is_no_checkpoint() -> None:
-    """The process died between the two files: the former checkpoint stands."""
+    """The process was killed between the two files: the former checkpoint is used."""
     disk = MemoryDisk()
     write(disk, 1)
     write(disk, 2)
@@ -198,7 +198,7 @@ def test_a_vector_without_its_marker_is_no_checkpoint() -> None:
 
 
 def test_every_checkpoint_damaged_is_none() -> None:
-    """With nothing readable the node starts without one, and has reported each."""
+    """If none is readable, the node starts without one, and each is logged."""
     disk, log = MemoryDisk(), Lines()
     for step in (1, 2):
         write(disk, step)
@@ -209,7 +209,7 @@ def test_every_checkpoint_damaged_is_none() -> None:
 
 
 def test_an_unreadable_state_is_passed_over() -> None:
-    """A file that may not be read (another user's) is damaged as far as we are concerned."""
+    """A file without read permission counts as damaged."""
     disk = MemoryDisk()
     write(disk, 1)
     write(disk, 2)
@@ -220,7 +220,7 @@ def test_an_unreadable_state_is_passed_over() -> None:
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 10])
 def test_only_the_newest_are_kept(keep: int) -> None:
-    """After many, the newest `keep` are there, each whole, and nothing of the others."""
+    """After many checkpoints the newest `keep` are complete, and nothing of the others is left."""
     disk = MemoryDisk()
     for step in range(1, 8):
         disk.write(f"checkpoints/step-000000000{step}/trainer.state", b"optimiser")
@@ -237,7 +237,7 @@ def test_only_the_newest_are_kept(keep: int) -> None:
 
 
 def test_other_files_of_the_node_are_left_alone() -> None:
-    """Clearing old checkpoints touches nothing beside them."""
+    """Removing old checkpoints touches no other file."""
     disk = MemoryDisk()
     for name in ("identity.key", "checkpoints-old/state.json", "peers.json"):
         disk.write(name, b"x")
@@ -252,7 +252,7 @@ def test_other_files_of_the_node_are_left_alone() -> None:
 
 
 def test_a_checkpoint_of_the_same_step_replaces_it() -> None:
-    """Leaving right after a checkpoint writes the step again; the newer content counts."""
+    """A node that leaves right after a checkpoint writes the step again; the newer content counts."""
     disk = MemoryDisk()
     write(disk, 3)
     checkpoint.write(disk, state_of(3, samples=99), LAYOUT, vector_of(4), 2)
@@ -264,7 +264,7 @@ def test_a_checkpoint_of_the_same_step_replaces_it() -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1])
-def test_a_full_disk_leaves_the_former_checkpoints_whole(room: int) -> None:
+def test_a_full_disk_leaves_the_former_checkpoints_complete(room: int) -> None:
     """Full at the vector or at the marker: `OSError`, and both former ones can still be loaded."""
     disk = FullAfter()
     write(disk, 1)
@@ -280,7 +280,7 @@ def test_a_full_disk_leaves_the_former_checkpoints_whole(room: int) -> None:
 
 
 def test_a_failed_attempt_does_not_stay_for_ever() -> None:
-    """A disk that was full at the marker must not keep a model-sized orphan of every attempt."""
+    """A disk that was full at the marker must not keep a vector file of every attempt."""
     disk = FullAfter()
     write(disk, 1)
     for step in (2, 3, 4):
@@ -299,7 +299,7 @@ def test_a_failed_attempt_does_not_stay_for_ever() -> None:
 
 @pytest.mark.parametrize("removals", [1, 2, 3])
 def test_dying_while_clearing_leaves_no_half_checkpoint(removals: int) -> None:
-    """The marker goes first: whatever is left of an old one does not look whole."""
+    """The marker is removed first: the rest of an old checkpoint does not look complete."""
 
     class DiesWhileRemoving(MemoryDisk):
         left = 10**6
@@ -347,14 +347,14 @@ def test_a_missing_tensor_is_named(name: str) -> None:
 
 
 def test_a_tensor_of_another_size_is_named() -> None:
-    """More or fewer values than the layout has are not cut or filled."""
+    """A tensor with more or fewer values than in the layout is refused, not truncated or padded."""
     for size in (0, 1, 3, 200):
         with pytest.raises(ValueError, match=r"c\.mean"):
             load(replaced(tensors_without() | {"c.mean": np.ones(size, np.float32)}), 1)
 
 
 def test_tensors_beyond_the_layout_are_passed_over() -> None:
-    """A file with more in it than the vector needs is no reason to lose the work."""
+    """Additional tensors in the file do no harm."""
     disk = replaced(tensors_without() | {"z.extra": np.ones(5, np.float32)})
 
     assert load(disk, 1).tolist() == [1.0] * 9
@@ -362,7 +362,7 @@ def test_tensors_beyond_the_layout_are_passed_over() -> None:
 
 @pytest.mark.parametrize("keep_bytes", [0, 1, 8, 40, 200])
 def test_a_torn_vector_is_a_value_error(keep_bytes: int) -> None:
-    """Cut anywhere, in its header or its data, the file is damaged and says so."""
+    """A file truncated anywhere, in its header or its data, raises an error."""
     disk = MemoryDisk()
     write(disk, 1)
     disk.tear("checkpoints/step-0000000001/vector.safetensors", keep_bytes)
@@ -382,7 +382,7 @@ def test_a_missing_vector_is_a_value_error() -> None:
 
 
 def test_a_vector_that_does_not_fit_changes_nothing() -> None:
-    """`into` is the trainer's shared memory with the model's own initial values: all of it is replaced, or none."""
+    """`into` is the trainer's shared memory with the model's initial values: all of it is replaced, or none."""
     into = np.full(9, -1.0, dtype=np.float32)
 
     with pytest.raises(ValueError):

@@ -19,7 +19,7 @@ from training.goal import Goal
     ],
 )
 def test_a_goal_is_a_metric_a_comparison_and_a_number(text: str, goal: Goal | None) -> None:
-    """Blanks are free, exponents and signs are numbers, nothing means no goal."""
+    """Blanks are ignored, exponents and signs belong to the number, an empty text is no goal."""
     assert Goal.parse(text) == goal
 
 
@@ -41,8 +41,8 @@ def test_a_goal_is_a_metric_a_comparison_and_a_number(text: str, goal: Goal | No
         "accuracy>=.",
     ],
 )
-def test_what_is_no_goal_is_told_with_the_form(text: str) -> None:
-    """Anything else is an error that repeats the text and shows what one looks like."""
+def test_a_text_that_is_no_goal_is_an_error_with_an_example(text: str) -> None:
+    """Any other text is an error that quotes it and shows an example."""
     with pytest.raises(ValueError) as caught:
         Goal.parse(text)
 
@@ -65,7 +65,7 @@ def test_what_is_no_goal_is_told_with_the_form(text: str) -> None:
     ],
 )
 def test_a_goal_holds_by_its_own_metric_only(text: str, metrics: dict[str, float], holds: bool) -> None:
-    """At the value itself it holds; a missing metric and NaN never do."""
+    """It holds at the value itself; never for a missing metric or NaN."""
     goal = Goal.parse(text)
 
     assert goal is not None

@@ -1,4 +1,4 @@
-"""The manifest: every field of it is compared, and a disagreement names both sides."""
+"""The manifest: every field is compared, and a mismatch has both values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proposal(method: BarrierMethod = "pssp", hello: TrainerHello = HELLO) -> Man
 
 
 def test_equal_manifests_have_no_mismatch() -> None:
-    """Two nodes with the same model and settings fit, also after the manifest has travelled."""
+    """Two nodes with the same model and settings match, also after encoding and decoding."""
     mine = proposal()
     theirs = msgspec.msgpack.decode(msgspec.msgpack.encode(mine), type=Manifest)
 
@@ -69,7 +69,7 @@ def test_every_field_has_a_case_here() -> None:
 
 @pytest.mark.parametrize("field", Manifest.__struct_fields__)
 def test_a_difference_in_any_field_names_both_values(field: str) -> None:
-    """One differing field gives one mismatch, which shows the reader his own value and the swarm's."""
+    """One differing field gives one mismatch, with the own value and the swarm's."""
     value, mine_shows, theirs_shows = OTHERS[field]
     mine = proposal()
     theirs = msgspec.structs.replace(mine, **{field: value})
@@ -84,7 +84,7 @@ def test_a_difference_in_any_field_names_both_values(field: str) -> None:
 
 
 def test_the_most_telling_difference_comes_first() -> None:
-    """Where everything differs, all of it is listed: first what swarm it is, then the model, then the settings."""
+    """If everything differs, everything is listed: the swarm first, then the model, then the settings."""
     mine = proposal()
     theirs = msgspec.structs.replace(mine, **{field: value for field, (value, _, _) in OTHERS.items()})
 
@@ -95,7 +95,7 @@ def test_the_most_telling_difference_comes_first() -> None:
 
 
 def test_the_sentence_names_the_peer_and_all_values() -> None:
-    """What a joiner is told can be read by itself: who, which fields, both values."""
+    """The sentence for the user names the peer, the fields and both values."""
     text = explain([Mismatch("shards", "64", "128"), Mismatch("weight", "sum", "population")], peer="ab12")
 
     assert "ab12" in text
@@ -114,7 +114,7 @@ def test_the_sentence_names_the_peer_and_all_values() -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_the_first_differing_tensor_is_named(change: dict[str, Any], mine_shows: str, theirs_shows: str) -> None:
-    """Of two models that differ in several tensors the first is named, with what differs in it."""
+    """Of two models that differ in several tensors the first difference is named."""
     other = msgspec.structs.replace(WEIGHT, **change)
     later = msgspec.structs.replace(BIAS, name="1.other")
     theirs = msgspec.structs.replace(proposal(), layout=Layout((other, later, MEAN)))
@@ -128,7 +128,7 @@ def test_the_first_differing_tensor_is_named(change: dict[str, Any], mine_shows:
 
 @pytest.mark.parametrize("shorter", [Layout((WEIGHT, BIAS)), Layout(())])
 def test_a_model_with_more_tensors_gives_the_counts(shorter: Layout) -> None:
-    """Where one model goes on after the other has ended, the counts of tensors and values tell."""
+    """If one model has additional tensors at the end, the numbers of tensors and values are named."""
     theirs = msgspec.structs.replace(proposal(), layout=shorter)
 
     (found,) = compare(proposal(), theirs)
@@ -139,21 +139,21 @@ def test_a_model_with_more_tensors_gives_the_counts(shorter: Layout) -> None:
 
 @pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp", "custom"])
 def test_only_bsp_is_another_family(method: BarrierMethod) -> None:
-    """Nodes may differ in their barriers, except that bsp shows deltas at another moment."""
+    """Nodes may differ in their barriers, except for bsp, under which deltas become visible at another time."""
     mismatches = compare(proposal("pssp"), proposal(method))
 
     assert [item.field for item in mismatches] == (["barrier_family"] if method == "bsp" else [])
 
 
 def test_what_is_a_nodes_own_is_not_in_the_manifest() -> None:
-    """Device and process may differ: a swarm is made of unlike machines."""
+    """Device and process may differ between the machines of a swarm."""
     hello = msgspec.structs.replace(HELLO, device="cuda:1", pid=99, evaluates=False)
 
     assert compare(proposal(), proposal(hello=hello)) == []
 
 
 def test_the_rule_is_that_of_the_settings() -> None:
-    """Outer learning rate, momentum and what is done against wrong deltas are shared, not each node's own."""
+    """Outer learning rate, momentum and robust rule belong to the swarm, not to each node."""
     made = propose(
         run="r",
         genesis=b"\x01\xff",

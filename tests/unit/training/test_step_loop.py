@@ -86,13 +86,13 @@ class Bench:
             executor=InlineWorkers(),
             log=ListLog(self.records, "", self.clock),
         )
-        gate: Any = SimpleNamespace(begin=lambda: None, wait=self._wait)
+        waiter: Any = SimpleNamespace(begin=lambda: None, wait=self._wait)
         fakes: Any = (self.swarm, self.exchange)
         self.loop = StepLoop(
-            overlay=fakes[0],
+            swarm=fakes[0],
             exchange=fakes[1],
             trainer=self.trainer,
-            gate=gate,
+            waiter=waiter,
             training=TrainingSettings(**{"local_steps": 2, "eval_steps": 0, **training}),
             settings=exchange or ExchangeSettings(),
             environment=environment,

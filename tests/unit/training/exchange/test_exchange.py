@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -49,7 +49,6 @@ def exchange_of(
         max_steps=0,
         until="",
     )
-    overlay: Any = swarm
     clock = VirtualClock()
     environment = Environment(
         clock=clock,
@@ -59,7 +58,7 @@ def exchange_of(
         log=ListLog([], "", clock),
     )
     return Exchange(
-        overlay=overlay,
+        swarm=cast(Any, swarm),
         manifest=manifest,
         settings=SETTINGS,
         staleness=staleness,

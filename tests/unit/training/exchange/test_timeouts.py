@@ -1,4 +1,4 @@
-"""Deadlines: from what was measured, between floor and ceiling, per peer and kind."""
+"""Adaptive timeouts: from measured response times, between floor and ceiling, per peer and kind."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ def measured(*seconds: float, peer: bytes = PEER) -> AdaptiveTimeouts:
 
 
 def test_before_anything_is_measured_the_first_values_hold() -> None:
-    """Also while there are too few answers to say anything."""
+    """Also while there are too few answers for an estimate."""
     assert AdaptiveTimeouts().timeout_s("push", PEER) == REQUEST.first_s
     assert AdaptiveTimeouts().timeout_s("forward", PEER) == FORWARD.first_s
     assert measured(*[2.9] * (MIN_MEASUREMENTS - 1)).timeout_s("push", PEER) == REQUEST.first_s
 
 
 def test_the_median_and_four_deviations() -> None:
-    """One long answer among short ones does not move it; a spread does."""
+    """One slow answer among fast ones does not change the timeout; a wide distribution does."""
     seconds = [2.0, 2.1, 2.2, 2.3, 9.0]
 
     assert measured(*seconds).timeout_s("push", PEER) == pytest.approx(2.2 + DEVIATIONS * 0.1)
 
 
 def test_quick_answers_meet_the_floor_and_slow_ones_the_ceiling() -> None:
-    """A machine that stalls for a second is not given up, and nobody waits past the detection bound."""
+    """A machine that stalls for a second is waited for, and no request lasts past the detection bound."""
     assert measured(*[0.001] * 8).timeout_s("push", PEER) == REQUEST.floor_s
     assert measured(*[60.0] * 8).timeout_s("push", PEER) == REQUEST.ceiling_s
 
 
 def test_an_owner_gives_its_backup_up_before_its_callers_give_up_the_owner() -> None:
-    """Whatever was measured: the longest forward ends before the shortest push."""
+    """For all measurements the longest forward timeout is below the shortest push timeout."""
     assert FORWARD.ceiling_s < REQUEST.floor_s <= REQUEST.first_s <= REQUEST.ceiling_s
     assert FORWARD.floor_s <= FORWARD.first_s <= FORWARD.ceiling_s
 
 
 def test_old_answers_are_forgotten() -> None:
-    """A line that has become fast again is given its short deadline again."""
+    """A link that has become fast again gets its short timeout again."""
     timeouts = measured(*[4.0] * MAX_MEASUREMENTS)
     before = timeouts.timeout_s("push", PEER)
     for _ in range(MAX_MEASUREMENTS):
@@ -60,8 +60,8 @@ def test_old_answers_are_forgotten() -> None:
     assert (before, timeouts.timeout_s("push", PEER)) == (4.0, REQUEST.floor_s)
 
 
-def test_one_slow_peer_makes_nobody_wait_for_another() -> None:
-    """Each has its own; for a stranger the median of all counts; another kind is not touched."""
+def test_one_slow_peer_does_not_delay_requests_to_another() -> None:
+    """Each peer has its own; for an unknown peer the median of all counts; other kinds are separate."""
     timeouts = measured(*[4.0] * 8)
     for _ in range(12):
         timeouts.on_response("push", OTHER, 0.01)
@@ -73,7 +73,7 @@ def test_one_slow_peer_makes_nobody_wait_for_another() -> None:
 
 
 def test_silence_gives_more_time_until_an_answer_comes() -> None:
-    """Step by step up to the ceiling, for that peer alone: an answer slower than any measured can still be heard."""
+    """Step by step up to the ceiling, for that peer alone: it may have become slower than any measurement."""
     timeouts = measured(*[0.01] * 8)
     steps = []
     for _ in range(4):
@@ -87,7 +87,7 @@ def test_silence_gives_more_time_until_an_answer_comes() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    """More peers than a node can know: the one longest without an answer goes."""
+    """Beyond the limit the peer with the oldest answer is dropped."""
     timeouts = AdaptiveTimeouts()
     for number in range(MAX_KEYS + 50):
         peer = number.to_bytes(20, "big")

@@ -1,4 +1,4 @@
-"""Pulling over lines that are slow, cut or damaged: what arrived stays, and every shard has its turn."""
+"""Pulling over links that are slow, cut or corrupt: what has arrived stays, and every shard has its turn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TERM = Term(3, OWNER.node_id)
 
 
 class Line:
-    """An owner of all shards behind a line that lets so many shards through and then stands still."""
+    """An owner of all shards whose link transfers so many shards and then stalls."""
 
     def __init__(self, through: int, *, damaged: int = -1) -> None:
         self.through = through
@@ -67,7 +67,7 @@ class Line:
 
 
 class Store:
-    """What pulling asks of a `ShardStore`."""
+    """The part of a `ShardStore` that pulling uses."""
 
     bounds = tuple((shard * SIZE, (shard + 1) * SIZE) for shard in range(SHARDS))
 
@@ -120,7 +120,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
 
 
 def test_on_a_slow_line_every_shard_has_its_turn() -> None:
-    """Two of six shards fit into the time of a pull, and all change every step: after three pulls all six were had."""
+    """Two of six shards fit into the time of a pull, and all change every step: after three pulls all are updated."""
     line = Line(through=2)
     pulling, context, _ = pulling_over(line)
 
@@ -139,7 +139,7 @@ def test_on_a_slow_line_every_shard_has_its_turn() -> None:
 
 
 def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
-    """What has arrived is asked for by its version, and not sent again."""
+    """A shard that has arrived is requested with its version, and not sent again."""
     line = Line(through=4)
     pulling, context, _ = pulling_over(line)
 
@@ -156,7 +156,7 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 
 
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop has a turn after every two values; a shard that changes while it is copied has its older version."""
+    """Other tasks run after every two values; a shard that changes during its copy keeps the older version."""
     for module in ("cooperative", "client.pull"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 2)
     pulling, context, _ = pulling_over(Line(through=0))
@@ -196,7 +196,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
 
 
 def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:
-    """The damaged shard is never in the replica, those before it are not fetched again, and the damage is said."""
+    """The damaged shard is never in the replica, those before it are not fetched again, and the damage is logged."""
     line = Line(through=SHARDS, damaged=3)
     pulling, context, log = pulling_over(line)
 
@@ -210,7 +210,7 @@ def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 def test_a_checksum_tells_a_changed_payload(codec: Any) -> None:
-    """Any bit of any frame; an unchanged one passes."""
+    """A flipped bit anywhere in a frame is detected; an unchanged frame passes."""
     values = np.arange(1000, dtype=np.float32)
 
     async def body(flip: int | None) -> AsyncIterator[Buffer]:
@@ -231,7 +231,7 @@ def test_a_checksum_tells_a_changed_payload(codec: Any) -> None:
 
 
 class Swarm:
-    """An owner of half the shards that is quick, one of the other half whose line stands after one, and a bystander."""
+    """A fast owner of half the shards, one of the other half whose link stalls after one, and a third node."""
 
     QUICK, SLOW, OTHER = (Contact(name * 20, Address("10.0.0.1", 1)) for name in (b"q", b"s", b"b"))
 
@@ -271,8 +271,8 @@ class Swarm:
 
 
 def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
-    """An owner's line stands still after one of three shards, the other owner is done: after 2 s a third node is asked
-    for its copies of the two that are left, from the far end; they count as old, so that the owner is asked again."""
+    """One owner's link stalls after one of three shards, the other owner is done: after 2 s a third node is asked for
+    copies of the two others, in reverse order. Copies count as old, so that the owner is asked again."""
     swarm = Swarm()
 
     async def story() -> tuple[Any, Any, Lines, float]:
@@ -291,8 +291,8 @@ def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
     assert [fields["shards"] for event, fields in log.lines if event == "donor_changed"] == [2]
 
 
-def test_a_pull_between_steps_asks_nobody_for_copies() -> None:
-    """Only a joiner takes what may lack the latest deltas: a step goes on with its own older copy."""
+def test_a_pull_between_steps_asks_for_no_copies() -> None:
+    """Only a joiner accepts copies, which may lack the latest deltas; a step continues with its own older copy."""
     swarm = Swarm()
 
     async def story() -> Any:
