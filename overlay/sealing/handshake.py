@@ -31,15 +31,15 @@ INIT, RESPONSE, SEALED = 0x10, 0x11, 0x12
 NONCE_BYTES = 12
 TAG_BYTES = 16
 INDEX_BYTES = 8
-BOOT_BYTES = 8
+BOOT_NONCE_BYTES = 8
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SESSION_KEY_BYTES = 32
 
 #: public key, recipient id, boot, wall microseconds, index, ephemeral key; then the signature.
-_INIT = struct.Struct(f">{PUBLIC_KEY_BYTES}s{ID_BYTES}s{BOOT_BYTES}sQ{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s")
+_INIT = struct.Struct(f">{PUBLIC_KEY_BYTES}s{ID_BYTES}s{BOOT_NONCE_BYTES}sQ{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s")
 #: the init's index, public key, boot, index, ephemeral key; then the signature.
-_RESPONSE = struct.Struct(f">{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s{BOOT_BYTES}s{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s")
+_RESPONSE = struct.Struct(f">{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s{BOOT_NONCE_BYTES}s{INDEX_BYTES}s{PUBLIC_KEY_BYTES}s")
 _ENVELOPE_BYTES = 1 + NONCE_BYTES + TAG_BYTES
 INIT_BYTES = _ENVELOPE_BYTES + _INIT.size + SIGNATURE_BYTES
 RESPONSE_BYTES = _ENVELOPE_BYTES + _RESPONSE.size + SIGNATURE_BYTES
@@ -77,7 +77,7 @@ class HandshakeInit:
 
     public_key: bytes
     recipient: bytes
-    boot: bytes
+    boot_nonce: bytes
     sent_us: int
     index: bytes
     ephemeral: bytes
@@ -91,8 +91,8 @@ class HandshakeInit:
     def read(cls, content: bytes) -> HandshakeInit | None:
         if len(content) != _INIT.size + SIGNATURE_BYTES:
             return None
-        public_key, recipient, boot, sent_us, index, ephemeral = _INIT.unpack_from(content)
-        return cls(public_key, recipient, boot, sent_us, index, ephemeral, content)
+        public_key, recipient, boot_nonce, sent_us, index, ephemeral = _INIT.unpack_from(content)
+        return cls(public_key, recipient, boot_nonce, sent_us, index, ephemeral, content)
 
     def is_signed(self, epoch: Epoch) -> bool:
         return _is_valid(self.public_key, _INIT_CONTEXT + epoch.context, self.content)
@@ -104,7 +104,7 @@ class HandshakeResponse:
 
     init_index: bytes
     public_key: bytes
-    boot: bytes
+    boot_nonce: bytes
     index: bytes
     ephemeral: bytes
     content: bytes = field(repr=False)
@@ -117,8 +117,8 @@ class HandshakeResponse:
     def read(cls, content: bytes) -> HandshakeResponse | None:
         if len(content) != _RESPONSE.size + SIGNATURE_BYTES:
             return None
-        init_index, public_key, boot, index, ephemeral = _RESPONSE.unpack_from(content)
-        return cls(init_index, public_key, boot, index, ephemeral, content)
+        init_index, public_key, boot_nonce, index, ephemeral = _RESPONSE.unpack_from(content)
+        return cls(init_index, public_key, boot_nonce, index, ephemeral, content)
 
     def is_signed(self, epoch: Epoch, init: HandshakeInit) -> bool:
         context = _RESPONSE_CONTEXT + epoch.context + _digest(init.content)
@@ -126,23 +126,23 @@ class HandshakeResponse:
 
 
 def make_init(
-    identity: Identity, epoch: Epoch, recipient: bytes, boot: bytes, sent_us: int, index: bytes, ephemeral: bytes
+    identity: Identity, epoch: Epoch, recipient: bytes, boot_nonce: bytes, sent_us: int, index: bytes, ephemeral: bytes
 ) -> HandshakeInit:
     """An init; `ephemeral` is the X25519 private key, 32 bytes used once."""
     public = _public(ephemeral)
-    body = _INIT.pack(identity.public_key, recipient, boot, sent_us, index, public)
+    body = _INIT.pack(identity.public_key, recipient, boot_nonce, sent_us, index, public)
     content = body + identity.sign(_INIT_CONTEXT + epoch.context + body)
-    return HandshakeInit(identity.public_key, recipient, boot, sent_us, index, public, content)
+    return HandshakeInit(identity.public_key, recipient, boot_nonce, sent_us, index, public, content)
 
 
 def make_response(
-    identity: Identity, epoch: Epoch, init: HandshakeInit, boot: bytes, index: bytes, ephemeral: bytes
+    identity: Identity, epoch: Epoch, init: HandshakeInit, boot_nonce: bytes, index: bytes, ephemeral: bytes
 ) -> HandshakeResponse:
     """The response to an init whose signature was verified."""
     public = _public(ephemeral)
-    body = _RESPONSE.pack(init.index, identity.public_key, boot, index, public)
+    body = _RESPONSE.pack(init.index, identity.public_key, boot_nonce, index, public)
     content = body + identity.sign(_RESPONSE_CONTEXT + epoch.context + _digest(init.content) + body)
-    return HandshakeResponse(init.index, identity.public_key, boot, index, public, content)
+    return HandshakeResponse(init.index, identity.public_key, boot_nonce, index, public, content)
 
 
 def session_keys(
@@ -160,9 +160,9 @@ def session_keys(
         (
             _SESSION_CONTEXT,
             init.node_id,
-            init.boot,
+            init.boot_nonce,
             response.node_id,
-            response.boot,
+            response.boot_nonce,
             _digest(init.content),
             _digest(response.content),
         )

@@ -38,7 +38,7 @@ class InitFilter:
 
     def check(self, init: HandshakeInit, epoch: Epoch, now: float, wall: float) -> None:
         """Accept an init once and remember it. Raises `Refused`."""
-        sender = (init.node_id, init.boot)
+        sender = (init.node_id, init.boot_nonce)
         if init.sent_us <= self._newest.get(sender, 0):
             raise Refused("replayed")
         ahead_s = (init.sent_us - microseconds(wall)) / 1e6

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.identity import Identity
 from overlay.sealing.handshake import (
-    BOOT_BYTES,
+    BOOT_NONCE_BYTES,
     INDEX_BYTES,
     INIT,
     INIT_BYTES,
@@ -120,7 +120,7 @@ class Sealer:
         self._identity = identity
         self._run = run
         self._token = token
-        self._boot = token(BOOT_BYTES)
+        self._boot_nonce = token(BOOT_NONCE_BYTES)
         self._epochs: list[Epoch] = []
         self._routes: OrderedDict[_Key, _Route] = OrderedDict()
         self._sessions: dict[bytes, Session] = {}
@@ -151,7 +151,7 @@ class Sealer:
         """Number of sessions, including those that the peer has not used yet."""
         return len(self._sessions)
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # --- out ------------------------------------------------------------------------------------------------------
 
     def seal(self, to: Address, datagram: bytes, now: float, wall: float) -> list[tuple[Address, bytes]]:
         """What to send so that `datagram` reaches the node at `to`; it is queued if there is no session yet."""
@@ -209,7 +209,9 @@ class Sealer:
         self._last_init_us = max(microseconds(wall), self._last_init_us + 1)
         epoch = self._epochs[0]
         ephemeral = self._token(PUBLIC_KEY_BYTES)
-        init = make_init(self._identity, epoch, key[0], self._boot, self._last_init_us, self._new_index(), ephemeral)
+        init = make_init(
+            self._identity, epoch, key[0], self._boot_nonce, self._last_init_us, self._new_index(), ephemeral
+        )
         pending = _PendingInit(init, epoch, ephemeral, now)
         route.pending.append(pending)
         self._pending_inits[init.index] = (key, pending)
@@ -224,7 +226,7 @@ class Sealer:
             if index not in self._sessions and index not in self._pending_inits:
                 return index
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # --- in -------------------------------------------------------------------------------------------------------
 
     def open(self, sealed: bytes, source: Address, now: float, wall: float) -> Opened:
         """Open one received datagram. Never raises; a refused datagram is counted by its reason."""
@@ -287,11 +289,11 @@ class Sealer:
         if not hmac.compare_digest(init.recipient, self._identity.node_id):
             raise Refused("misdirected")
         node_id = init.node_id
-        if node_id == self._identity.node_id and init.boot == self._boot:
+        if node_id == self._identity.node_id and init.boot_nonce == self._boot_nonce:
             raise Refused("own_echo")
         self._filter.check(init, epoch, now, wall)
         ephemeral = self._token(PUBLIC_KEY_BYTES)
-        response = make_response(self._identity, epoch, init, self._boot, self._new_index(), ephemeral)
+        response = make_response(self._identity, epoch, init, self._boot_nonce, self._new_index(), ephemeral)
         keys = session_keys(epoch, init, response, ephemeral, init.ephemeral)
         if keys is None:
             raise Refused("unsigned")
@@ -340,7 +342,7 @@ class Sealer:
                 return epoch, content
         raise Refused("stranger")
 
-    # -- expiry ----------------------------------------------------------------------------------------------
+    # --- expiry ---------------------------------------------------------------------------------------------------
 
     def _drop_oldest_unconfirmed(self) -> None:
         _, index = self._unconfirmed.popleft()

@@ -131,7 +131,7 @@ class KeyRing:
                 raise BadKey(f"line {number} is no swarm key: {error}") from None
         return cls(tuple(keys))
 
-    # -- rotation ------------------------------------------------------------------------------------------------
+    # --- rotation -------------------------------------------------------------------------------------------------
 
     def prepared(self, fresh: SwarmKey) -> KeyRing:
         """Step 1, on every node: accept the next key, but do not use it yet."""

@@ -64,12 +64,12 @@ class _Upload:
             self.error = failure.error
             connection.abort()
         except ConnectionClosed:
-            pass  # the task that reads the response notices it too, and reads a response that came before
+            pass  # the task that reads the response gets the error too, after a response that came first
         finally:
             await self._body.close()
 
     def _pause_deadline(self) -> None:
-        """The caller produces the next chunk: the peer is not to blame for this time."""
+        """Wait without a deadline while the caller produces the next chunk."""
         self._move_deadline(None)
 
     def _extend_deadline(self) -> None:
@@ -80,7 +80,7 @@ class _Upload:
             self._deadline.reschedule(when)
 
     def stop_timing(self) -> None:
-        """Keep the deadline as it is: the response head is there or has failed, and its body has an own time limit."""
+        """Keep the deadline as it is: the response head has arrived or failed, and its body has another timeout."""
         self._is_timed = False
 
     async def end(self) -> None:

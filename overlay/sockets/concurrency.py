@@ -30,7 +30,7 @@ class TooManyRequests(OverlayError):
 
 
 class HandlerLimiter:
-    """An empty peer (the loopback of an open swarm) has no limit of its own."""
+    """Holds the limits. An empty peer (the loopback of an open swarm) has no limit of its own."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(MAX_CONCURRENT_HANDLERS)

@@ -51,7 +51,7 @@ class Connection(asyncio.BufferedProtocol):
         #: Bytes received so far.
         self.received = 0
 
-    # --- called by the loop --------------------------------------------------------------------------------------
+    # --- called by the loop ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -100,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_full = False
         _wake(self._writer)
 
-    # --- state ----------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         """Number of buffered bytes."""
         return len(self._unread)
 
-    # --- reading -------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------------
 
     def take(self, limit: int) -> bytes:
         """Up to `limit` buffered bytes; may be empty."""
@@ -209,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._timer = self._loop.call_later(idle_timeout_s, self._on_idle_timer, reader, self.received, idle_timeout_s)
 
-    # --- writing -------------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------------------------
 
     def write(self, pieces: Iterable[Buffer]) -> None:
         """Hand these to the kernel or to TLS. Do not change their memory before `drain` has returned."""

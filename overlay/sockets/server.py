@@ -78,7 +78,7 @@ class StreamServer:
         for connection in list(self._connections):
             connection.abort()
 
-    # --- one request -----------------------------------------------------------------------------------------------
+    # --- one request ----------------------------------------------------------------------------------------------
 
     async def handle(self, connection: Connection, head: RequestHead, body: HttpBody, *, is_last: bool) -> bool:
         """Handle one request; False if the connection cannot be used again. Raises `OSError`, `NotOurHttp`."""

@@ -129,7 +129,7 @@ class SocketTransport:
         for _ in range(4):
             await asyncio.sleep(0)
 
-    # --- accepting ----------------------------------------------------------------------------------------------
+    # --- accepting ------------------------------------------------------------------------------------------------
 
     def _begin_handshake(self, stream: socket.socket) -> None:
         """Serve an accepted connection; in a closed swarm over TLS, after its ticket was verified."""

@@ -1,4 +1,4 @@
-"""Closed swarms of real daemons: by invitation, through a rotation of the key, and with the key nowhere to be read."""
+"""Closed swarms of real daemons: joining by invitation, rotating the key, and keys that appear nowhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.process.test_swarm_process import Daemon as OpenDaemon
 
 
 class Daemon(OpenDaemon):
-    """A daemon with the arguments of a test, and an environment of its own."""
+    """A daemon with arguments, input and environment of a test."""
 
     def __init__(self, folder: Path, name: str, *arguments: str, given: str = "", **environment: str) -> None:
         self.state_dir = folder / name
@@ -54,7 +54,7 @@ class Daemon(OpenDaemon):
 
 
 def p2pnode(folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command and wait for its end."""
     return subprocess.run(
         [sys.executable, "-m", "p2pnode", *arguments],
         cwd=folder,
@@ -84,8 +84,11 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
-    """One makes a key and founds; others come by an invitation on the command line, on standard input, and by a key in
-    the environment; an outsider stays out. The swarm changes its key and loses nobody. No key shows anywhere."""
+    """Nodes join by an invitation on the command line, one on standard input, and a key in the environment.
+
+    A node without the key does not join. The swarm rotates its key without losing a member. No key appears in a log,
+    the status or a command line.
+    """
     made = p2pnode(tmp_path, "key", "new", "--state-dir", "first")
     assert made.returncode == 0, made.stderr
     key_file = tmp_path / "first" / "swarm.key"
@@ -105,28 +108,28 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
     until(lambda: all(node.trains for node in members), START_S, "all four train")
     until(lambda: all(node.known == 3 for node in members), 20, "all know each other")
     assert all(node.keys == [old.primary.fingerprint] for node in members)
-    until(lambda: "a swarm with a key" in outsider.log.read_text(), START_S, "the outsider is told what it may be")
+    until(lambda: "a swarm with a key" in outsider.log.read_text(), START_S, "the outsider logs the likely cause")
     assert outsider.state == "joining"
     outsider.end()
     for node in members:
         shown = Path(f"/proc/{node.process.pid}/cmdline").read_bytes()
         assert line.encode() not in shown
 
-    fourth.end()  # its key is in no file: it cannot follow a rotation
+    fourth.end()  # its key is in no file, so it cannot take part in the rotation
     members.remove(fourth)
-    until(lambda: all(node.known == 2 for node in members), 20, "the fourth is forgotten")
+    until(lambda: all(node.known == 2 for node in members), 20, "the fourth is removed")
     _rotate(tmp_path, members)
     new = KeyRing.parse(key_file.read_text())
     until(lambda: all(node.keys == new.fingerprints for node in members), 20, "all use the new key alone")
     assert old.primary not in set(new)
     steps = [node.step for node in members]
-    until(lambda: all(node.step > step for node, step in zip(members, steps, strict=True)), 30, "all train on")
+    until(lambda: all(node.step > step for node, step in zip(members, steps, strict=True)), 30, "all continue to train")
     assert all(node.known == 2 for node in members)
     for node in members:
-        assert '"peer_dead"' not in _after(node, "swarm_keys_changed"), "nobody was lost"
+        assert '"peer_dead"' not in _after(node, "swarm_keys_changed"), "a member was lost"
 
-    # Joins again without being told anything: the state directory knows the swarm.
-    # At once: the others still hold the one that was killed for alive, and its pairs for good.
+    # It joins again from its state directory alone, at once: for the others its former process is still alive, and they
+    # still use their sessions with it.
     third.end()
     again = daemons("third")
     until(lambda: again.trains, START_S, "the third is back")
@@ -142,7 +145,7 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
 
 
 def _rotate(folder: Path, members: list[Daemon]) -> None:
-    """Prepare on the first, take its invitation to the others; then switch and finish everywhere."""
+    """Prepare on the first node, copy its invitation to the others; then switch and finish on all."""
     done = p2pnode(folder, "key", "rotate", "prepare", "--state-dir", "first")
     assert done.returncode == 0, done.stderr
     both = p2pnode(folder, "key", "invite", "--state-dir", "first").stdout
@@ -167,7 +170,7 @@ def _after(node: Daemon, event: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "says"),
+    ("content", "mode", "message"),
     [
         ("p2pkey1-short\n", 0o600, "a part is missing"),
         (KeyRing.parse, 0o644, "open to others"),
@@ -175,8 +178,8 @@ def _after(node: Daemon, event: str) -> str:
     ],
     ids=["torn", "open to others", "missing"],
 )
-def test_key_files_that_cannot_be_used(tmp_path: Path, content: object, mode: int, says: str) -> None:
-    """The start ends with exit code 4 and a sentence that does not repeat what the file says."""
+def test_key_files_that_cannot_be_used(tmp_path: Path, content: object, mode: int, message: str) -> None:
+    """The start ends with exit code 4 and an error that does not contain the file's contents."""
     file = tmp_path / "swarm.key"
     if callable(content):
         made = p2pnode(tmp_path, "key", "new", str(file))
@@ -188,27 +191,29 @@ def test_key_files_that_cannot_be_used(tmp_path: Path, content: object, mode: in
     started = p2pnode(tmp_path, "start", "--state-dir", "s", "--set", f"swarm.key_file={file}")
 
     assert started.returncode == 4
-    assert says in started.stderr
+    assert message in started.stderr
     assert "p2pkey1-" not in started.stderr.replace("begins with p2pkey1-", "")
 
 
-@pytest.mark.parametrize("spoil", ["torn", "foreign"])
-def test_invitations_that_cannot_be_used(tmp_path: Path, spoil: str) -> None:
-    """A torn line and a foreign one end with exit code 4, each with its own sentence; nothing is kept."""
+@pytest.mark.parametrize("damage", ["torn", "foreign"])
+def test_invitations_that_cannot_be_used(tmp_path: Path, damage: str) -> None:
+    """A damaged line and other text end with exit code 4 and different errors; nothing is written."""
     p2pnode(tmp_path, "key", "new", "--state-dir", "a")
     line = p2pnode(tmp_path, "key", "invite", "--state-dir", "a", "--address", "10.0.0.5:8468").stdout.strip()
-    given, says = (line[:-5], "torn") if spoil == "torn" else ("https://example.org", "begins with p2pnode1:")
+    given, message = (line[:-5], "torn") if damage == "torn" else ("https://example.org", "begins with p2pnode1:")
     joined = p2pnode(tmp_path, "start", "--state-dir", "b", "--invite", given)
 
     assert joined.returncode == 4
-    assert says in joined.stderr
+    assert message in joined.stderr
     assert line[20:60] not in joined.stderr
     assert not (tmp_path / "b").exists()
 
 
 def test_an_invitation_in_a_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    """`key invite --out` writes what it would have printed, mode 0600 even over an open file, and does not print it; a
-    file that cannot be written is an error."""
+    """`key invite --out` writes the line with mode 0600, also over an open file, and does not print it.
+
+    A file that cannot be written is an error.
+    """
     p2pnode(tmp_path, "key", "new", "--state-dir", "a")
     command = ["key", "invite", "--state-dir", "a", "--address", "10.0.0.5:8468"]
     line = p2pnode(tmp_path, *command).stdout
