@@ -1,17 +1,14 @@
-"""The arithmetic of a shard: one Nesterov step per whole weight, each identity once, in any order."""
+"""The state of a shard: each identity once, in any order; pending deltas; independent copies."""
 
 from __future__ import annotations
 
-import math
 import random
 from itertools import permutations
 
-import msgspec
 import numpy as np
-import pytest
 
 from training.encoding.codecs import Vector
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
@@ -35,78 +32,7 @@ def vector(*values: float) -> Vector:
     return np.array(values, dtype=np.float32)
 
 
-# -- the rule ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("period", [1, 2, 3, 7, 16])
-def test_delayed_nesterov_is_one_nesterov_step_on_the_average(period: int) -> None:
-    """After P pushes of weight 1/P each, for five rounds: v ← μv + ḡ; φ ← φ + η(ḡ + μv), in double precision."""
-    seed = 11
-    print(f"seed {seed}")
-    rng = np.random.default_rng(seed)
-    start = rng.normal(size=50)
-    state = shard(*start)
-    expected, momentum = start.astype(np.float32).astype(np.float64), np.zeros(50)
-    for turn in range(5):
-        deltas = rng.normal(size=(period, 50)).astype(np.float32)
-        for place, delta in enumerate(deltas):
-            state.apply(identity(turn * period + place), 1 / period, delta, NESTEROV)
-        average = deltas.astype(np.float64).mean(axis=0)
-        momentum = 0.9 * momentum + average
-        expected += 0.7 * (average + 0.9 * momentum)
-
-        np.testing.assert_allclose(state.value, expected, rtol=2e-5, atol=2e-6)
-
-
-def test_between_two_whole_weights_a_push_is_plain() -> None:
-    """Before Σw reaches 1 a push adds η·w·delta and nothing else; momentum comes with the last one."""
-    state = shard(0.0)
-    rule = Rule(outer_lr=1.0, outer_momentum=0.5)
-    seen = []
-    for step in range(1, 9):
-        state.apply(identity(step), 0.25, vector(4.0), rule)
-        seen.append(float(state.value[0]))
-
-    # Round one: m = 4, + 0.5·4. Round two: m = 2 + 4, + 0.5·6.
-    assert seen == [1.0, 2.0, 3.0, 4.0 + 2.0, 7.0, 8.0, 9.0, 10.0 + 3.0]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 6, 7, 10, 11, 49, 100, 333, 1000])
-def test_rounding_of_the_weights_does_not_shift_the_period(workers: int) -> None:
-    """N pushes of 1/N reach a whole weight at the N-th, for every N, though their float sum may fall short of 1."""
-    state = shard(0.0)
-    for step in range(workers):
-        assert state.momentum is None or not state.momentum.any()
-        state.apply(identity(step), 1 / workers, vector(1.0), NESTEROV)
-
-    assert state.momentum is not None
-    assert state.momentum[0] == pytest.approx(1.0, rel=1e-4)
-    assert state.sum_weight == 0.0
-    assert state.accumulated is not None
-    assert not state.accumulated.any()
-
-
-def test_weights_above_one_step_at_every_push() -> None:
-    """With `weight = "sum"` each push is a whole weight of its own."""
-    state = shard(0.0)
-    rule = Rule(outer_lr=1.0, outer_momentum=0.5)
-    state.apply(identity(1), 1.0, vector(1.0), rule)
-    state.apply(identity(2), 3.0, vector(1.0), rule)
-
-    # 1 + .5·1 = 1.5, then 3 + .5·(.5 + 3) = 4.75
-    assert state.value[0] == 6.25
-
-
-def test_without_momentum_a_push_is_the_weighted_delta() -> None:
-    """μ = 0: value = start + η Σ w·delta, and no array for momentum is ever made."""
-    state = shard(1.0, 2.0)
-    for step, weight in enumerate((0.5, 1.0, 0.25)):
-        state.apply(identity(step), weight, vector(4.0, -8.0), SUM)
-
-    assert state.value.tolist() == [1.0 + 7.0, 2.0 - 14.0]
-    assert state.momentum is None
-    assert state.accumulated is None
-    assert state.version == 3
+# -- additions --------------------------------------------------------------------------------------------------------
 
 
 def test_buffers_are_averaged_without_momentum_and_without_outer_lr() -> None:
@@ -165,7 +91,7 @@ def test_the_order_of_arrival_does_not_matter_without_momentum() -> None:
     assert all(result == results[0] for result in results)
 
 
-# -- bulk-synchronous: held deltas ------------------------------------------------------------------------------------
+# -- bulk-synchronous: pending deltas ---------------------------------------------------------------------------------
 
 
 def test_folding_does_not_depend_on_the_order_of_arrival() -> None:
@@ -281,104 +207,15 @@ def test_the_size_counts_every_array() -> None:
     assert state.size_bytes == 72 + 40
 
 
-# -- the applied set --------------------------------------------------------------------------------------------------
-
-
-def test_a_gap_is_not_applied() -> None:
-    """After a split step 6 may be in and step 5 not: one number per node would take 5 for applied."""
-    applied = Applied()
-    for step in (1, 2, 3, 4, 6):
-        applied.add(identity(step))
-
-    assert identity(6) in applied
-    assert identity(5) not in applied
-    assert identity(7) not in applied
-    assert identity(0) not in applied
-    assert applied.rows() == [(NODES[0], 1, [(1, 4), (6, 6)])]
-
-
-def test_nodes_and_incarnations_are_apart() -> None:
-    """Step 1 of a restarted node is another delta than step 1 of its former life."""
-    applied = Applied()
-    applied.add(identity(1, node=0, incarnation=1))
-
-    assert identity(1, node=0, incarnation=2) not in applied
-    assert identity(1, node=1, incarnation=1) not in applied
-
-
-def test_looking_changes_nothing() -> None:
-    """Asking for unknown identities leaves no trace in what is sent to a backup."""
-    applied = Applied()
-    assert identity(1) not in applied
-
-    assert applied.rows() == []
-
-
-def test_forgetting_takes_one_incarnation() -> None:
-    """What a long dead incarnation pushed is forgotten; its successor's is kept; a second time is no error."""
-    applied = Applied()
-    applied.add(identity(1, incarnation=1))
-    applied.add(identity(1, incarnation=2))
-    applied.forget(NODES[0], 1)
-    applied.forget(NODES[0], 1)
-
-    assert identity(1, incarnation=1) not in applied
-    assert identity(1, incarnation=2) in applied
-
-
-def test_beyond_the_most_ranges_the_lowest_gap_closes() -> None:
-    """Memory is bounded: of 33 separate steps the two oldest are joined, the newer gaps stay open."""
-    applied = Applied()
-    steps = range(0, 2 * (Applied.MAX_RANGES + 1), 2)
-    for step in steps:
-        applied.add(identity(step))
-
-    assert len(applied.rows()[0][2]) == Applied.MAX_RANGES
-    assert all(identity(step) in applied for step in steps)
-    assert identity(1) in applied  # the closed gap
-    assert all(identity(step + 1) not in applied for step in steps if step >= 2)
-
-
-def test_very_large_steps_are_exact() -> None:
-    """Steps beyond 2⁵³ are told apart: nothing passes through a float."""
-    applied = Applied()
-    applied.add(identity(2**53 + 1))
-
-    assert identity(2**53) not in applied
-    assert identity(2**53 + 1) in applied
-
-
-def test_rows_survive_the_wire() -> None:
-    """Packed, unpacked and built again, the set answers the same, and shares nothing with the former."""
-    applied = Applied()
-    for step in (1, 2, 5, 9):
-        applied.add(identity(step, node=step % 2))
-    packed = msgspec.msgpack.encode(applied.rows())
-    rows = msgspec.msgpack.decode(packed, type=list[tuple[bytes, int, list[tuple[int, int]]]])
-
-    again = Applied.of_rows(rows)
-
-    assert again.rows() == applied.rows()
-    again.add(identity(3, node=1))
-    assert identity(3, node=1) not in applied
-
-
-def test_a_copy_of_the_set_is_independent() -> None:
-    """Additions to a copy do not show in the original, nor the other way round."""
-    applied = Applied()
-    applied.add(identity(1))
-    twin = applied.copy()
-    twin.add(identity(2))
-    applied.add(identity(9))
-
-    assert identity(2) not in applied
-    assert identity(9) not in twin
-
-
-def test_the_weights_of_a_round_are_summed_in_double_precision() -> None:
-    """A thousand weights of 1/1000 in float32 would be off by more than the tolerance allows for; in double not."""
+def test_a_delta_out_of_a_split_moves_the_value_only() -> None:
+    """Momentum is the direction of now; a delta of another time is added without it."""
+    rule = Rule(outer_lr=0.5, outer_momentum=0.5)
     state = shard(0.0)
-    for step in range(999):
-        state.apply(identity(step), 1 / 1000, vector(0.0), NESTEROV)
+    state.apply(identity(1), 1.0, vector(1.0), rule, momentum=False)
 
-    assert math.isclose(state.sum_weight, 0.999, rel_tol=1e-12)
+    assert float(state.value[0]) == 0.5
+    assert state.momentum is None
+    state.add_pending(identity(2), 1.0, vector(1.0), momentum=False)
+    state.fold(2, rule)
+    assert float(state.value[0]) == 1.0
+    assert state.momentum is None

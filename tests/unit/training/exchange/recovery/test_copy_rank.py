@@ -38,3 +38,12 @@ def test_a_learner_whose_promised_term_is_in_use_is_the_backup() -> None:
     learner = copy("learner", term(2, "a"), fence=term(3, "a"))
     assert rank_copy(learner, {term(3, "a"): None}) == rank_copy(copy("backup", term(3, "a")))
     assert rank_copy(learner, {term(4, "a"): None}) < rank_copy(copy("backup", term(2, "a")))
+
+
+def test_of_two_sides_of_a_split_the_history_ranks_above_a_replica() -> None:
+    """Under one number a replica cannot be later than the state, whatever the ids; under a later number it may be."""
+    whole, beside = copy("backup", term(7, "a"), 41), copy("replica", term(7, "c"), 41)
+    after = copy("replica", term(8, "b"), 41)
+
+    assert rank_copy(beside) < rank_copy(whole) < rank_copy(after)
+    assert not rank_copy(after).has_history

@@ -1,4 +1,4 @@
-"""Shard states on disk: exact there and back, whole or passed over; what a killed swarm knows to have lost."""
+"""Shard states on disk: bit for bit there and back, and a damaged file skipped as a whole."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from tests.harness.environment import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.checkpoint import CheckpointState
-from training.exchange.store.history import highest_step_of, incomplete_deltas
 from training.exchange.store.state_files import BadStates, batches, decode, encode
 from training.exchange.terms import Term
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
@@ -111,27 +110,3 @@ def test_small_states_share_a_file_and_large_ones_do_not() -> None:
     mib = 1 << 20
 
     assert batches([(0, 40 * mib), (1, 24 * mib), (2, 1), (3, 200 * mib), (4, 5)]) == [[0, 1], [2], [3], [4]]
-
-
-def applied(*identities: tuple[bytes, int, int]) -> Applied:
-    found = Applied()
-    for node, incarnation, step in identities:
-        found.add(DeltaId(node, incarnation, step))
-    return found
-
-
-def test_deltas_that_only_some_shards_have_are_lost_and_named() -> None:
-    """Per shard that lacks them; gaps below and shards without identities say nothing."""
-    one = applied((NODE, 1, 1), (NODE, 1, 2), (OTHER, 1, 4))
-    two = applied((NODE, 1, 2), (NODE, 1, 5), (OTHER, 1, 4))
-
-    assert incomplete_deltas([one, two, Applied()]) == [(NODE, 1, 3, 5)]
-    assert incomplete_deltas([one, one.copy()]) == []
-
-
-def test_the_past_of_a_node_is_its_highest_start_and_step() -> None:
-    """Over all states, and each by itself: the highest step may be of an earlier start."""
-    states = [applied((NODE, 1, 30), (OTHER, 9, 99)), applied((NODE, 3, 12))]
-
-    assert highest_step_of(NODE, states) == (3, 30)
-    assert highest_step_of(b"x" * 20, states) == (0, 0)

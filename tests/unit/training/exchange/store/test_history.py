@@ -1,0 +1,32 @@
+"""What the identities in stored states show of lost deltas and of earlier starts."""
+
+from __future__ import annotations
+
+from training.exchange.store.history import highest_step_of, incomplete_deltas
+from training.shards.applied import Applied, DeltaId
+
+NODE, OTHER = b"n" * 20, b"o" * 20
+
+
+def applied(*identities: tuple[bytes, int, int]) -> Applied:
+    found = Applied()
+    for node, incarnation, step in identities:
+        found.add(DeltaId(node, incarnation, step))
+    return found
+
+
+def test_deltas_that_only_some_shards_have_are_lost_and_named() -> None:
+    """Per shard that lacks them; gaps below and shards without identities say nothing."""
+    one = applied((NODE, 1, 1), (NODE, 1, 2), (OTHER, 1, 4))
+    two = applied((NODE, 1, 2), (NODE, 1, 5), (OTHER, 1, 4))
+
+    assert incomplete_deltas([one, two, Applied()]) == [(NODE, 1, 3, 5)]
+    assert incomplete_deltas([one, one.copy()]) == []
+
+
+def test_the_past_of_a_node_is_its_highest_start_and_step() -> None:
+    """Over all states, and each by itself: the highest step may be of an earlier start."""
+    states = [applied((NODE, 1, 30), (OTHER, 9, 99)), applied((NODE, 3, 12))]
+
+    assert highest_step_of(NODE, states) == (3, 30)
+    assert highest_step_of(b"x" * 20, states) == (0, 0)

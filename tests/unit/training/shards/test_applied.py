@@ -1,0 +1,119 @@
+"""The set of applied identities: ranges of steps per node and incarnation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from training.shards.applied import Applied, DeltaId
+
+NODES = [bytes([letter]) * 20 for letter in b"abcdef"]
+
+
+def identity(step: int, node: int = 0, incarnation: int = 1) -> DeltaId:
+    return DeltaId(NODES[node], incarnation, step)
+
+
+def test_a_gap_is_not_applied() -> None:
+    """After a split step 6 may be in and step 5 not: one number per node would take 5 for applied."""
+    applied = Applied()
+    for step in (1, 2, 3, 4, 6):
+        applied.add(identity(step))
+
+    assert identity(6) in applied
+    assert identity(5) not in applied
+    assert identity(7) not in applied
+    assert identity(0) not in applied
+    assert applied.rows() == [(NODES[0], 1, [(1, 4), (6, 6)])]
+
+
+def test_nodes_and_incarnations_are_apart() -> None:
+    """Step 1 of a restarted node is another delta than step 1 of its former life."""
+    applied = Applied()
+    applied.add(identity(1, node=0, incarnation=1))
+
+    assert identity(1, node=0, incarnation=2) not in applied
+    assert identity(1, node=1, incarnation=1) not in applied
+
+
+def test_looking_changes_nothing() -> None:
+    """Asking for unknown identities leaves no trace in what is sent to a backup."""
+    applied = Applied()
+    assert identity(1) not in applied
+
+    assert applied.rows() == []
+
+
+def test_forgetting_takes_one_incarnation() -> None:
+    """What a long dead incarnation pushed is forgotten; its successor's is kept; a second time is no error."""
+    applied = Applied()
+    applied.add(identity(1, incarnation=1))
+    applied.add(identity(1, incarnation=2))
+    applied.forget(NODES[0], 1)
+    applied.forget(NODES[0], 1)
+
+    assert identity(1, incarnation=1) not in applied
+    assert identity(1, incarnation=2) in applied
+
+
+def test_beyond_the_most_ranges_the_lowest_gap_closes() -> None:
+    """Memory is bounded: of 33 separate steps the two oldest are joined, the newer gaps stay open."""
+    applied = Applied()
+    steps = range(0, 2 * (Applied.MAX_RANGES + 1), 2)
+    for step in steps:
+        applied.add(identity(step))
+
+    assert len(applied.rows()[0][2]) == Applied.MAX_RANGES
+    assert all(identity(step) in applied for step in steps)
+    assert identity(1) in applied  # the closed gap
+    assert all(identity(step + 1) not in applied for step in steps if step >= 2)
+
+
+def test_very_large_steps_are_exact() -> None:
+    """Steps beyond 2⁵³ are told apart: nothing passes through a float."""
+    applied = Applied()
+    applied.add(identity(2**53 + 1))
+
+    assert identity(2**53) not in applied
+    assert identity(2**53 + 1) in applied
+
+
+def test_rows_survive_the_wire() -> None:
+    """Packed, unpacked and built again, the set answers the same, and shares nothing with the former."""
+    applied = Applied()
+    for step in (1, 2, 5, 9):
+        applied.add(identity(step, node=step % 2))
+    packed = msgspec.msgpack.encode(applied.rows())
+    rows = msgspec.msgpack.decode(packed, type=list[tuple[bytes, int, list[tuple[int, int]]]])
+
+    again = Applied.of_rows(rows)
+
+    assert again.rows() == applied.rows()
+    again.add(identity(3, node=1))
+    assert identity(3, node=1) not in applied
+
+
+def test_a_copy_of_the_set_is_independent() -> None:
+    """Additions to a copy do not show in the original, nor the other way round."""
+    applied = Applied()
+    applied.add(identity(1))
+    twin = applied.copy()
+    twin.add(identity(2))
+    applied.add(identity(9))
+
+    assert identity(2) not in applied
+    assert identity(9) not in twin
+
+
+def test_applied_sets_subtract_and_merge_by_ranges() -> None:
+    """What one side has and the other has not, without walking through every step."""
+    one, other = Applied(), Applied()
+    for step in (1, 2, 3, 4, 7, 8, 9):
+        one.add(DeltaId(NODES[0], 1, step))
+    for step in (2, 3, 8):
+        other.add(DeltaId(NODES[0], 1, step))
+    one.add(DeltaId(NODES[1], 2, 5))
+
+    assert one.without(other).rows() == [(NODES[0], 1, [(1, 1), (4, 4), (7, 7), (9, 9)]), (NODES[1], 2, [(5, 5)])]
+    assert other.without(one).rows() == []
+    other.merge(one)
+    assert sorted(other.rows()) == sorted(one.rows())

@@ -1,0 +1,111 @@
+"""The outer rule: one Nesterov step per whole weight, and plain addition between."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from training.encoding.codecs import Vector
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
+
+PLAIN = Rule(outer_lr=0.7, outer_momentum=0.0)
+NESTEROV = Rule(outer_lr=0.7, outer_momentum=0.9)
+SUM = Rule(outer_lr=1.0, outer_momentum=0.0)
+NODES = [bytes([letter]) * 20 for letter in b"abcdef"]
+
+
+def identity(step: int, node: int = 0, incarnation: int = 1) -> DeltaId:
+    return DeltaId(NODES[node], incarnation, step)
+
+
+def shard(*values: float, parameters: int | None = None) -> ShardState:
+    value = np.array(values, dtype=np.float32)
+    return ShardState(value=value, parameters=value.size if parameters is None else parameters)
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, dtype=np.float32)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 16])
+def test_delayed_nesterov_is_one_nesterov_step_on_the_average(period: int) -> None:
+    """After P pushes of weight 1/P each, for five rounds: v ← μv + ḡ; φ ← φ + η(ḡ + μv), in double precision."""
+    seed = 11
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    start = rng.normal(size=50)
+    state = shard(*start)
+    expected, momentum = start.astype(np.float32).astype(np.float64), np.zeros(50)
+    for turn in range(5):
+        deltas = rng.normal(size=(period, 50)).astype(np.float32)
+        for place, delta in enumerate(deltas):
+            state.apply(identity(turn * period + place), 1 / period, delta, NESTEROV)
+        average = deltas.astype(np.float64).mean(axis=0)
+        momentum = 0.9 * momentum + average
+        expected += 0.7 * (average + 0.9 * momentum)
+
+        np.testing.assert_allclose(state.value, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_between_two_whole_weights_a_push_is_plain() -> None:
+    """Before Σw reaches 1 a push adds η·w·delta and nothing else; momentum comes with the last one."""
+    state = shard(0.0)
+    rule = Rule(outer_lr=1.0, outer_momentum=0.5)
+    seen = []
+    for step in range(1, 9):
+        state.apply(identity(step), 0.25, vector(4.0), rule)
+        seen.append(float(state.value[0]))
+
+    # Round one: m = 4, + 0.5·4. Round two: m = 2 + 4, + 0.5·6.
+    assert seen == [1.0, 2.0, 3.0, 4.0 + 2.0, 7.0, 8.0, 9.0, 10.0 + 3.0]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6, 7, 10, 11, 49, 100, 333, 1000])
+def test_rounding_of_the_weights_does_not_shift_the_period(workers: int) -> None:
+    """N pushes of 1/N reach a whole weight at the N-th, for every N, though their float sum may fall short of 1."""
+    state = shard(0.0)
+    for step in range(workers):
+        assert state.momentum is None or not state.momentum.any()
+        state.apply(identity(step), 1 / workers, vector(1.0), NESTEROV)
+
+    assert state.momentum is not None
+    assert state.momentum[0] == pytest.approx(1.0, rel=1e-4)
+    assert state.sum_weight == 0.0
+    assert state.accumulated is not None
+    assert not state.accumulated.any()
+
+
+def test_weights_above_one_step_at_every_push() -> None:
+    """With `weight = "sum"` each push is a whole weight of its own."""
+    state = shard(0.0)
+    rule = Rule(outer_lr=1.0, outer_momentum=0.5)
+    state.apply(identity(1), 1.0, vector(1.0), rule)
+    state.apply(identity(2), 3.0, vector(1.0), rule)
+
+    # 1 + .5·1 = 1.5, then 3 + .5·(.5 + 3) = 4.75
+    assert state.value[0] == 6.25
+
+
+def test_without_momentum_a_push_is_the_weighted_delta() -> None:
+    """μ = 0: value = start + η Σ w·delta, and no array for momentum is ever made."""
+    state = shard(1.0, 2.0)
+    for step, weight in enumerate((0.5, 1.0, 0.25)):
+        state.apply(identity(step), weight, vector(4.0, -8.0), SUM)
+
+    assert state.value.tolist() == [1.0 + 7.0, 2.0 - 14.0]
+    assert state.momentum is None
+    assert state.accumulated is None
+    assert state.version == 3
+
+
+def test_the_weights_of_a_round_are_summed_in_double_precision() -> None:
+    """A thousand weights of 1/1000 in float32 would be off by more than the tolerance allows for; in double not."""
+    state = shard(0.0)
+    for step in range(999):
+        state.apply(identity(step), 1 / 1000, vector(0.0), NESTEROV)
+
+    assert math.isclose(state.sum_weight, 0.999, rel_tol=1e-12)
