@@ -1,0 +1,126 @@
+"""Confirmation: a backup that receives nothing asks its owner, and drops or offers its copy."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
+from tests.harness.virtual_loop import run
+from training.exchange.backup.confirmation import CONFIRM_AFTER_S, BackupConfirmation
+from training.exchange.ownership_messages import ConfirmBackup, TransferResult
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import OwnerInfo
+
+OWNER, ME = contact("a"), contact("b")
+
+
+def confirmation_of(store: ShardStore, me: Contact = ME) -> tuple[BackupConfirmation, ScriptedSwarm, Any]:
+    swarm = ScriptedSwarm(me, [OWNER, contact("c")])
+    context = context_of(swarm, store)
+    return BackupConfirmation(context), swarm, context
+
+
+def test_a_copy_that_has_not_changed_for_a_while_is_asked_about_once_an_interval() -> None:
+    """A delta, or a new term, starts the interval again."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        confirmation, _, _ = confirmation_of(store)
+        assert confirmation.due() == {}
+
+        await asyncio.sleep(CONFIRM_AFTER_S)
+        store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
+        assert confirmation.due() == {}
+
+        await asyncio.sleep(CONFIRM_AFTER_S)
+        assert confirmation.due() == {IDS["a"]: (OWNER, [0])}
+        assert confirmation.due() == {}
+
+    run(scenario())
+
+
+def test_an_owner_that_is_gone_or_has_restarted_is_not_asked() -> None:
+    """Its backup takes over instead."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        confirmation, swarm, _ = confirmation_of(store)
+        confirmation.due()
+        swarm.gone.append(IDS["a"])
+        await asyncio.sleep(CONFIRM_AFTER_S)
+        assert confirmation.due() == {}
+
+        swarm.gone.clear()
+        store.on_restart(IDS["a"], ME)
+        assert confirmation.due() == {}
+
+    run(scenario())
+
+
+def test_a_copy_that_the_owner_backs_up_elsewhere_is_dropped() -> None:
+    """The owner names itself under a newer term."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        confirmation, swarm, _ = confirmation_of(store)
+        swarm.answers["backing"] = lambda *_: TransferResult([], [OwnerInfo.of(0, term(4, "a"), OWNER)])
+
+        await confirmation.ask({IDS["a"]: (OWNER, [0])})
+
+        assert (store.backed, store.superseded) == ({}, {})
+
+    run(scenario())
+
+
+def test_a_copy_of_a_shard_that_its_owner_lost_is_kept_to_be_offered() -> None:
+    """The shard has another owner, which may lack deltas of this copy."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        confirmation, swarm, _ = confirmation_of(store)
+        swarm.answers["backing"] = lambda *_: TransferResult([], [OwnerInfo.of(0, term(4, "c"), contact("c"))])
+
+        await confirmation.ask({IDS["a"]: (OWNER, [0])})
+
+        assert store.backed == {}
+        assert store.superseded[0].term == term(1, "a")
+
+    run(scenario())
+
+
+def test_an_owner_that_does_not_answer_changes_nothing() -> None:
+    """The failure detector decides about it."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        confirmation, swarm, _ = confirmation_of(store)
+        swarm.answers["backing"] = lambda to, _: TransportError("timeout", to.address, "no answer")
+
+        await confirmation.ask({IDS["a"]: (OWNER, [0])})
+
+        assert store.backed[0].is_active
+
+    run(scenario())
+
+
+def test_an_owner_confirms_its_backup_and_its_learner_only() -> None:
+    """To any other node it names itself, or the owner it knows."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = ME
+        store.note_owner(1, term(2, "c"), contact("c"))
+        _, swarm, _ = confirmation_of(store, OWNER)
+        question = ConfirmBackup(GENESIS, [0, 1, 2])
+
+        answer = await swarm.deliver("backing", ME, question, TransferResult)
+        assert (answer.taken, [where.shard for where in answer.others]) == ([0], [1])
+        answer = await swarm.deliver("backing", contact("d"), question, TransferResult)
+        assert (answer.taken, [where.owner for where in answer.others]) == ([], [IDS["a"], IDS["c"]])
+        assert store_of("d").redirect(0) is None
+
+    run(scenario())

@@ -1,0 +1,204 @@
+"""Requests to a backup: forwards, catch-up, hand-over and release, and the answers that name the known owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.peers import Contact
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
+from tests.harness.virtual_loop import run
+from training.encoding.frames import Part, frames
+from training.exchange.backup.handler import BackupHandler
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded
+from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
+from training.exchange.run_state import Phase
+from training.exchange.store import state_stream
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.store.state_head import describe
+from training.exchange.terms import OwnerInfo, Term
+
+OWNER, ME = contact("a"), contact("b")
+
+
+def handler_of(store: ShardStore) -> tuple[ScriptedSwarm, Any]:
+    swarm = ScriptedSwarm(ME, [OWNER])
+    context = context_of(swarm, store)
+    BackupHandler(context).register()
+    return swarm, context
+
+
+def claim(number: int, owner: Contact = OWNER, shard: int = 0) -> OwnerInfo:
+    return OwnerInfo.of(shard, Term(number, OWNER.node_id), owner)
+
+
+def forward_of(*shards: Forwarded, weight: float = 1.0) -> Forward:
+    return Forward(GENESIS, IDS["x"], 1, 1, weight, False, list(shards))
+
+
+def body_of(*shards: int) -> list[bytes]:
+    values = np.ones(4, np.float32)
+    return [bytes(buffer) for shard in shards for buffer in frames(shard, values, "float32", Part.DELTA)]
+
+
+def test_a_forward_is_added_with_the_clipped_weight() -> None:
+    """Weight times scale; a shard outside the layout is unknown, and has no array in the body."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, context = handler_of(store)
+        entries = [Forwarded(0, *term(1, "a"), 0, scale=0.5, norm=2.0), Forwarded(99, *term(1, "a"), 0)]
+
+        answer = await swarm.deliver("forward", OWNER, forward_of(*entries), ForwardAnswer, body_of(0))
+
+        assert [result.status for result in answer.results] == ["ok", "unknown"]
+        state = store.backed[0].state
+        assert state is not None
+        assert state.value.tolist() == [0.5] * 4
+        assert context.counters.bytes_received == 16
+
+    run(scenario())
+
+
+def test_a_fenced_forward_names_the_higher_term() -> None:
+    """The former owner learns that it was replaced."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        store.ownership.raise_fence(0, term(7, "c"))
+        swarm, _ = handler_of(store)
+
+        answer = await swarm.deliver(
+            "forward", OWNER, forward_of(Forwarded(0, *term(1, "a"), 0)), ForwardAnswer, body_of(0)
+        )
+
+        (result,) = answer.results
+        assert (result.status, result.term_number, result.term_node) == ("fenced", *term(7, "c"))
+
+    run(scenario())
+
+
+def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
+    """`Learn` is accepted per shard, `StateTransfer` brings the state, the first forward makes it the backup."""
+
+    async def scenario() -> None:
+        owner, store = owner_of("a"), store_of("b")
+        swarm, _ = handler_of(store)
+        promised = owner.promise(0)
+
+        learn = Learn(GENESIS, [claim(1)], [promised.number])
+        assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).taken == [0]
+
+        snapshot = describe(0, promised, owner.owned[0].state), owner.owned[0].state.copy()
+        body = [bytes(buffer) for buffer in state_stream.body([snapshot])]
+        message = StateTransfer(GENESIS, [snapshot[0]])
+        assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
+        assert not store.backed[0].is_active
+
+        entry = Forwarded(0, *promised, 0)
+        await swarm.deliver("forward", OWNER, forward_of(entry), ForwardAnswer, body_of(0))
+        assert store.backed[0].is_active
+
+    run(scenario())
+
+
+def test_a_leaving_node_takes_no_learner_role_and_names_the_owner_it_knows() -> None:
+    """`others` tells the sender who owns the shard."""
+
+    async def scenario() -> None:
+        store = store_of("b")
+        store.note_owner(0, term(5, "c"), contact("c"))
+        swarm, context = handler_of(store)
+        context.run.enter(Phase.LEAVING)
+
+        answer = await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(1)], [2]), TransferResult)
+
+        assert answer == TransferResult([], [OwnerInfo.of(0, term(5, "c"), contact("c"))])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("more", "backup"), [(0, OWNER), (1, None)])
+def test_a_hand_over_makes_the_backup_the_owner(more: int, backup: Contact | None) -> None:
+    """The former owner becomes its backup, unless their numbers of deltas differ: then it needs a new catch-up."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        state = store.backed[0].state
+        assert state is not None
+        swarm, _ = handler_of(store)
+        message = HandOver(GENESIS, [claim(2, ME)], [state.known_count + more], [[]])
+
+        assert (await swarm.deliver("hand_over", OWNER, message, TransferResult)).taken == [0]
+
+        assert store.owned[0].state is state
+        assert store.owned[0].backup == backup
+        assert store.owned[0].has_tenure
+
+    run(scenario())
+
+
+def test_a_repeated_hand_over_is_acknowledged_again() -> None:
+    """The answer to the first may have been lost."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        state = store.backed[0].state
+        assert state is not None
+        swarm, _ = handler_of(store)
+        message = HandOver(GENESIS, [claim(2, ME)], [state.known_count], [[]])
+
+        for _ in range(2):
+            assert (await swarm.deliver("hand_over", OWNER, message, TransferResult)).taken == [0]
+        assert store.owned[0].term == term(2, "a")
+
+    run(scenario())
+
+
+def test_a_hand_over_right_after_the_promotion_is_accepted() -> None:
+    """No delta has made this learner the backup yet, but the next number after its promise proves the promotion."""
+
+    async def scenario() -> None:
+        store = store_of("b")
+        store.begin_catch_up(0, term(1, "a"), OWNER, 2)
+        store.take_state(0, term(2, "a"), OWNER, zeros(store))
+        swarm, _ = handler_of(store)
+
+        late = HandOver(GENESIS, [claim(4, ME)], [0], [[]])
+        assert (await swarm.deliver("hand_over", OWNER, late, TransferResult)).taken == []
+        next_number = HandOver(GENESIS, [claim(3, ME)], [0], [[]])
+        assert (await swarm.deliver("hand_over", OWNER, next_number, TransferResult)).taken == [0]
+
+    run(scenario())
+
+
+def test_a_hand_over_from_a_node_that_is_not_the_owner_is_refused() -> None:
+    """And so is one below the fence."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, _ = handler_of(store)
+        message = HandOver(GENESIS, [claim(2, ME)], [0], [[]])
+        assert (await swarm.deliver("hand_over", contact("c"), message, TransferResult)).taken == []
+
+        store.ownership.raise_fence(0, term(9, "c"))
+        assert (await swarm.deliver("hand_over", OWNER, message, TransferResult)).taken == []
+        assert 0 not in store.owned
+
+    run(scenario())
+
+
+def test_a_release_ends_the_backup_role() -> None:
+    """Under a newer term of its owner."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, _ = handler_of(store)
+
+        assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2)]), TransferResult)).taken == [0]
+        assert not store.backed
+
+    run(scenario())

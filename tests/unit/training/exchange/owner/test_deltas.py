@@ -1,0 +1,249 @@
+"""Pushed deltas: added once, refused, redirected, or to be sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.peers import Contact
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.virtual_loop import run
+from training.encoding.codecs import as_bytes
+from training.encoding.frames import Part, frames
+from training.exchange.messages import Push, PushAnswer, PushResult
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.run_state import Phase
+from training.exchange.store.shard_store import ShardStore
+
+ME, OTHER = contact("a"), contact("x")
+
+
+def handler_of(store: ShardStore, others: list[Contact] | None = None, **changes: Any) -> tuple[DeltaHandler, Any, Any]:
+    swarm = ScriptedSwarm(ME, others or [])
+    context = dataclasses.replace(context_of(swarm, store), **changes)
+    handler = DeltaHandler(context)
+    handler.register()
+    return handler, swarm, context
+
+
+def push_of(step: int = 1, *, base_step: int = 0, shards: list[int] | None = None, node: str = "x") -> Push:
+    return Push(GENESIS, IDS[node], 1, step, base_step, 1.0, [0] if shards is None else shards)
+
+
+def item_of(shard: int = 0, amount: float = 1.0) -> IncomingDelta:
+    values = np.full(4, amount, dtype=np.float32)
+    return IncomingDelta(shard, values, bytes(as_bytes(values)), "float32")
+
+
+def body_of(*shards: int) -> list[bytes]:
+    values = np.ones(4, np.float32)
+    return [bytes(buffer) for shard in shards for buffer in frames(shard, values, "float32", Part.DELTA)]
+
+
+async def pushed(swarm: ScriptedSwarm, push: Push, body: list[bytes], sender: Contact = OTHER) -> list[PushResult]:
+    answer = await swarm.deliver("push", sender, push, PushAnswer, body)
+    results: list[PushResult] = answer.results
+    return results
+
+
+def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
+    """A retry is acknowledged under the same version."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        _, swarm, _ = handler_of(store)
+
+        for _ in range(2):
+            assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "ok", 1)]
+        assert store.owned[0].state.value.tolist() == [1.0] * 4
+
+    run(scenario())
+
+
+def test_a_delta_under_another_node_s_identity_is_refused() -> None:
+    """The sender of a push is its origin; the refusal is counted."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        _, swarm, context = handler_of(store)
+
+        results = await pushed(swarm, push_of(), body_of(0), sender=contact("c"))
+
+        assert results == [PushResult.refused(0, "not_yours")]
+        assert context.counters.refused_here == {"not_yours": 1}
+
+    run(scenario())
+
+
+def test_a_shard_outside_the_layout_refuses_the_whole_push() -> None:
+    """Nothing is read from such a body."""
+
+    async def scenario() -> None:
+        _, swarm, _ = handler_of(owner_of("a"))
+
+        results = await pushed(swarm, push_of(shards=[0, 9]), [])
+
+        assert [(result.status, result.reason) for result in results] == [("refused", "shape")] * 2
+
+    run(scenario())
+
+
+def test_a_broken_frame_refuses_the_shards_after_it() -> None:
+    """The shards that were added before it stay acknowledged."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        _, swarm, _ = handler_of(store)
+
+        results = await pushed(swarm, push_of(shards=[0, 1]), [*body_of(0), b"garbage" * 10])
+
+        assert [(result.status, result.reason) for result in results] == [("ok", ""), ("refused", "malformed")]
+
+    run(scenario())
+
+
+def test_a_shard_of_another_owner_is_redirected() -> None:
+    """Without a known owner the origin is to try again."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        store.note_owner(0, term(3, "b"), contact("b"))
+        handler, _, _ = handler_of(store)
+
+        known, unknown = await handler.accept(push_of(shards=[0, 1]), [item_of(0), item_of(1)])
+
+        assert (known.status, known.where) == ("redirect", store.ownership.owner_info(0))
+        assert unknown == PushResult.retry(1, "owner_unknown")
+        assert known.denies_ownership
+        assert unknown.denies_ownership
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("phase", "moving", "reason"), [(Phase.CLOSED, False, "leaving"), (Phase.RUNNING, True, "moving")]
+)
+def test_a_closed_node_and_a_moving_shard_start_no_delta(phase: Phase, moving: bool, reason: str) -> None:
+    """The origin sends it again, to the next owner."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        handler, _, context = handler_of(store)
+        context.run.enter(phase)
+        if moving:
+            store.owned[0].begin_move()
+
+        (result,) = await handler.accept(push_of(), [item_of()])
+
+        assert (result.status, result.reason, result.denies_ownership) == ("retry", reason, False)
+
+    run(scenario())
+
+
+def test_a_delta_that_is_too_old_is_refused() -> None:
+    """By the staleness limit as `late`, by the era of a take-over as `before_era`; a repair is exempt from both."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        handler, _, context = handler_of(store, stale_limit=10)
+        context.run.step = 20
+        assert await handler.accept(push_of(base_step=9), [item_of()]) == [PushResult.refused(0, "late")]
+
+        store.owned[0].state.era_step = 15
+        assert await handler.accept(push_of(base_step=14), [item_of()]) == [PushResult.refused(0, "before_era")]
+
+        repair = dataclasses.replace(item_of(), repair=True)
+        assert (await handler.accept(push_of(base_step=0), [repair]))[0].status == "ok"
+
+    run(scenario())
+
+
+def test_a_known_delta_without_a_backup_is_not_safe_yet() -> None:
+    """After a hand-over the new owner may be the only node that has it."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        handler, swarm, context = handler_of(store)
+        await handler.accept(push_of(), [item_of()])
+        swarm.peers[IDS["b"]] = swarm._peer(contact("b"))
+        context.view.invalidate()
+
+        assert await handler.accept(push_of(), [item_of()]) == [PushResult.retry(0, "no_backup_yet")]
+
+    run(scenario())
+
+
+def test_a_retry_waits_for_the_first_attempt() -> None:
+    """Both are acknowledged, and the delta is forwarded and added once."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = contact("b")
+        handler, swarm, _ = handler_of(store, [contact("b")])
+        arrived, answer = asyncio.Event(), asyncio.Event()
+        replicate = handler._replicator.replicate_and_add
+
+        async def slow(*arguments: Any) -> list[PushResult]:
+            arrived.set()
+            await answer.wait()
+            store.owned[0].backup = None
+            swarm.peers.clear()
+            return await replicate(*arguments)
+
+        handler._replicator.replicate_and_add = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(handler.accept(push_of(), [item_of()]))
+        await arrived.wait()
+        second = asyncio.create_task(handler.accept(push_of(), [item_of()]))
+        assert not await handler.drained([0], 0.1)
+        assert await handler.drained([1], 0.1)
+
+        answer.set()
+
+        assert await first == await second == [PushResult(0, "ok", 1)]
+        assert await handler.drained([0], 0.1)
+
+    run(scenario())
+
+
+def own_part() -> list[tuple[int, Any]]:
+    return [(0, np.full(4, 2.0, np.float32))]
+
+
+def test_own_deltas_of_unreplicated_shards_are_added_at_once() -> None:
+    """Only shards that this node owns without a target; a value that is not finite is refused."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        handler, _, _ = handler_of(store)
+        push = push_of(node="a")
+        assert handler.unreplicated(range(4)) == [0]
+
+        assert handler.add_unreplicated(push, own_part(), is_finite=True) == {0: PushResult(0, "ok", 1)}
+        assert store.owned[0].state.value.tolist() == [2.0] * 4
+        bad = [(0, np.full(4, np.nan, np.float32))]
+        refused = handler.add_unreplicated(push_of(2, node="a"), bad, is_finite=False)
+        assert refused == {0: PushResult.refused(0, "not_finite")}
+
+        store.owned[0].begin_move()
+        assert handler.add_unreplicated(push_of(3, node="a"), own_part(), is_finite=True) == {}
+        assert handler.take_merged() == {IDS["a"]: 1}
+        assert handler.take_merged() == {}
+
+    run(scenario())
+
+
+def test_a_shard_that_is_about_to_get_a_backup_is_not_unreplicated() -> None:
+    """With another eligible node, own deltas are replicated like all others."""
+
+    async def scenario() -> None:
+        handler, _, _ = handler_of(owner_of("a"), [contact("b")])
+
+        assert handler.unreplicated(range(4)) == []
+
+    run(scenario())

@@ -1,0 +1,196 @@
+"""Reads: pulled values, redirects, copies for a joining node, known owners, and copies for a take-over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.exchange_swarm import chunks, collected
+from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
+from tests.harness.virtual_loop import run
+from training.encoding.frames import FrameReader, Part, read_array
+from training.exchange.messages import (
+    LocateOwners,
+    LocateOwnersAnswer,
+    Pull,
+    PullAnswer,
+    Wanted,
+    decode,
+    encode,
+)
+from training.exchange.owner.reads import ReadHandler
+from training.exchange.ownership_messages import (
+    DeltaHistory,
+    DeltaHistoryAnswer,
+    Fetch,
+    StateTransfer,
+    Survey,
+    SurveyAnswer,
+)
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import ZERO_TERM, Fence
+
+PEER = contact("x")
+NOTHING = Wanted(0, *ZERO_TERM, 0)
+
+
+def handler_of(store: ShardStore, name: str = "a") -> tuple[ScriptedSwarm, Any]:
+    swarm = ScriptedSwarm(contact(name))
+    context = context_of(swarm, store)
+    ReadHandler(context).register()
+    return swarm, context
+
+
+async def pulled(swarm: ScriptedSwarm, pull: Pull) -> tuple[PullAnswer, list[bytes]]:
+    response = await swarm.handlers["pull"](PEER, encode(pull), chunks([]))
+    return decode(response.head, PullAnswer), await collected(response.body)
+
+
+def pull_of(*wanted: Wanted, takes_copies: bool = False) -> Pull:
+    return Pull(GENESIS, 1, "float32", list(wanted), takes_copies=takes_copies)
+
+
+def test_an_owner_sends_the_value_only_if_it_changed() -> None:
+    """The puller names term and version of its copy."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.add(0, delta(1))
+        swarm, _ = handler_of(store)
+
+        answer, body = await pulled(swarm, pull_of(NOTHING))
+        (result,) = answer.results
+        assert (result.status, result.term, result.version) == ("value", term(1, "a"), 1)
+        value, _, _ = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
+        assert value.tolist() == [1.0] * 4
+
+        answer, body = await pulled(swarm, pull_of(Wanted(0, *term(1, "a"), 1)))
+        assert (answer.results[0].status, body) == ("same", [])
+
+    run(scenario())
+
+
+def test_a_value_of_a_take_over_ranks_as_the_copy_it_began_with() -> None:
+    """Its own higher term is sent as the owner's, the former one as the rank."""
+
+    async def scenario() -> None:
+        store = owner_of("a", 9)
+        store.owned[0].rank_as(term(4, "b"))
+        swarm, _ = handler_of(store)
+
+        answer, _ = await pulled(swarm, pull_of(NOTHING))
+
+        assert (answer.results[0].term, answer.results[0].rank_term) == (term(9, "a"), term(4, "b"))
+
+    run(scenario())
+
+
+def test_a_node_that_does_not_own_a_shard_redirects() -> None:
+    """Or lets the puller try again, if it knows no owner."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        store.note_owner(0, term(2, "b"), contact("b"))
+        swarm, _ = handler_of(store)
+
+        answer, _ = await pulled(swarm, pull_of(NOTHING, Wanted(1, *ZERO_TERM, 0)))
+
+        assert [result.status for result in answer.results] == ["redirect", "retry"]
+        assert answer.results[0].where == store.ownership.owner_info(0)
+        assert all(result.denies_ownership for result in answer.results)
+
+    run(scenario())
+
+
+def test_a_joining_node_gets_copies_of_a_backup_and_of_the_replica() -> None:
+    """Only where it asks for copies, and only of shards that were pulled."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
+        swarm, context = handler_of(store, "b")
+        context.replica.slice_of(1)[:] = 7.0
+        context.replica.set_version(1, term(3, "c"), 5)
+
+        wanted = [Wanted(shard, *ZERO_TERM, 0) for shard in (0, 1, 2, 99)]
+        answer, body = await pulled(swarm, pull_of(*wanted, takes_copies=True))
+
+        assert [result.status for result in answer.results] == ["copy", "copy", "retry", "retry"]
+        assert answer.results[1].term == term(3, "c")
+        reader = FrameReader(chunks(body))
+        assert (await read_array(reader, 0, Part.VALUE, 4))[0].tolist() == [1.0] * 4
+        assert (await read_array(reader, 1, Part.VALUE, 4))[0].tolist() == [7.0] * 4
+
+    run(scenario())
+
+
+def test_a_search_for_owners_exchanges_what_both_know() -> None:
+    """The claims of the message are recorded, its fences challenge this owner, and all known owners are answered."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        swarm, context = handler_of(store)
+        other = store_of("b")
+        other.note_owner(1, term(3, "c"), contact("c"))
+        claim = other.ownership.owner_info(1)
+        assert claim is not None
+
+        question = LocateOwners(GENESIS, [], [claim], [Fence(0, *term(6, "b"))])
+        answer = await swarm.deliver("where_is", PEER, question, LocateOwnersAnswer)
+
+        assert [(known.shard, known.term) for known in answer.known] == [(0, term(1, "a")), (1, term(3, "c"))]
+        assert context.rebalance.collect_challenges() == {0: term(6, "b")}
+
+    run(scenario())
+
+
+def test_a_survey_reports_each_shard_of_the_layout() -> None:
+    """A shard index beyond it is left out."""
+
+    async def scenario() -> None:
+        swarm, _ = handler_of(owner_of("a"))
+
+        answer = await swarm.deliver("survey", PEER, Survey(GENESIS, [0, 1, 99]), SurveyAnswer)
+
+        assert [(status.shard, status.role) for status in answer.statuses] == [(0, "owner"), (1, "none")]
+        assert [known.shard for known in answer.known] == [0]
+
+    run(scenario())
+
+
+def test_a_fetch_sends_the_best_copy_that_is_not_owned() -> None:
+    """A backup's state as it is; a replica as the state of a new era; nothing for a shard without a copy."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, context = handler_of(store, "b")
+        context.run.step = 12
+        context.replica.set_version(1, term(3, "c"), 5)
+
+        answer = await swarm.deliver("fetch", PEER, Fetch(GENESIS, [0, 1, 2]), StateTransfer)
+
+        assert [(head.shard, head.term, head.era_step) for head in answer.states] == [
+            (0, term(1, "a"), 0),
+            (1, term(3, "c"), 12),
+        ]
+
+    run(scenario())
+
+
+def test_the_history_of_a_node_is_its_highest_incarnation_and_step() -> None:
+    """Over all states of this node."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        for step in (3, 8):
+            store.add(0, delta(step))
+        swarm, _ = handler_of(store)
+
+        answer = await swarm.deliver("past", PEER, DeltaHistory(GENESIS, IDS["x"]), DeltaHistoryAnswer)
+
+        assert (answer.incarnation, answer.step) == (1, 8)
+        assert np.all(store.owned[0].state.value == 2.0)
+
+    run(scenario())

@@ -1,0 +1,188 @@
+"""Replication: a delta is added only when each present target has acknowledged it under the present term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
+from tests.harness.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.virtual_loop import run
+from training.encoding.codecs import as_bytes
+from training.exchange.context import ExchangeContext
+from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult, decode
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.replication import FORWARD_ROUNDS, DeltaReplicator, lacks_backup, not_owned
+from training.exchange.owner.validation import DeltaValidator
+from training.exchange.run_state import Phase
+from training.exchange.store.shard_store import ShardStore
+from training.shards.applied import DeltaId
+
+ME, B, C = contact("a"), contact("b"), contact("c")
+IDENTITY = DeltaId(IDS["x"], 1, 1)
+
+
+def forwarded(status: str = "ok", fence: tuple[int, bytes] = (0, b"")) -> Callable[[Contact, bytes], Answer]:
+    def answer(_to: Contact, payload: bytes) -> Answer:
+        shards = [entry.shard for entry in decode(payload, Forward).shards]
+        return ForwardAnswer([ForwardResult(shard, status, *fence) for shard in shards])  # type: ignore[arg-type]
+
+    return answer
+
+
+def replicator_of(store: ShardStore, *others: Contact) -> tuple[DeltaReplicator, ScriptedSwarm, ExchangeContext]:
+    swarm = ScriptedSwarm(ME, list(others))
+    swarm.answers["forward"] = forwarded()
+    context = context_of(swarm, store)
+    return DeltaReplicator(context, DeltaValidator(context)), swarm, context
+
+
+async def replicate(replicator: DeltaReplicator, *shards: int) -> list[PushResult]:
+    values = np.ones(4, np.float32)
+    items = [IncomingDelta(shard, values, bytes(as_bytes(values)), "float32") for shard in shards]
+    push = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, list(shards))
+    return await replicator.replicate_and_add(push, IDENTITY, items)
+
+
+def test_the_delta_is_added_after_its_backup_has_acknowledged_it() -> None:
+    """One forward, with the owner's term; the origin is reported as merged."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, _ = replicator_of(store, B)
+        added_at_forward = []
+        answer = swarm.answers["forward"]
+
+        def note(to: Contact, payload: bytes) -> Answer:
+            added_at_forward.append(store.owned[0].state.knows(IDENTITY))
+            return answer(to, payload)
+
+        swarm.answers["forward"] = note
+
+        assert await replicate(replicator, 0) == [PushResult(0, "ok", 1)]
+        assert added_at_forward == [False]
+        (message,) = swarm.sent("forward", Forward)
+        assert (message.shards[0].term_number, message.shards[0].term_node) == term(1, "a")
+        assert replicator.take_merged() == {IDS["x"]: 1}
+
+    run(scenario())
+
+
+def test_a_backup_that_joined_during_the_forward_is_forwarded_to_as_well() -> None:
+    """The pair is checked again after the answer: the new learner must have the delta too."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, _ = replicator_of(store, B, C)
+        answer = forwarded()
+
+        def attach(to: Contact, payload: bytes) -> Answer:
+            store.owned[0].attach_learner(C)
+            return answer(to, payload)
+
+        swarm.answers["forward"] = attach
+
+        assert (await replicate(replicator, 0))[0].status == "ok"
+        assert [to for name, to, _ in swarm.requests if name == "forward"] == [B, C]
+
+    run(scenario())
+
+
+def test_an_acknowledgement_under_an_older_term_does_not_count() -> None:
+    """The same backup is asked again when the term has risen meanwhile; a pair that never rests gives up."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, _ = replicator_of(store, B)
+        answer = forwarded()
+
+        def rise(to: Contact, payload: bytes) -> Answer:
+            store.owned[0].term = store.next_term(0)
+            store.ownership.raise_fence(0, store.owned[0].term)
+            return answer(to, payload)
+
+        swarm.answers["forward"] = rise
+
+        assert await replicate(replicator, 0) == [PushResult.retry(0, "backup_silent")]
+        assert len(swarm.requests) == FORWARD_ROUNDS
+        assert not store.owned[0].state.knows(IDENTITY)
+
+    run(scenario())
+
+
+def test_a_backup_that_does_not_answer_is_suspected_and_a_learner_dropped() -> None:
+    """The delta is not added without the backup; the learner begins again with a new snapshot."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        store.owned[0].attach_learner(C)
+        replicator, swarm, _ = replicator_of(store, B, C)
+        swarm.answers["forward"] = lambda to, _: TransportError("timeout", to.address, "no answer")
+
+        assert await replicate(replicator, 0) == [PushResult.retry(0, "backup_silent")]
+        assert (store.owned[0].backup, store.owned[0].learner) == (B, None)
+        assert IDS["b"] in swarm.suspected
+
+    run(scenario())
+
+
+def test_a_backup_that_does_not_know_the_shard_is_dropped() -> None:
+    """The owner continues under a new term; without another node it adds the delta alone."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, _ = replicator_of(store)
+        swarm.answers["forward"] = forwarded("unknown")
+
+        assert await replicate(replicator, 0) == [PushResult(0, "ok", 1)]
+        assert store.owned[0].backup is None
+        assert store.owned[0].term == term(2, "a")
+
+    run(scenario())
+
+
+def test_a_fence_above_the_owner_is_a_challenge() -> None:
+    """The rebalancer finds out whose term it is; the delta is not added meanwhile."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, context = replicator_of(store, B)
+        swarm.answers["forward"] = forwarded("fenced", term(5, "c"))
+
+        assert await replicate(replicator, 0) == [PushResult.retry(0, "backup_silent")]
+        assert context.rebalance.collect_challenges() == {0: term(5, "c")}
+
+    run(scenario())
+
+
+def test_without_a_backup_that_could_exist_the_delta_waits() -> None:
+    """Another eligible node will become the backup first; a drained node adds nothing either."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        replicator, _, context = replicator_of(store, B)
+        assert lacks_backup(context, store.owned[0])
+        assert await replicate(replicator, 0) == [PushResult.retry(0, "no_backup_yet")]
+
+        context.run.enter(Phase.DRAINED)
+        assert await replicate(replicator, 0) == [PushResult.retry(0, "leaving")]
+
+    run(scenario())
+
+
+def test_a_shard_that_is_not_owned_names_its_owner() -> None:
+    """A redirect if the owner is known, a retry otherwise."""
+    store = store_of("a")
+    store.note_owner(0, term(1, "b"), B)
+
+    assert not_owned(store, 0) == PushResult(0, "redirect", where=store.ownership.owner_info(0))
+    assert not_owned(store, 1) == PushResult.retry(1, "owner_unknown")

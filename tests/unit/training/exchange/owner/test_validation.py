@@ -1,0 +1,156 @@
+"""Validation of a delta: finite values, weights, clipping, and the limits on pending deltas."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
+from tests.harness.stores import IDS, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.virtual_loop import run
+from training.exchange.context import ExchangeContext
+from training.exchange.messages import Push, PushResult
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.validation import (
+    MAX_PENDING_PER_NODE,
+    SAMPLE_FACTOR,
+    UNUSUAL_WARNING_INTERVAL_S,
+    WEIGHT_FACTOR,
+    DeltaValidator,
+)
+from training.exchange.store.shard_store import ShardStore
+from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+
+ME = contact("a")
+IDENTITY = DeltaId(IDS["x"], 1, 1)
+PUSH = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, [0])
+CLIP = Rule(outer_lr=1.0, outer_momentum=0.0, robust="clip")
+
+
+def validator_of(store: ShardStore, *, workers: float = 1.0, **options: Any) -> tuple[DeltaValidator, ExchangeContext]:
+    swarm = ScriptedSwarm(ME)
+    swarm.worker_count = workers
+    context = context_of(swarm, store, **options)
+    return DeltaValidator(context), context
+
+
+def item_of(*values: float, repair: bool = False) -> IncomingDelta:
+    array = np.array(values, dtype=np.float32)
+    return IncomingDelta(0, array, array.tobytes(), "float32", repair=repair)
+
+
+def clipping_owner() -> ShardStore:
+    store = store_of("a", CLIP)
+    store.own(0, zeros(store), term(1, "a"), ME, 0.0, has_tenure=False)
+    return store
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(bad: float) -> None:
+    """For good, and counted."""
+
+    async def scenario() -> None:
+        validator, context = validator_of(owner_of("a"))
+
+        assert validator.validate(PUSH, IDENTITY, item_of(1.0, bad)) == PushResult.refused(0, "not_finite")
+        assert context.counters.refused_here == {"not_finite": 1}
+
+    run(scenario())
+
+
+def test_a_weight_is_clamped_around_the_plain_share() -> None:
+    """Within the lag of two population estimates; by samples four times wider; a repair has no lower bound."""
+
+    async def scenario() -> None:
+        share = 1 / 8
+        population = ExchangeSettings(weight="population")
+        validator, _ = validator_of(owner_of("a"), workers=8.0, settings=population)
+        assert validator.clamp_weight(1.0) == share * WEIGHT_FACTOR
+        assert validator.clamp_weight(0.001) == share / WEIGHT_FACTOR
+        assert validator.clamp_weight(share) == share
+        assert validator.clamp_weight(0.001, repair=True) == 0.001
+
+        samples, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="samples"))
+        assert samples.clamp_weight(0.001) == share / WEIGHT_FACTOR / SAMPLE_FACTOR
+        plain, _ = validator_of(owner_of("a"), workers=8.0)
+        assert plain.clamp_weight(0.25) == 1.0
+
+    run(scenario())
+
+
+def test_a_node_may_have_a_limited_number_of_pending_deltas() -> None:
+    """Beyond it the delta is to be sent again; those of other nodes do not count."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        validator, _ = validator_of(store, synchronous=True)
+        for step in range(1, MAX_PENDING_PER_NODE + 1):
+            store.add(0, delta(step, synchronous=True))
+
+        assert validator.validate(PUSH, IDENTITY, item_of(1.0)) == PushResult.retry(0, "window_full")
+        assert validator.validate(PUSH, DeltaId(IDS["b"], 1, 1), item_of(1.0)) is None
+
+    run(scenario())
+
+
+def test_a_long_delta_is_clipped_to_the_median_length() -> None:
+    """Under the rule `clip`; the factor is for the weight, the values are left."""
+
+    async def scenario() -> None:
+        store = clipping_owner()
+        for node in range(3):
+            store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 2.0)
+        validator, _ = validator_of(store, workers=3.0)
+        long, short = item_of(8.0, 0.0), item_of(1.0, 0.0)
+
+        assert validator.validate(PUSH, IDENTITY, long) is None
+        assert validator.validate(PUSH, IDENTITY, short) is None
+
+        assert (long.norm, long.scale, long.delta[0]) == (8.0, 0.25, 8.0)
+        assert (short.norm, short.scale) == (1.0, 1.0)
+
+    run(scenario())
+
+
+def test_the_first_deltas_wait_until_there_is_a_median() -> None:
+    """Three members have to send one before any is accepted: a quick one alone could write any value."""
+
+    async def scenario() -> None:
+        validator, _ = validator_of(clipping_owner(), workers=3.0)
+        identities = [DeltaId(bytes([node]) * 20, 1, 1) for node in range(3)]
+
+        results = [validator.validate(PUSH, identity, item_of(2.0)) for identity in identities]
+
+        assert results == [PushResult.retry(0, "no_norms_yet")] * 2 + [None]
+
+    run(scenario())
+
+
+def test_an_unusual_length_is_counted_and_warned_about_now_and_then() -> None:
+    """Each one is counted; a warning about the same node follows after an interval only."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        for node in range(3):
+            store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
+        validator, context = validator_of(store, workers=3.0)
+
+        def add() -> None:
+            item = item_of(100.0)
+            assert validator.validate(PUSH, IDENTITY, item) is None
+            validator.note_added(IDENTITY, item)
+
+        add()
+        add()
+        await asyncio.sleep(UNUSUAL_WARNING_INTERVAL_S + 1)
+        add()
+
+        assert context.counters.unusual_norms == 3
+        assert [record.event for record in records_of(context)] == ["delta_norm_unusual"] * 2
+
+    run(scenario())

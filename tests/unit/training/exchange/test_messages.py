@@ -1,0 +1,62 @@
+"""Messages of a step: checked on decoding, and readable answers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.harness.exchange_context import GENESIS
+from tests.harness.stores import IDS, contact, term
+from training.exchange.messages import MAX_WINDOWS, Forwarded, PullResult, Push, PushResult, decode, encode
+from training.exchange.terms import MAX_SHARDS, OwnerInfo
+
+PUSH = Push(GENESIS, IDS["x"], 1, 2, 1, 0.5, [0, 1])
+
+
+def test_a_message_survives_the_wire() -> None:
+    """As an array, without the names of its fields."""
+    assert decode(encode(PUSH), Push) == PUSH
+    assert msgspec.msgpack.decode(encode(PUSH))[:2] == [GENESIS, IDS["x"]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"node": b"short"}, {"step": -1}, {"weight": 0.0}, {"shards": [4096]}, {"shards": [0] * (MAX_SHARDS + 1)}],
+)
+def test_a_value_out_of_range_is_refused(changes: dict[str, object]) -> None:
+    """Lengths, signs and the number of shards are checked before a handler runs."""
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode(msgspec.structs.replace(PUSH, **changes)), Push)
+
+
+def test_the_windows_of_a_forward_are_bounded() -> None:
+    """An owner cannot make its backup allocate any number of them."""
+    entry = Forwarded(0, *term(1, "a"), 0, closed_windows=[[]] * (MAX_WINDOWS + 1))
+
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode(entry), Forwarded)
+
+
+def test_a_reason_of_a_later_version_is_accepted() -> None:
+    """A refusal is final whatever its reason."""
+    result = decode(encode(PushResult(0, "refused", reason="from-the-future")), PushResult)
+
+    assert (result.status, result.reason, result.denies_ownership) == ("refused", "from-the-future", False)
+
+
+def test_only_a_redirect_or_an_unknown_owner_denies_ownership() -> None:
+    """Any other retry is for the same owner."""
+    where = OwnerInfo.of(0, term(1, "b"), contact("b"))
+
+    assert PushResult(0, "redirect", where=where).denies_ownership
+    assert PushResult.retry(0, "owner_unknown").denies_ownership
+    assert not PushResult.retry(0, "window_full").denies_ownership
+    assert not PushResult.refused(0, "late").denies_ownership
+    assert PullResult(0, "retry").denies_ownership
+    assert not PullResult(0, "same").denies_ownership
+
+
+def test_a_value_ranks_by_its_own_term_unless_another_is_given() -> None:
+    """The rank differs after a take-over that has added nothing."""
+    assert PullResult(0, "value", *term(9, "a")).rank_term == term(9, "a")
+    assert PullResult(0, "value", *term(9, "a"), 1, None, *term(4, "b")).rank_term == term(4, "b")
