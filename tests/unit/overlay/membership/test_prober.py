@@ -71,7 +71,8 @@ def test_a_suspicion_shorter_than_a_round_ends_on_time() -> None:
     """With ten seconds between rounds and one of suspicion the death comes after twice the suspicion, not a round."""
 
     async def story(world: World) -> None:
-        await asyncio.sleep(10.5)
+        next_round = world.members.detector.next_deadline()
+        await asyncio.sleep(next_round - world.clock.monotonic() + 0.1)
         world.suspect()
         await asyncio.sleep(5)
         assert [kind for kind, _ in world.changes] == ["up", "suspect", "dead"]
