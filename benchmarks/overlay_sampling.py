@@ -100,7 +100,7 @@ class _Truth:
     def on_change(self, callback: Callable[..., None]) -> None:
         """Nothing ever changes."""
 
-    def everybody_known(self) -> bool:
+    def all_known(self) -> bool:
         return False
 
     def is_suspect(self, _node_id: bytes) -> bool:

@@ -61,7 +61,7 @@ class Crawler:
         """All live peers known that count for barriers. In a large swarm each call keeps the crawl repeating for a
         while."""
         now = self._clock.monotonic()
-        if not self._members.everybody_known():
+        if not self._members.all_known():
             if now > self._crawl_until:
                 self._crawl_wanted.set()
             self._crawl_until = now + 2 * CRAWL_INTERVAL_S
@@ -79,7 +79,7 @@ class Crawler:
                 pass
             self._refresh_now.clear()
             await self._lookups.find(self._local.node_id)
-            if not self._members.everybody_known():
+            if not self._members.all_known():
                 await self._lookups.find(self._far_target())
             if not self._is_crawling():
                 self._members.forget_unused(frozenset(self._sampler.pool.ids()), self._clock.monotonic())

@@ -101,7 +101,7 @@ class PeerSampler:
 
     def knows_nearly_all(self) -> bool:
         """Whether the member list reaches the lower bound of the estimate; a lookup would hardly find others."""
-        if self._members.everybody_known():
+        if self._members.all_known():
             return True
         known = len(self._members.peers) + 1
         return known <= FULL_VIEW and known >= self.population().low
@@ -134,7 +134,7 @@ class PeerSampler:
                 and not self._members.detector.is_suspect(node_id)
             )
 
-        if self._members.everybody_known():
+        if self._members.all_known():
             drawn = draw_distinct(self._known_ids(), count, allowed, self._rng)
         else:
             # A sample takes each peer from another ball, so a pool has a few balls more than the largest sample peers.
@@ -180,7 +180,7 @@ class PeerSampler:
         while True:
             now = self._clock.monotonic()
             self.pool.expire(now)
-            if self._members.everybody_known():
+            if self._members.all_known():
                 self.pool.clear()
                 quiet = 0 if await self._compare_contacts(self._local.node_id) else quiet + 1
                 pause_s = FIRST_COMPARE_INTERVAL_S if quiet < FIRST_COMPARES else COMPARE_INTERVAL_S
@@ -219,7 +219,7 @@ class PeerSampler:
         target = random_id(self._rng)
         found = await self._lookups.find(target)
         now = self._clock.monotonic()
-        if len(found) < self._k and not self._members.everybody_known():
+        if len(found) < self._k and not self._members.all_known():
             return  # cut off, or many nodes just failed: no evidence for the number of nodes
         # The radius must not depend on this very lookup, or dense regions would have smaller balls.
         before = self.estimator.estimate(now)

@@ -1,6 +1,6 @@
 """Calls that wait for their answers: one retry, time-outs, and answers that arrive after the time-out.
 
-Each try has a message id of its own, so an answer always tells the round trip of the datagram it answers (Karn's
+Each try has a message id of its own, so an answer always shows the round trip of the datagram it answers (Karn's
 rule). A timer that fires late shows that our own loop was busy: the answer may still be in the socket's buffer, and the
 wait is extended once. A call that was given up is kept for a while: an answer that arrives late shows that the waits
 are shorter than the round trip, and answers in time alone would never lengthen them.
@@ -48,7 +48,7 @@ class PendingCall:
 
 
 class CallTable:
-    """The pending calls of one node by message id. A retry has an id of its own, so a call may stand here twice."""
+    """The pending calls of one node by message id. A retry has an id of its own, so a call may be in it twice."""
 
     def __init__(
         self,

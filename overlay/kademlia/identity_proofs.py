@@ -5,7 +5,7 @@ the heartbeat of the response with its start and claimed address. A node enters 
 counts as restarted only with a proof, and only a proof shows that another process uses our own identity. A proof does
 not bind later datagrams; the seal does (`overlay.sealing`).
 
-Pure. Keeps one count: a signature costs tens of microseconds and anybody may request one, so their rate is limited.
+Pure. Keeps one count: a signature costs tens of microseconds and any node may request one, so their rate is limited.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Malformed(OverlayError):
 
 
 def swarm_tag(run: str, genesis: bytes) -> bytes:
-    """Eight bytes that tell swarms apart: the start of SHA-256(run, genesis)."""
+    """Eight bytes that distinguish swarms: the start of SHA-256(run, genesis)."""
     return hashlib.sha256(b"p2pnode swarm\0" + run.encode() + b"\0" + genesis).digest()[:TAG_BYTES]
 
 
@@ -222,7 +222,7 @@ def pack_nodes(packed_contacts: Iterable[bytes]) -> Nodes:
     """As many packed contacts, in the order given, as fit one datagram."""
     entries = list(packed_contacts)
     packed = b"".join(entries)
-    if len(packed) == PACKED_V4_BYTES * len(entries) <= MAX_CONTACT_BYTES:  # nearly always: all IPv4, and there is room
+    if len(packed) == PACKED_V4_BYTES * len(entries) <= MAX_CONTACT_BYTES:  # nearly always: all IPv4, and they fit
         return Nodes(packed, b"")
     v4: list[bytes] = []
     v6: list[bytes] = []

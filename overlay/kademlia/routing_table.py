@@ -47,7 +47,7 @@ class Bucket(KBucket):  # type: ignore[misc]
         return int(ID_BITS - (high - low).bit_length())
 
     def halves(self) -> tuple[Bucket, Bucket]:
-        """The two buckets this one splits into; replacement entries move up where there is room."""
+        """The two buckets this one splits into; replacement entries move up where they fit."""
         low, high = self.range
         middle = (low + high) // 2
         one, two = Bucket(low, middle, self.ksize), Bucket(middle + 1, high, self.ksize)

@@ -1,4 +1,4 @@
-"""Who is in the swarm and who is alive: a member list with SWIM failure detection and Lifeguard's local health.
+"""Which nodes are in the swarm, and which are alive: a member list with SWIM and Lifeguard failure detection.
 
 May import the flat modules of `overlay` and `overlay.kademlia`. `members` and `failure_detector`, and the small rules
 that they use, are pure: events in, `actions` out. `service` connects them to the protocol and performs the actions,

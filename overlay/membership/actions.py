@@ -93,7 +93,7 @@ class CheckAddress:
 
 @dataclass(frozen=True, slots=True)
 class SendDuplicateIdentity:
-    """Tell one of two processes with the same id where the other is."""
+    """Report to one of two processes with the same id where the other is."""
 
     to: Contact
     report: DuplicateIdentity

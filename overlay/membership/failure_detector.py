@@ -173,7 +173,7 @@ class FailureDetector:
         return [SendPingRequest(node_id, tuple(self._rng.sample(helpers, count)))]
 
     def on_unreachable(self, node_id: bytes, now: float, reason: str) -> list[DetectorAction]:
-        """Neither direct nor indirect pings reached it: suspect it, and tell it and others."""
+        """Neither direct nor indirect pings reached it: suspect it, and send that to it and to others."""
         member = self._members.get(node_id)
         if member is None or member.state is MemberState.SUSPECT:
             return []
@@ -197,7 +197,7 @@ class FailureDetector:
         return [*self._remove(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
 
     def forget(self, node_id: bytes) -> None:
-        """Drop a member that is of no use any more; this says nothing about its state."""
+        """Drop a member that is of no use any more, whatever its state."""
         if self._members.pop(node_id, None) is not None:
             self._suspects.pop(node_id, None)
 

@@ -1,8 +1,8 @@
 """Finds two processes that run with one identity: a copied state directory, or a stolen key.
 
 A process that uses our id counts only when it proves it with our key, under another start (`boot_id`). Two processes of
-one identity never list each other as peers, so a third node that receives heartbeats of both tells each where the
-other is; that is a hint, and each verifies it. Restarts are no conflict: a new start has a higher incarnation, and the
+one identity never list each other as peers, so a third node that receives heartbeats of both reports each to the
+other; that is a hint, and each verifies it. Restarts are no conflict: a new start has a higher incarnation, and the
 older one sends nothing more.
 
 Pure.
@@ -18,7 +18,7 @@ from overlay.kademlia.messages import DuplicateIdentity, pack_contact, unpack_co
 from overlay.membership.actions import Action, LogEvent, Notify, SendDuplicateIdentity, Verify
 from overlay.peers import Contact, Heartbeat, Peer, PeerChange
 
-#: The two processes of one id are told of each other at most once in this time.
+#: The two processes of one id are reported to each other at most once in this time.
 REPORT_PAUSE_S = 1.0
 #: Ids whose last report is remembered.
 MAX_REPORTED = 1024
@@ -73,12 +73,12 @@ class IdentityConflicts:
     def on_conflict(
         self, heartbeat: Heartbeat, claimed: Address, source: Address, known: Peer, now: float
     ) -> Sequence[Action]:
-        """Two starts of one id send heartbeats at a time: tell each where the other is."""
+        """Two starts of one id send heartbeats at the same time: report each to the other."""
         if now < self._reported.get(heartbeat.node_id, 0.0):
             return ()
         actions: list[Action] = []
         if self._reported.pop(heartbeat.node_id, None) is None:
-            reason = f"{source} and {known.address} both speak as this node"
+            reason = f"{source} and {known.address} both send as this node"
             actions += (
                 LogEvent("warning", "identity_used_twice", {"peer": short(heartbeat.node_id), "reason": reason}),
                 Notify(PeerChange(heartbeat.node_id, "clone", reason)),

@@ -35,7 +35,7 @@ from overlay.membership.identity_conflict import IdentityConflicts, is_conflict,
 from overlay.membership.negative_cache import NegativeCache
 from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
 
-#: More peers than this are not inserted: a table is not a list of everybody, and an attacker can invent any number.
+#: More peers than this are not inserted: a table need not hold every node, and an attacker can invent any number.
 MAX_PEERS = 4096
 #: A peer that was not heard from for this long and is in no bucket, pool or watch list is dropped.
 FORGET_S = 180.0
@@ -86,7 +86,7 @@ class MemberList:
     def stretch(self) -> float:
         return self.detector.stretch
 
-    def everybody_known(self) -> bool:
+    def all_known(self) -> bool:
         """No more nodes than one lookup returns: table and swarm are the same."""
         return len(self.peers) + 1 <= self._k
 
@@ -261,7 +261,7 @@ class MemberList:
         return self._relocate(heartbeat, address, rtt_s, now)
 
     def _relocate(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
-        """It is at this address from now on, if the address has room for one more id."""
+        """It is at this address from now on, if the limit of ids per address allows it."""
         if self._exceeds_address_limit(heartbeat.node_id, address):
             return self._refused(group_of(address.host))
         replaced = self._replace_occupant(heartbeat.node_id, address, now)

@@ -1,4 +1,4 @@
-"""Answers the datagram requests that need nothing but the member list: `ping`, `find_node`, `probe`, `news`, `twin`."""
+"""Handles the datagram requests that need only the member list: `ping`, `find_node`, `probe`, `news`, `twin`."""
 
 from __future__ import annotations
 

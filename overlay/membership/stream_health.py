@@ -1,8 +1,8 @@
 """What streams to peers, and their failures, mean for membership.
 
 Requests and responses over streams refresh the peers they come from. Each failure to connect asks the failure detector
-for a probe. A peer whose streams fail twice within half a minute, although it answers probes, gets a message that says
-so, and is no candidate for shards for as long. A peer at a port that a NAT chose takes no streams at all.
+for a probe. A peer whose streams fail twice within half a minute, although it answers probes, is notified, and is
+no candidate for shards for as long. A peer at a port that a NAT chose accepts no streams at all.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def test_every_member_is_probed_within_one_pass() -> None:
 
 
 def test_watched_members_are_probed_in_every_round() -> None:
-    """Partners every second, until they are heard from."""
+    """Watched members every second, until one of their messages arrives."""
     made = detector(A, B, C, D)
     made.watch([C])
     rounds = [due for due, action in run(made, 10.0) if action == SendPing(C)]
@@ -52,8 +52,8 @@ def test_watched_members_are_probed_in_every_round() -> None:
     assert max(b - a for a, b in itertools.pairwise(rounds)) <= 1.001
 
 
-def test_those_just_heard_from_are_not_probed() -> None:
-    """A life sign within half the interval is as good as a probe."""
+def test_a_member_that_just_sent_something_is_not_probed() -> None:
+    """A message within half the interval replaces the probe."""
     made = detector(A)
     made.watch([A])
     due = made.next_deadline()
@@ -62,8 +62,8 @@ def test_those_just_heard_from_are_not_probed() -> None:
     assert made.tick(due) == []
 
 
-def test_silence_leads_through_others_to_suspicion_and_death() -> None:
-    """Direct, indirect, suspect (told to the accused), dead after suspicion_s (told at once)."""
+def test_time_outs_lead_through_indirect_probes_to_suspicion_and_death() -> None:
+    """Direct ping, indirect ping, suspicion (sent to the suspect), death after suspicion_s (broadcast at once)."""
     made = detector(A, B, C)
     through = made.on_timeout(A, 10.0, others=[A, B, C])
     assert len(through) == 1
@@ -89,15 +89,15 @@ def test_silence_leads_through_others_to_suspicion_and_death() -> None:
     assert made.dead() == [A]
 
 
-def test_without_helpers_silence_is_suspicion_at_once() -> None:
-    """Two nodes: nobody to ask."""
+def test_without_helpers_a_time_out_is_a_suspicion_at_once() -> None:
+    """In a swarm of two no other node can ping it."""
     made = detector(A)
 
     assert isinstance(made.on_timeout(A, 1.0, others=[])[0], StateChanged)
 
 
-def test_the_accused_clears_itself_by_speaking() -> None:
-    """Heard from after the accusation: refuted here, and told, so that it refutes elsewhere."""
+def test_a_message_of_the_suspect_ends_the_suspicion() -> None:
+    """The suspicion is sent to it as well, so that it refutes elsewhere."""
     made = detector(A, B)
     made.on_unreachable(A, 1.0, "silent")
 
@@ -108,8 +108,8 @@ def test_the_accused_clears_itself_by_speaking() -> None:
     assert not made.is_suspect(A)
 
 
-def test_an_accusation_against_us_is_refuted_with_a_higher_count() -> None:
-    """Each accusation at our count or above raises it; older ones, and those of former starts, do not."""
+def test_a_suspicion_of_us_is_refuted_with_a_higher_count() -> None:
+    """Each one at our count or above raises it; older ones, and those of former starts, do not."""
     made = detector(A)
     alive = news(MemberState.ALIVE, OWN, 3, 1)
 
@@ -144,15 +144,15 @@ OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
         ("suspect", MemberState.LEFT, SAME, "left"),
     ],
 )
-def test_news_by_state(standing: str, kind: MemberState, count: tuple[int, int], expected: str | None) -> None:
+def test_gossip_by_state(standing: str, kind: MemberState, count: tuple[int, int], expected: str | None) -> None:
     """At equal incarnation and refutation: left, dead > suspect > alive; alive needs more."""
     made = detector(A, B)
     made.on_gossip(news(MemberState.ALIVE, A, *SAME), A, 0.0)
     if standing == "suspect":
         made.on_unreachable(A, 1.0, "silent")
 
-    own_word = kind in (MemberState.ALIVE, MemberState.LEFT)
-    actions = made.on_gossip(news(kind, A, *count), A if own_word else B, 5.0)
+    by_itself = kind in (MemberState.ALIVE, MemberState.LEFT)
+    actions = made.on_gossip(news(kind, A, *count), A if by_itself else B, 5.0)
 
     kinds = [action.kind for action in actions if isinstance(action, StateChanged)]
     if expected is None:
@@ -164,12 +164,12 @@ def test_news_by_state(standing: str, kind: MemberState, count: tuple[int, int],
     else:
         assert kinds == [expected]
         assert (Broadcast(news(kind, A, *count)) in actions) is (kind is not MemberState.DEAD), (
-            "a death is asked about first"
+            "our own probes confirm a death first"
         )
 
 
-def test_a_suspect_is_asked_in_every_round_and_any_answer_clears_it() -> None:
-    """Suspected on hearsay, its refutations lost: it is probed every second all the same, and one answer is enough."""
+def test_a_suspect_is_probed_in_every_round_and_any_answer_ends_the_suspicion() -> None:
+    """Suspected on gossip, its refutations lost: it is probed every second, and one answer is enough."""
     made = detector(A, B, C, D, now=3.9)
     made.on_gossip(news(MemberState.SUSPECT, A), B, 5.0)
     probes = [due for due, action in run(made, 7.95) if action == SendPing(A) and due > 5.0]
@@ -178,8 +178,8 @@ def test_a_suspect_is_asked_in_every_round_and_any_answer_clears_it() -> None:
     assert StateChanged(A, "refuted", "it sent a message") in made.on_heartbeat(A, 1, 7.95)
 
 
-def test_a_suspect_is_told_with_every_probe() -> None:
-    """One lost accusation does not keep it from refuting."""
+def test_a_suspect_gets_the_suspicion_with_every_probe() -> None:
+    """It can refute although one datagram was lost."""
     made = detector(A, B, now=3.9)
     made.on_unreachable(A, 5.0, "silent")
     seen = [(due, action) for due, action in run(made, 7.95) if due > 5.0]
@@ -189,8 +189,8 @@ def test_a_suspect_is_told_with_every_probe() -> None:
     assert len(told) == 3
 
 
-def test_nobody_is_buried_whom_we_did_not_find_silent_ourselves() -> None:
-    """A suspicion that ends before three of our questions were left unanswered goes on; the third ends it."""
+def test_no_member_is_removed_before_it_left_our_own_probes_unanswered() -> None:
+    """A suspicion is extended until three probes were left unanswered; the third ends it."""
     made = detector(A, B, now=2.0)
     made.on_timeout(A, 2.5, others=[B])
     made.on_gossip(news(MemberState.SUSPECT, A), B, 3.0)
@@ -198,7 +198,7 @@ def test_nobody_is_buried_whom_we_did_not_find_silent_ourselves() -> None:
     made.on_timeout(A, 5.0, others=[B])
     actions = [action for _, action in run(made, 6.5)]
     assert not [action for action in actions if isinstance(action, StateChanged)], (
-        "its silence of before does not count"
+        "time-outs before the suspicion do not count"
     )
     assert made.is_suspect(A)
 
@@ -207,7 +207,7 @@ def test_nobody_is_buried_whom_we_did_not_find_silent_ourselves() -> None:
 
 
 def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
-    """Forty at once: sixteen are asked in a round, those not asked yet come first; none is suspected for ever."""
+    """Forty at once: sixteen are probed in a round, those not probed yet first; each suspicion ends."""
     nodes = [bytes([number]) * 20 for number in range(10, 50)]
     made = detector(*nodes, now=1.9)
     for node_id in nodes:
@@ -222,9 +222,9 @@ def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
     )
 
 
-def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
-    """Suspected and asked at once, three times; said again it is not asked again; silence buries it and is told, an
-    answer lets it refute."""
+def test_a_reported_death_is_confirmed_by_our_own_probes() -> None:
+    """Suspected and probed at once, three times; a second report adds nothing. Time-outs remove it, an answer ends the
+    suspicion."""
     dead, reason = news(MemberState.DEAD, A), "others report it dead, and it does not answer us"
     silent, answering = detector(A, B, C), detector(A, B, C)
     for made in (silent, answering):
@@ -237,11 +237,11 @@ def test_a_death_on_hearsay_is_not_believed_unasked() -> None:
     assert not silent.is_alive(A)
     assert answering.on_heartbeat(A, 1, 5.6)[0] == StateChanged(A, "refuted", "it sent a message")
     later = answering.on_timeout(A, 9.0, others=[B, C])
-    assert [type(action) for action in later] == [SendPingRequest], "a later silence begins anew"
+    assert [type(action) for action in later] == [SendPingRequest], "a later time-out begins anew"
 
 
-def test_a_death_on_hearsay_is_believed_of_whom_we_find_silent_too() -> None:
-    """Suspected, asked in vain three times, and others say it is dead: no more questions."""
+def test_a_reported_death_of_a_silent_suspect_is_accepted_at_once() -> None:
+    """Three probes were left unanswered already: no further probe is sent."""
     made = detector(A, B)
     made.on_unreachable(A, 5.0, "silent")
     for at in (6.0, 7.0, 7.1):
@@ -252,8 +252,8 @@ def test_a_death_on_hearsay_is_believed_of_whom_we_find_silent_too() -> None:
 
 
 @pytest.mark.parametrize("kind", [MemberState.SUSPECT, MemberState.DEAD])
-def test_what_is_said_to_be_refuted_is_looked_into_and_not_believed(kind: MemberState) -> None:
-    """A refutation that others told of outranks the older accusation as far as this: ask, and believe neither."""
+def test_gossip_that_others_report_as_refuted_causes_a_probe_only(kind: MemberState) -> None:
+    """A reported refutation outranks the older suspicion so far that the member is probed, and neither is accepted."""
     made = detector(A, B)
     made.on_gossip(news(MemberState.ALIVE, A, *SAME), B, 2.0)
 
@@ -264,8 +264,8 @@ def test_what_is_said_to_be_refuted_is_looked_into_and_not_believed(kind: Member
     assert made.is_suspect(A), "this one is newer"
 
 
-def test_leaves_and_refutations_are_believed_from_their_node_alone() -> None:
-    """From others they make us ask it, once, and pass them on; its own answer is what counts."""
+def test_leaves_and_refutations_count_from_their_own_node_only() -> None:
+    """From others they cause one probe and are passed on; its own answer decides."""
     made = detector(A, B, C)
     left = news(MemberState.LEFT, A, *SAME)
 
@@ -277,13 +277,13 @@ def test_leaves_and_refutations_are_believed_from_their_node_alone() -> None:
     assert made.on_gossip(alive, B, 2.5) == [SendPing(A), Broadcast(alive)]
     assert made.is_suspect(A)
     assert StateChanged(A, "refuted", "it sent a message") in made.on_heartbeat(A, 1, 2.6)
-    # What it refuted is old news from now on.
+    # The gossip that it refuted is outdated from now on.
     assert made.on_gossip(news(MemberState.SUSPECT, A, *SAME), C, 9.0) == []
     assert made.is_alive(A)
 
 
-def test_we_do_not_believe_ill_of_those_we_just_heard() -> None:
-    """They are told instead, so that they can refute."""
+def test_a_member_that_just_sent_something_is_not_suspected_on_gossip() -> None:
+    """The gossip is sent to it instead, so that it can refute."""
     made = detector(A, B)
     made.on_heartbeat(A, 1, 5.0)
     dead = news(MemberState.DEAD, A)
@@ -292,8 +292,8 @@ def test_we_do_not_believe_ill_of_those_we_just_heard() -> None:
     assert made.is_alive(A)
 
 
-def test_the_dead_rise_by_answering_only() -> None:
-    """News of their life makes us ask; their answer makes them members, and lets them refute old news."""
+def test_a_dead_member_is_restored_by_its_own_answer_only() -> None:
+    """Gossip that it is alive causes a ping; its answer restores it, and lets it refute old gossip."""
     made = detector(A, B)
     made.declare_dead(A, 1.0, "certain")
     alive = news(MemberState.ALIVE, A, 1, 1)
@@ -304,21 +304,21 @@ def test_the_dead_rise_by_answering_only() -> None:
     assert made.is_alive(A)
 
 
-def test_a_lagging_loop_blames_itself() -> None:
+def test_a_lagging_loop_extends_deadlines_and_time_outs() -> None:
     """A tick 5 s late moves every deadline by 5 s and stretches time-outs; in-time ticks shrink them again."""
     made = detector(A)
     made.on_unreachable(A, 0.5, "silent")
     due = made.next_deadline()
     made.tick(due + 5.0)
 
-    assert made.is_alive(A), "3 s of suspicion were over, but we slept through them"
+    assert made.is_alive(A), "3 s of suspicion had passed, but the loop lagged"
     assert made.stretch == 2.0
     made.tick(made.next_deadline())
     assert made.stretch == 1.0
 
 
-def test_hints_probe_at_once_but_not_again_and_again() -> None:
-    """A second hint within 0.2 s adds nothing; a hint about a stranger neither."""
+def test_a_requested_probe_is_sent_at_once_and_not_repeated() -> None:
+    """A second request within 0.2 s adds nothing, nor does one for an unknown node."""
     made = detector(A)
 
     assert made.request_probe(A, 1.0) == [SendPing(A)]
@@ -326,8 +326,8 @@ def test_hints_probe_at_once_but_not_again_and_again() -> None:
     assert made.request_probe(B, 1.1) == []
 
 
-def test_who_leaves_is_gone_and_stays_gone() -> None:
-    """Left by its own word, in a heartbeat or in its news; it is not dialled as the dead are."""
+def test_a_member_that_leaves_is_removed_and_not_called_again() -> None:
+    """By its heartbeat or by its gossip; it is not among the dead."""
     made = detector(A, B)
 
     assert [a.kind for a in made.on_leave(A, 1.0) if isinstance(a, StateChanged)] == ["left"]
