@@ -17,9 +17,6 @@ from safetensors.numpy import load_file
 
 from tests.process.harness.trainer_world import ROOT, World, descriptors, lives, until, wait_until
 from training.layout import Layout
-from training.supervisor.process import OutputLog
-from training.supervisor.process_trainer import KEEP_MEMORY
-from training.supervisor.session import hidden_package
 from training.trainer_link import shared_memory
 from training.trainer_link.interface import StepOrder, TrainerFailed
 
@@ -32,22 +29,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def order(step: int, local_steps: int = 2) -> StepOrder:
     return StepOrder(step, local_steps, 1.0, True)
-
-
-@pytest.mark.parametrize("users", ["", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
-def test_a_trainer_keeps_its_memory_unless_the_user_decides(
-    world: World, monkeypatch: pytest.MonkeyPatch, users: str
-) -> None:
-    """The C library is told to keep freed pages, except where the environment says something of its own about them."""
-    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
-        monkeypatch.delenv(name)
-    if users:
-        monkeypatch.setenv(users, "2")
-
-    environment = world.trainer()._environment()
-
-    assert (KEEP_MEMORY.items() <= environment.items()) is not bool(users)
-    assert not users or environment[users] == "2"
 
 
 @pytest.mark.parametrize("uvloop", [False, True])
@@ -377,22 +358,6 @@ def test_a_long_state_directory_has_its_socket_elsewhere(world: World) -> None:
 
     world.run(scenario)
     assert list(world.state_dir.iterdir()) == []
-
-
-def test_a_folder_on_the_path_that_hides_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an installed program, where the user's PYTHONPATH comes first and Python finds his folder only."""
-    (tmp_path / "training").mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    output = OutputLog(tmp_path / "trainer.log")
-    output.write(b"python: Error while finding module specification for 'training.trainer' ")
-    output.write(b"(ModuleNotFoundError: No module named 'training.trainer')\n")
-    output.end()
-
-    failure = hidden_package(output)
-
-    assert failure is not None
-    assert f"the folder {tmp_path / 'training'} hides p2pnode's own package" in failure[0]
-    assert "rename" in failure[1]
 
 
 def test_what_a_trainer_prints_is_kept_and_bounded(world: World) -> None:

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import nn
 
 from tests.harness import tasks
 from training.tasks.task import TrainSpec
-from training.trainer import snapshot
 from training.trainer.loading import build_task
 from training.trainer.runner import MAX_SKIPPED, TaskRunner
-from training.trainer.snapshot import CannotWrite, seed_all
+from training.trainer.snapshot import seed_all
 from training.trainer_link.interface import StepOrder, TrainerFailed, Vector
 
 
@@ -155,43 +152,6 @@ def test_a_loss_that_is_not_finite_is_reported_and_warned_of() -> None:
     assert node.warnings == ["loss_not_finite"]
 
 
-def test_a_late_joiner_has_the_learning_rate_of_the_others() -> None:
-    """A cosine schedule is a function of the swarm's step: who begins at step 9 stands where one of step 1 is."""
-    founder, joiner = Node("Adaptive"), Node("Adaptive")
-    reports = founder.train(range(1, 10))
-
-    (report,) = joiner.train(range(9, 10))
-
-    assert report.metrics == reports[-1].metrics
-    assert report.metrics["learning_rate"] < 0.01
-
-
-def test_a_schedule_goes_back_with_the_swarm() -> None:
-    """A node that resumes at an earlier step has that step's learning rate again."""
-    node = Node("Adaptive")
-    first, *_ = node.train(range(1, 6))
-
-    (again,) = node.train(range(1, 2))
-
-    assert again.metrics["learning_rate"] == pytest.approx(first.metrics["learning_rate"])
-
-
-def test_a_schedule_that_has_an_end_is_left_there() -> None:
-    """OneCycleLR raises when it is stepped beyond its end: one warning, and training goes on."""
-    node = Node("OneCycle")
-
-    node.train(range(1, 4))
-
-    assert node.warnings == ["schedule_over"]
-
-
-def test_a_schedule_by_loss_is_refused() -> None:
-    """Every node has another loss, and a schedule must be the same everywhere."""
-    with pytest.raises(TrainerFailed, match="ReduceLROnPlateau") as failure:
-        Node("Plateau")
-    assert failure.value.fatal
-
-
 def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
     """Optimiser, schedule, dropout's generator and data position: nothing is lost in a save and a restore."""
     whole = Node("Adaptive")
@@ -209,52 +169,6 @@ def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path) -> N
 
     assert np.array_equal(resumed.vector, whole.vector)
     assert resumed.runner.samples_seen == whole.runner.samples_seen
-
-
-def test_integer_buffers_are_in_the_snapshot(tmp_path: Path) -> None:
-    """They are the node's own and in no vector, so they are saved with its state."""
-    node = Node("Normed")
-    node.train(range(1, 3))
-    node.runner.save(tmp_path / "state")
-    fresh = Node("Normed")
-
-    fresh.runner.restore(tmp_path / "state")
-
-    assert int(fresh.spec.model[1].num_batches_tracked) == 10  # type: ignore[index,union-attr,arg-type]
-
-
-def test_a_snapshot_is_read_without_running_anything(tmp_path: Path) -> None:
-    """It holds tensors and plain values only."""
-    node = Node("Adaptive")
-    node.train(range(1, 2))
-    node.runner.save(tmp_path / "state")
-
-    assert torch.load(tmp_path / "state", weights_only=True)["format"] == snapshot.FORMAT
-
-
-def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    """The sentence names the path; the old file stays and no half-written one is left."""
-    node = Node("Plain")
-    (tmp_path / "file").write_text("in the way")
-
-    with pytest.raises(CannotWrite, match="could not be written"):
-        node.runner.save(tmp_path / "file" / "state")
-    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
-
-
-@pytest.mark.parametrize("content", [b"", b"no snapshot", None])
-def test_a_snapshot_that_does_not_fit_is_named(tmp_path: Path, content: bytes | None) -> None:
-    """Junk, and the state of another task, are refused with the path and what to do."""
-    path = tmp_path / "state"
-    if content is None:
-        Node("Line").runner.save(path)
-    else:
-        path.write_bytes(content)
-
-    with pytest.raises(TrainerFailed, match=str(path)) as failure:
-        Node("Normed").runner.restore(path)
-    assert failure.value.fatal
-    assert "remove the file" in failure.value.hint
 
 
 def test_an_evaluation_changes_nothing() -> None:
@@ -331,40 +245,3 @@ def test_a_task_that_cannot_train_is_named(kind: str, message: str, capfd: pytes
     """Without data, or with a loss that is no scalar, the sentence says so."""
     with pytest.raises(TrainerFailed, match=message):
         Node(kind).train(range(1, 2))
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
-def test_an_exported_model_loads_without_this_program(tmp_path: Path, name: str) -> None:
-    """A strict `load_state_dict` of the bare model takes it, integer buffers included, with the vector's values."""
-    node = Node("Normed")
-    node.train(range(1, 2))
-
-    node.runner.export(tmp_path / name, node.vector)
-    path = tmp_path / name
-    state = load_file(path) if name.endswith("safetensors") else torch.load(path, weights_only=True)
-    fresh = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
-    fresh.load_state_dict(state)
-
-    assert np.array_equal(fresh[0].bias.detach().numpy(), node.vector[:8])
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_tied_tensors_are_exported_under_every_name(tmp_path: Path) -> None:
-    """safetensors refuses tensors that share memory; a loader wants both names."""
-    task, spec = build_task(
-        "text",
-        {"layers": 1, "width": 8, "heads": 1, "context": 8},
-        data_dir=__file__,
-        seed=1,
-        node_seed=2,
-        device="cpu",
-    )
-    runner = TaskRunner("text", task, spec)
-    vector = np.zeros(runner.model_vector.layout.total, np.float32)
-    runner.model_vector.read(vector)
-
-    runner.export(tmp_path / "m.safetensors", vector)
-    state = load_file(tmp_path / "m.safetensors")
-
-    assert torch.equal(state["bytes.weight"], state["scores.weight"])
-    assert "scores.weight" not in [entry.name for entry in runner.model_vector.layout.entries]

@@ -1,0 +1,98 @@
+"""One process and its output: the bounded log, exit codes, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from training.supervisor.process import LOG_BYTES, TAIL_LINE_BYTES, TAIL_LINES, OutputLog, TrainerProcess
+
+
+def test_the_last_lines_are_kept_without_empty_ones(tmp_path: Path) -> None:
+    """Lines may arrive in pieces; the last one counts when the process has ended; a long one is cut at its start."""
+    log = OutputLog(tmp_path / "trainer.log")
+    for number in range(20):
+        log.write(f"line {number}\n\n".encode())
+    log.write(b"in two ")
+    log.write(b"pieces\n" + b"x" * 1000)
+    log.end()
+
+    assert len(log.last_lines) == TAIL_LINES
+    assert log.last_lines[-3:] == ["line 19", "in two pieces", "x" * TAIL_LINE_BYTES]
+
+
+def test_a_new_process_begins_with_no_lines(tmp_path: Path) -> None:
+    """The file is continued, the lines for error messages are not."""
+    log = OutputLog(tmp_path / "trainer.log")
+    log.write(b"first\n")
+    log.end()
+
+    log.begin()
+    log.write(b"second\n")
+    log.end()
+
+    assert log.last_lines == ["second"]
+    assert (tmp_path / "trainer.log").read_bytes() == b"first\nsecond\n"
+
+
+def test_the_file_is_replaced_when_it_is_full(tmp_path: Path) -> None:
+    """One older file is kept, and neither exceeds the limit."""
+    log = OutputLog(tmp_path / "trainer.log")
+    for letter in (b"a", b"b", b"c"):
+        log.write(letter * (LOG_BYTES - 1))
+    log.end()
+
+    assert (tmp_path / "trainer.log").read_bytes() == b"c" * (LOG_BYTES - 1)
+    assert (tmp_path / "trainer.log.1").read_bytes() == b"b" * (LOG_BYTES - 1)
+
+
+def test_output_passes_on_when_the_file_cannot_be_written(tmp_path: Path) -> None:
+    """Without its folder the log loses the file, but neither the last lines nor `on_output`."""
+    printed: list[bytes] = []
+    log = OutputLog(tmp_path / "missing" / "trainer.log", printed.append)
+
+    log.write(b"still here\n")
+    log.end()
+
+    assert (printed, log.last_lines) == ([b"still here\n"], ["still here"])
+
+
+def run(code: str, tmp_path: Path) -> tuple[TrainerProcess, OutputLog]:
+    """Run Python code as a trainer process, to its end."""
+    log = OutputLog(tmp_path / "trainer.log")
+
+    async def scenario() -> TrainerProcess:
+        process = await TrainerProcess.spawn([sys.executable, "-S", "-c", code], os.environ, log)
+        await process.exited
+        return process
+
+    return asyncio.run(scenario()), log
+
+
+def test_an_exit_code_and_a_signal_are_named(tmp_path: Path) -> None:
+    """The message has the code, or the name of the signal; both streams are in the log."""
+    process, log = run("import sys; print('out'); sys.stdout.flush(); sys.exit('error')", tmp_path)
+    assert (process.returncode, process.how_it_ended()) == (1, "exit code 1")
+    assert log.last_lines == ["out", "error"]
+
+    process, _ = run("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", tmp_path)
+    assert process.how_it_ended() == "signal SIGTERM"
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """`end` returns when the process is gone, its children included."""
+    log = OutputLog(tmp_path / "trainer.log")
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    )
+
+    async def scenario() -> str:
+        process = await TrainerProcess.spawn([sys.executable, "-S", "-c", code], os.environ, log)
+        while not log.last_lines:  # noqa: ASYNC110 - another process prints them
+            await asyncio.sleep(0.01)
+        await process.end(polite_s=0.01)
+        return process.how_it_ended()
+
+    assert asyncio.run(scenario()) == "signal SIGKILL"

@@ -1,0 +1,126 @@
+"""The trainer's end of the socket: orders, cancellation, stop, and a daemon that ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
+from training.trainer_link import messages
+from training.trainer_link.interface import StepOrder
+
+
+class Daemon:
+    """The daemon's end of a socket pair."""
+
+    def __init__(self) -> None:
+        self.socket, self._trainers_end = socket.socketpair()
+        self.lost = threading.Event()
+        self.connection = DaemonConnection(self._trainers_end, self.lost.set)
+        self._decoder = messages.Decoder()
+
+    def send(self, *given: messages.FromDaemon) -> None:
+        self.socket.sendall(b"".join(messages.encode(message) for message in given))
+
+    def close(self) -> None:
+        """Close both ends, after the receiving thread has ended."""
+        self.connection.close()
+        assert self.lost.wait(5)
+        self._trainers_end.close()
+        self.socket.close()
+
+    def received(self) -> list[messages.FromTrainer]:
+        return self._decoder.from_trainer(self.socket.recv(1 << 16))
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon()
+    yield made
+    made.close()
+
+
+def order(turn: int) -> messages.Train:
+    return messages.Train(turn, StepOrder(turn, 10, 1.0, is_first=False))
+
+
+def test_messages_arrive_in_order_and_time_out(daemon: Daemon) -> None:
+    """Two messages in one write are two messages; with none `receive` returns None after its time-out."""
+    daemon.send(order(1), order(2))
+
+    assert [daemon.connection.receive(5), daemon.connection.receive(5)] == [order(1), order(2)]
+    assert daemon.connection.receive(0.001) is None
+
+
+def test_a_cancelled_turn_is_interrupted_and_the_next_is_not(daemon: Daemon) -> None:
+    """`Cancel` is noticed while the order is executed, without a call of `receive`."""
+    daemon.send(order(1), messages.Cancel(1), order(2))
+
+    daemon.connection.receive(5)
+    assert daemon.connection.receive(5) == order(2)
+    assert not daemon.connection.interrupted()
+    daemon.send(messages.Cancel(2), messages.Evaluate(3, 1))
+    assert daemon.connection.receive(5) == messages.Evaluate(3, 1)
+    assert not daemon.connection.interrupted()
+
+
+def test_a_stop_is_raised_by_every_call_from_then_on(daemon: Daemon) -> None:
+    """`receive` and `progress` raise, each time, and the current order is to be abandoned."""
+    daemon.send(messages.Stop())
+
+    for _ in range(2):
+        with pytest.raises(StopAsked):
+            daemon.connection.receive(5)
+    with pytest.raises(StopAsked):
+        daemon.connection.progress(1)
+    assert daemon.connection.interrupted()
+
+
+@pytest.mark.parametrize("last", [b"", (3).to_bytes(4, "big") + b"abc"], ids=["closed", "junk"])
+def test_a_daemon_that_ends_is_noticed(daemon: Daemon, last: bytes) -> None:
+    """A closed socket, or bytes that are no message: `on_lost` is called, and `receive` raises each time."""
+    daemon.socket.sendall(last)
+    daemon.socket.shutdown(socket.SHUT_RDWR)
+
+    assert daemon.lost.wait(5)
+    for _ in range(2):
+        with pytest.raises(DaemonGone):
+            daemon.connection.receive(5)
+    assert daemon.connection.interrupted()
+
+
+def test_progress_is_sent_once_per_interval(daemon: Daemon) -> None:
+    """Of a hundred reports in a row the first is sent."""
+    for step in range(100):
+        daemon.connection.progress(step)
+    daemon.connection.send(messages.Ready())
+
+    assert daemon.received() == [messages.TrainerProgress(0), messages.Ready()]
+
+
+def test_the_descriptors_come_with_their_message(daemon: Daemon) -> None:
+    """Vector and delta, in this order; without descriptors the answer is refused."""
+    first, second = os.pipe()
+    try:
+        socket.send_fds(daemon.socket, [messages.encode(messages.Memory(5, initialise=True))], [first, second])
+        memory, descriptors = daemon.connection.receive_memory()
+        assert memory == messages.Memory(5, initialise=True)
+        os.write(descriptors[1], b"written")
+        assert os.read(first, 7) == b"written"
+        for descriptor in descriptors:
+            os.close(descriptor)
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def test_another_first_message_than_start_is_refused(daemon: Daemon) -> None:
+    """A daemon of another version is treated as gone."""
+    daemon.send(messages.Ready())  # type: ignore[arg-type]
+
+    with pytest.raises(DaemonGone):
+        daemon.connection.receive_start()
