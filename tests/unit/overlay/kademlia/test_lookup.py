@@ -10,7 +10,7 @@ from tests.harness.peers import contact, ids
 
 
 def test_a_lookup_ends_with_the_k_closest_that_answered() -> None:
-    """Dead candidates fall out, slow ones give up their place in the window, ourselves take part."""
+    """Failed candidates are left out, slow ones free their place in the window, the own node takes part."""
     own, *others = ids(30, seed=5)
     target = others[0]
     ranked = sorted([own, *others], key=lambda node_id: distance(node_id, target))
@@ -42,7 +42,7 @@ def test_a_slow_peer_frees_its_place() -> None:
     assert not lookup.done
 
 
-def test_a_lookup_asks_all_the_closest_at_once_when_nobody_closer_turns_up() -> None:
+def test_a_lookup_asks_all_the_closest_at_once_when_no_answer_brings_a_closer_node() -> None:
     """While answers bring closer nodes the window is 3; after one that brings none, the 8 closest are asked."""
     own, *others = ids(30, seed=7)
     target = random_id(random.Random(7))
@@ -57,7 +57,7 @@ def test_a_lookup_asks_all_the_closest_at_once_when_nobody_closer_turns_up() -> 
     assert lookup.rounds == 2
 
 
-def test_whoever_would_replace_a_slow_peer_is_asked_before_it_has_failed() -> None:
+def test_the_replacement_of_a_slow_peer_is_asked_before_it_has_failed() -> None:
     """All of the 5 closest are silent: the next 5 are asked while the lookup still waits for those."""
     own, *others = ids(20, seed=8)
     target = random_id(random.Random(8))

@@ -14,7 +14,7 @@ from tests.harness.peers import heartbeat, ids
 
 
 def test_datagrams_are_what_the_specification_says() -> None:
-    """Golden bytes: kind, message id, then [tag, heartbeat, body, news] in MessagePack."""
+    """Golden bytes: kind, message id, then [tag, heartbeat, body, gossip] in MessagePack."""
     head = messages.encode_head(b"swarmtag", heartbeat(step=3, eligible=True))
     datagram = messages.encode(
         messages.REQUEST, b"m" * 20, head, messages.Ping(), [messages.Gossip(1, b"s" * 20, 2, 0)]
@@ -30,7 +30,7 @@ def test_datagrams_are_what_the_specification_says() -> None:
 
 
 def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
-    """IPv4 and IPv6 mixed, largest heartbeat, most news: at most 1400 bytes; own id and bad entries are left out."""
+    """IPv4 and IPv6 mixed, largest heartbeat, most gossip: at most 1400 bytes; own id and bad entries are left out."""
     nodes = ids(40, seed=7)
     v4 = [Contact(node_id, Address("10.1.2.3", 9)) for node_id in nodes[:10]]
     v6 = [Contact(node_id, Address("2001:db8::1", 65535)) for node_id in nodes[10:20]]
@@ -81,14 +81,14 @@ def test_contacts_that_cannot_be_sent_to_are_counted_and_dropped(entry: bytes) -
         (b"\x00" * 21 + b"\x91" * 1300, "content"),
     ],
 )
-def test_what_is_no_datagram_says_why(datagram: bytes, reason: str) -> None:
+def test_bytes_that_are_no_datagram_have_a_reason(datagram: bytes, reason: str) -> None:
     """`Malformed` with a constant reason, whatever the bytes, nested ones included."""
     with pytest.raises(messages.Malformed, match=reason):
         messages.decode(datagram)
 
 
 @pytest.mark.parametrize("change", [{"port": 0}, {"step": -1}, {"step_seconds": math.nan}, {"activity": 9}])
-def test_impossible_beats_do_not_decode(change: dict[str, object]) -> None:
+def test_impossible_heartbeats_do_not_decode(change: dict[str, object]) -> None:
     """Ranges are checked by the decoder."""
     head = messages.encode_head(b"swarmtag", heartbeat(**change))
 

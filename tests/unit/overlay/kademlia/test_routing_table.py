@@ -34,8 +34,8 @@ def test_the_table_gives_the_exact_closest_and_the_target_itself() -> None:
     assert all(len(bucket) <= 20 for bucket in table.buckets)
 
 
-def test_the_table_holds_all_of_the_own_neighbourhood() -> None:
-    """The 20 nodes closest to ourselves always find a place, and we never do."""
+def test_the_table_holds_the_closest_neighbours() -> None:
+    """The 20 nodes closest to the own id are always in it, and the own id never is."""
     own, *others = ids(2000, seed=4)
     table = ContactTable(20, Node(own))
     for node_id in others:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from overlay.membership.negative_cache import NegativeCache
+from overlay.membership.negative_cache import MAX_ENTRIES, MAX_PAUSE_S, NegativeCache
 from tests.harness.peers import contact
 
 
-def test_silent_addresses_are_left_alone_and_forgiven() -> None:
-    """Keyed by id and address, longer each time, ended by an answer."""
+def test_a_contact_that_timed_out_has_a_growing_pause_until_it_answers() -> None:
+    """By id and address; twice as long each time; an answer ends it."""
     cache = NegativeCache()
     one = contact(b"a" * 20)
     cache.add(one, 0.0)
@@ -18,3 +18,17 @@ def test_silent_addresses_are_left_alone_and_forgiven() -> None:
     assert cache.is_silent(one, 15.9)
     cache.discard(one)
     assert not cache.is_silent(one, 7.0)
+
+
+def test_the_pause_and_the_cache_are_bounded() -> None:
+    """No pause is longer than the maximum, and the oldest contact is dropped from a full cache."""
+    cache = NegativeCache()
+    one = contact(b"a" * 20)
+    for _ in range(20):
+        cache.add(one, 0.0)
+    assert not cache.is_silent(one, MAX_PAUSE_S + 0.1)
+    for port in range(1, MAX_ENTRIES + 1):
+        cache.add(contact(b"b" * 20, port), 0.0)
+
+    assert len(cache) == MAX_ENTRIES
+    assert not cache.is_silent(one, 1.0)
