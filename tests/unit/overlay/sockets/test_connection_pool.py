@@ -103,11 +103,14 @@ def test_connections_that_have_ended_are_not_reused() -> None:
 
     async def main() -> None:
         pool = ConnectionPool(None, SystemClock())
-        ended, unread = Wire(b""), Wire(b"late bytes")
+        ended, unread = Wire(), Wire()
+        await unread.stop()
         for wire in (ended, unread):
             pool.release(PEER, PooledConnection(wire.connection, None, b""))
-        for _ in range(5):
-            await asyncio.sleep(0)
+        ended.close_now()
+        unread.connection.get_buffer(-1)[:1] = b"x"
+        unread.connection.buffer_updated(1)
+        assert not unread.connection.has_ended
         assert pool.take_idle(PEER) is None
 
     asyncio.run(main())
