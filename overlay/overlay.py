@@ -1,8 +1,7 @@
-"""The overlay of one node, composed: what training and the daemon speak to.
+"""The overlay of one node: the API for training and the daemon, and the composition of all services below it.
 
-Wires the rules (table, detector, estimator, sampler, placement) to their services and owns every task. It decides
-nothing that a module below it could decide. Two swarms never mix: everything but `hello` carries the tag of one
-genesis, and before that is known nothing is accepted.
+It builds the services and owns their tasks; every decision is made in a module below it. Two swarms never mix: each
+message but `hello` carries the tag of one genesis, and a node accepts no other message before it has entered a swarm.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ from overlay.transport import Body, ReceivedResponse, Request, Response, Transpo
 
 __all__ = ["NotThisSwarm", "Overlay", "PeerChange"]
 
-#: A leave is said twice, this far apart: datagrams get lost.
+#: A leave is sent twice, this far apart, because datagrams get lost.
 LEAVE_REPEAT_DELAY_S = 0.05
 
 
 class Overlay:
-    """One node's place in the swarm."""
+    """One node in its swarm."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Overlay:
         gateway: Gateway | None = None,
         lan: Lan | None = None,
     ) -> None:
-        """`gateway`: the router that shall let others in; `lan`: announcements in the local network; None: without."""
+        """`gateway` maps a port in the router, `lan` announces the node in the local network; None: without."""
         node, swarm, clock, rng = settings.node, settings.swarm, environment.clock, environment.entropy.random
         address = Address(node.host, node.port or 1)
         self.local = local = LocalNode(identity.node_id, incarnation, boot_id, swarm.run, address)
@@ -94,13 +93,13 @@ class Overlay:
         self._crawler = Crawler(local, settings.k, membership, lookups, self._sampler, self._candidates, environment)
         self._requests = RequestService(local, transport, self._stream_health, clock)
         self._requests.register_bare(hello.HELLO, self._answer_hello)
-        caller = hello.HelloContext(identity, boot_id, swarm.run, environment.entropy)
+        context = hello.HelloContext(identity, boot_id, swarm.run, environment.entropy)
         self._reachability = Reachability(
-            local, caller, transport, self._requests, members.peers, environment, client_only=node.client_only
+            local, context, transport, self._requests, members.peers, environment, client_only=node.client_only
         )
         protocol.register(StreamsFailing, self._reachability.on_unreachable_report)
         self._port_mapper = None if gateway is None else PortMapper(local, gateway, environment)
-        dialer = Dialer(local, transport, caller, environment, on_duplicate_identity=membership.on_own_id_proven)
+        dialer = Dialer(local, transport, context, environment, on_duplicate_identity=membership.on_own_id_proven)
         network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
         self._joining = Joining(local, dialer, PeerStore(environment), network, membership, lookups, environment)
         self._joining.on_arrival(self._reachability.check_now)
@@ -138,16 +137,16 @@ class Overlay:
         return await self._lan.join()
 
     def found(self, genesis: bytes) -> None:
-        """This node founds, or re-opens, the swarm with this genesis (16 bytes)."""
+        """Found the swarm with this genesis (16 bytes), or open it again."""
         self.local.enter(genesis)
         self._reachability.assume_reached()
 
     async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
-        """Enter through any bootstrap or remembered peer; for ever. Raises `NotThisSwarm`."""
+        """Dial bootstraps and remembered peers until one is of our swarm, and enter it. Raises `NotThisSwarm`."""
         await self._joining.join(bootstraps, genesis or self.genesis)
 
     async def leave(self) -> None:
-        """Say good-bye to everybody known, twice; the transport stays open."""
+        """Send a leave to all known peers, twice; the transport stays open."""
         self.announce(activity=Activity.LEAVING)
         self._joining.store_peers()
         news = self._detector.leave_notice()
@@ -176,7 +175,7 @@ class Overlay:
         self._tasks.append(asyncio.create_task(self._supervised(name, service), name=f"overlay {name}"))
 
     async def _supervised(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A service that fails is a fault of ours: it is said, and shown in `report`, and the others go on."""
+        """Run one service. If it fails, log and count the fault; the other services continue."""
         try:
             await service()
         except Exception as error:
@@ -198,7 +197,7 @@ class Overlay:
 
     @property
     def genesis(self) -> bytes | None:
-        """Of the swarm this node has entered; None before."""
+        """The genesis of the swarm that this node has entered; None before."""
         return self.local.genesis
 
     @property
@@ -223,7 +222,7 @@ class Overlay:
     def _on_local_change(self, change: LocalChange) -> None:
         self._protocol.set_heartbeat(self.local.heartbeat, self.local.tag)
         if change in ("role", "address"):
-            # Samples, placement and dialling depend on them: they do not wait for the next message.
+            # Sampling, placement and dialling depend on these changes, so peers hear of them at once.
             self._membership.send_to_some([])
         if change == "address":
             self._reachability.check_now()
@@ -240,7 +239,7 @@ class Overlay:
         return self._joining.attempts
 
     def remembered(self) -> list[str]:
-        """Addresses of peers kept on disk, most recently met first."""
+        """Addresses of peers stored on disk, most recently seen first."""
         return [str(address) for address in self._joining.remembered()]
 
     def _live_contacts(self) -> list[Contact]:
@@ -258,43 +257,43 @@ class Overlay:
         return node_id in self.peers
 
     def is_gone(self, node_id: bytes) -> bool:
-        """Known to have died or left. A node that was never met is neither gone nor alive."""
+        """Known to be dead or to have left; an unknown node is neither gone nor alive."""
         return self._detector.is_gone(node_id)
 
     def is_suspect(self, node_id: bytes) -> bool:
         return self._detector.is_suspect(node_id)
 
     def suspect(self, node_id: bytes, reason: str) -> None:
-        """A hint: probe it now."""
+        """Have the failure detector probe this node now."""
         self._membership.request_probe(node_id, reason)
 
     def watch(self, node_ids: Iterable[bytes]) -> None:
-        """Partners, probed in every round; replaces the former ones."""
+        """Have the failure detector probe these nodes in every round; replaces the previous list."""
         self._detector.watch(node_ids)
 
     def on_change(self, callback: Callable[[PeerChange], None]) -> None:
-        """Called synchronously with every change in the standing of a peer."""
+        """Call `callback` synchronously with every change in the state of a peer."""
         self._membership.on_change(callback)
 
     async def ping(self, contact: Contact) -> Heartbeat | None:
-        """Ask one node for its heartbeat; None when it stays silent."""
+        """Ask one node for its heartbeat; None when it does not answer."""
         return await self._queries.ping(contact)
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
-        """Ask these for their heartbeats, all at once; what they say lands in `peers`."""
+        """Ask these nodes for their heartbeats at the same time; the answers update `peers`."""
         await self._queries.query_steps(node_ids)
 
     # -- the swarm -----------------------------------------------------------------------------------------------
 
     async def lookup(self, target: bytes) -> list[Contact]:
-        """The k nodes closest to `target` that answered, ourselves where we belong, closest first."""
+        """The k nodes closest to `target` that answered, closest first; this node included where it belongs."""
         return await self._lookups.find(target)
 
     def population(self) -> Population:
         return self._sampler.population()
 
     def workers(self) -> float:
-        """Live nodes that train, ourselves included if we do; at least 1."""
+        """Estimated number of live nodes that train, this node included if it does; at least 1."""
         return self._sampler.workers()
 
     def sample(self, count: int, since: float = 0.0) -> list[Peer]:
@@ -302,23 +301,25 @@ class Overlay:
         return self._sampler.sample(count, since)
 
     def all_members(self, since: float = 0.0) -> list[Peer]:
-        """All live peers known that take part in barriers; in large swarms asking keeps a crawl going."""
+        """All live peers known that count for barriers; in a large swarm each call keeps the crawl repeating for a
+        while."""
         return self._crawler.all_members(since)
 
     async def candidates(self, key: bytes) -> list[Contact]:
-        """Who should own `key`, best first."""
+        """The nodes that should own `key`, best first."""
         return await self._candidates.of(key)
 
     # -- streams -------------------------------------------------------------------------------------------------
 
     def register(self, name: str, handler: Handler) -> None:
-        """Serve requests of this name: `handler(contact, payload, body)`; its `Response.head` is the payload back."""
+        """Serve requests of this name: `handler(contact, payload, body)`; `Response.head` is the payload of the
+        response."""
         self._requests.register(name, handler)
 
     def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """Ask a node over a stream. Raises `TransportError`; a failure to connect makes liveness look at once."""
+        """Send a request over a stream. Raises `TransportError`; a failure to connect causes a probe at once."""
         return self._requests.request(to, name, payload, body, timeout_s=timeout_s)
 
     async def _answer_hello(self, incoming: Request) -> Response:
@@ -330,7 +331,7 @@ class Overlay:
         )
 
     def may_own(self, peer: Peer) -> bool:
-        """Whether a peer is a candidate for shards as far as this node can tell: eligible, and its streams work."""
+        """Whether a peer is eligible to own shards and its streams work."""
         return peer.eligible and self._stream_health.is_reachable(peer.node_id)
 
     # -- report --------------------------------------------------------------------------------------------------

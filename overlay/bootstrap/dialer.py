@@ -1,9 +1,9 @@
-"""Getting into a swarm, and back into it: names, addresses, remembered peers, for ever, with backoff.
+"""Dials the addresses of bootstraps and remembered peers until a node of our swarm answers, with backoff.
 
-Every address of every bootstrap and every remembered peer is tried, remembered ones first; each failure has its
-reason. Names are resolved beside the dialling, never before it; while a resolver is silent the addresses it gave last
-are good enough. Giving up is for one case only: every bootstrap answered, and none belongs to our swarm
-(`NotThisSwarm`). A node never founds a swarm because nobody answered.
+Each round tries every address at the same time, with a short lead for remembered peers; each failure keeps its reason.
+Names are resolved while other addresses are dialled; if the resolver does not answer, its last addresses are used.
+Dialling ends without success in one case only: every bootstrap answered, and none belongs to our swarm
+(`NotThisSwarm`). A node never founds a swarm because no bootstrap answered.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from overlay.errors import OverlayError
 from overlay.local_node import LocalNode
 from overlay.transport import Transport
 
-#: Longest wait for one `hello`: connecting, and its answer.
+#: Longest wait for one `hello`: connecting, and each wait for the response.
 HELLO_TIMEOUT_S = 2.0
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.25, 10.0
-#: Remembered peers get this much of a start before the bootstraps are dialled too.
+#: Bootstraps are dialled this much later than remembered peers.
 BOOTSTRAP_DELAY_S = 0.2
-#: Remembered peers dialled in one round.
+#: Most remembered peers dialled in one round.
 MAX_REMEMBERED = 16
 
 
@@ -40,7 +40,7 @@ class NotThisSwarm(OverlayError):
 
 @dataclass(frozen=True)
 class _Target:
-    """One address to dial, and the text the user gave it as (the address itself for remembered peers)."""
+    """One address to dial. `label` is the text in the settings, or the address itself for a remembered peer."""
 
     label: str
     address: Address
@@ -51,13 +51,13 @@ _Outcome = tuple[_Target, HelloResult | HelloRejected]
 
 
 class Dialer:
-    """Dials until somebody of our swarm answers. `attempts` holds the last failure by address."""
+    """Dials until a node of our swarm answers. `attempts` holds the last failure by address."""
 
     def __init__(
         self,
         local: LocalNode,
         transport: Transport,
-        caller: HelloContext,
+        context: HelloContext,
         environment: Environment,
         *,
         on_duplicate_identity: Callable[[int, int, Address], None],
@@ -70,30 +70,30 @@ class Dialer:
         self._transport = transport
         self._rng = environment.entropy.random
         self._log = environment.log
-        self._caller = caller
+        self._context = context
         self._on_duplicate_identity = on_duplicate_identity
 
     async def dial(
         self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
     ) -> HelloResult:
-        """The first node of our swarm that answers; for ever. `remembered` is asked anew for each round. Raises
-        `NotThisSwarm`."""
+        """Dial until a node of our swarm answers. `remembered` is called for each round. Raises `NotThisSwarm`."""
         pause_s = MIN_RETRY_DELAY_S
         while True:
-            greeted, hopeless = await self._round(bootstraps, remembered(), genesis)
-            if greeted is not None:
+            result, is_hopeless = await self._round(bootstraps, remembered(), genesis)
+            if result is not None:
                 self.attempts.clear()
-                return greeted
-            if bootstraps and hopeless:
+                return result
+            if bootstraps and is_hopeless:
                 raise NotThisSwarm(list(self.attempts.items()))
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(1.6 * pause_s, MAX_RETRY_DELAY_S)
 
     async def try_once(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
-        """Dial every address of one bootstrap or peer once, without a word; the first of our swarm that answers."""
+        """Dial the addresses of one bootstrap or peer once, without logging; the first node of our swarm that
+        answers."""
         for address in await self._addresses(label):
             try:
-                if not _out_of_reach(self._local.bound, address):
+                if not _why_unreachable(self._local.bound, address):
                     return await self._hello(address, genesis)
             except HelloRejected:
                 continue
@@ -102,14 +102,14 @@ class Dialer:
     async def _round(
         self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None
     ) -> tuple[HelloResult | None, bool]:
-        """One try of everybody; whether all bootstraps have answered for good that they are not ours."""
+        """One try of all addresses; also whether all bootstraps answered that they do not belong to our swarm."""
         outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue()
-        later_s = BOOTSTRAP_DELAY_S if remembered else 0.0
+        delay_s = BOOTSTRAP_DELAY_S if remembered else 0.0
         tasks = [
             asyncio.create_task(self._try(address, 0.0, genesis, outcomes), name=f"hello {address}")
             for address in remembered[:MAX_REMEMBERED]
         ] + [
-            asyncio.create_task(self._try(label, later_s, genesis, outcomes), name=f"hello {label}")
+            asyncio.create_task(self._try(label, delay_s, genesis, outcomes), name=f"hello {label}")
             for label in bootstraps
         ]
         final: dict[str, None] = {}
@@ -133,12 +133,12 @@ class Dialer:
         return None, all(label in final for label in bootstraps)
 
     async def _try(
-        self, label: str | Address, later_s: float, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]
+        self, label: str | Address, delay_s: float, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]
     ) -> None:
-        """All addresses of one bootstrap, or one remembered, at once; what each answered, and None when all have."""
+        """Dial all addresses of one bootstrap or peer at once; put each outcome, and None after the last."""
         try:
             addresses = await self._addresses(label)
-            await asyncio.sleep(later_s)
+            await asyncio.sleep(delay_s)
             targets = [_Target(str(label), address, isinstance(label, Address)) for address in addresses]
             async with asyncio.TaskGroup() as group:
                 for target in targets:
@@ -148,7 +148,7 @@ class Dialer:
 
     async def _try_one(self, target: _Target, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]) -> None:
         try:
-            reason = _out_of_reach(self._local.bound, target.address)
+            reason = _why_unreachable(self._local.bound, target.address)
             if reason:
                 raise HelloRejected(reason, final=False)
             outcomes.put_nowait((target, await self._hello(target.address, genesis)))
@@ -158,14 +158,14 @@ class Dialer:
     async def _hello(self, address: Address, genesis: bytes | None) -> HelloResult:
         try:
             return await say_hello(
-                self._transport, address, caller=self._caller, genesis=genesis, timeout_s=HELLO_TIMEOUT_S
+                self._transport, address, context=self._context, genesis=genesis, timeout_s=HELLO_TIMEOUT_S
             )
         except DuplicateIdentityFound as error:
             self._on_duplicate_identity(error.incarnation, error.boot_id, error.address)
             raise
 
     async def _addresses(self, label: str | Address) -> Sequence[Address]:
-        """The addresses of a label now, or those it had last; none where there never were any."""
+        """The present addresses of a label, or the last known ones; empty where there never were any."""
         if isinstance(label, Address):
             return [label]
         try:
@@ -180,18 +180,18 @@ class Dialer:
         return self._resolved.get(label, ())
 
     def _note(self, address: str, reason: str) -> None:
-        """Keep the reason; log it when it is another than before."""
+        """Keep the reason of a failure; log it when it changed."""
         if self.attempts.get(address) != reason:
             self.attempts[address] = reason
             self._log.warning("bootstrap_failed", address=address, reason=reason)
 
 
-def _out_of_reach(bound: Address, address: Address) -> str:
-    """Why datagrams of a socket bound there cannot go to an address; empty where they can."""
+def _why_unreachable(bound: Address, address: Address) -> str:
+    """Why a socket bound to `bound` cannot send to an address; empty where it can."""
     if bound.host == "::":
         return ""
     if ":" in address.host and ":" not in bound.host:
-        return 'is IPv6, and this node listens on IPv4 alone; node.host = "::" takes both'
+        return 'is IPv6, and this node listens on IPv4 only; node.host = "::" takes both'
     if ":" in bound.host and ":" not in address.host:
-        return 'is IPv4, and this node listens on IPv6 alone; node.host = "::" takes both'
+        return 'is IPv4, and this node listens on IPv6 only; node.host = "::" takes both'
     return ""

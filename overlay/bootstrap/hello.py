@@ -1,10 +1,9 @@
-"""The first contact: `hello`, a request without an envelope that anybody may send.
+"""`hello`, the first exchange with a node: a request without an envelope that unauthenticated peers may send.
 
-It tells both sides who the other is (protocol version, run, genesis, id), what address the answerer saw, and up to 20
-contacts, so that every way of dialling the wrong place has its own clear sentence. Also the other half of the
-eligibility check: opening a `hello` to an address proves that its node can be reached there. The answer is signed over
-the asker's nonce: who answers holds the key of the id it gives. Our own id, signed under another start than ours, is
-another process with our key (`DuplicateIdentityFound`).
+The response has protocol version, run, genesis and id of the responder, the address it saw, and up to 20 contacts, so
+each way of dialling a wrong address gets its own message. The responder signs the nonce of the request, which proves
+its id. If it proves our own id under another start, another process uses our key (`DuplicateIdentityFound`). A `hello`
+also serves as dial-back (`overlay.nat.reachability`): a node that answers it can be reached at that address.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NONCE_BYTES = 16
 
 
 class HelloRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Who dials, and what the answer is to be signed over. Later versions may append fields."""
+    """The dialling node, and the nonce that the response must sign. Later versions may append fields."""
 
     version: int
     run: Annotated[str, Meta(max_length=64)]
@@ -41,9 +40,10 @@ class HelloRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Who answers. `genesis` is empty while it has not joined a swarm itself; `nodes` only for its own run.
+    """The responding node. `genesis` is empty before it has joined a swarm; `nodes` is empty for other runs.
 
-    `signature` is of `CONTEXT`, the nonce, the asker's id and this answer with an empty signature, by `public_key`.
+    `signature`, by `public_key`, covers `CONTEXT`, the nonce, the id of the dialling node and this struct with an empty
+    signature.
     """
 
     version: int
@@ -60,7 +60,7 @@ class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class HelloResult:
-    """A node of our swarm that answered, and whom it knows."""
+    """A node of our swarm that answered, and the contacts it gave."""
 
     contact: Contact
     genesis: bytes
@@ -69,7 +69,7 @@ class HelloResult:
 
 
 class HelloRejected(OverlayError):
-    """It answered or not, and cannot be joined through. `final`: it will not change by waiting."""
+    """This node cannot join through that address. `final`: waiting does not change that."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -78,7 +78,7 @@ class HelloRejected(OverlayError):
 
 
 class DuplicateIdentityFound(HelloRejected):
-    """Another process answered, and proved it, with our own identity."""
+    """Another process answered and proved that it holds our own key."""
 
     def __init__(self, address: Address, incarnation: int, boot_id: int) -> None:
         super().__init__("runs with this node's own identity", final=True)
@@ -94,7 +94,7 @@ _REQUEST = msgspec.msgpack.Decoder(HelloRequest)
 
 @dataclass(frozen=True)
 class HelloContext:
-    """Who says hello: our identity, our start and our run; `entropy` gives the nonces."""
+    """What every `hello` of this node uses: its identity, start and run; `entropy` gives the nonces."""
 
     identity: Identity
     boot_id: int
@@ -109,11 +109,11 @@ def answer_hello(
     local: LocalNode,
     closest: Callable[[bytes], list[bytes]],
 ) -> Response:
-    """Who we are, for anybody; whom we know (`closest`, packed), for nodes of our run. Raises `RequestRejected`."""
+    """The response to a `hello`; packed contacts (`closest`) only for nodes of our run. Raises `RequestRejected`."""
     try:
         request = _REQUEST.decode(incoming.head)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise RequestRejected("this is no hello; is it another version of p2pnode?") from None
+        raise RequestRejected("this is not a hello; does the sender run another version of p2pnode?") from None
     answer = HelloAnswer(
         PROTOCOL_VERSION,
         local.run,
@@ -129,34 +129,34 @@ def answer_hello(
     return Response(_ENCODER.encode(msgspec.structs.replace(answer, signature=signature)))
 
 
-def _statement(nonce: bytes, asker: bytes, unsigned: HelloAnswer) -> bytes:
-    return CONTEXT + len(nonce).to_bytes(1, "big") + nonce + asker + _ENCODER.encode(unsigned)
+def _statement(nonce: bytes, asking_id: bytes, unsigned: HelloAnswer) -> bytes:
+    return CONTEXT + len(nonce).to_bytes(1, "big") + nonce + asking_id + _ENCODER.encode(unsigned)
 
 
 def check_answer(
-    head: bytes, address: Address, nonce: bytes, *, caller: HelloContext, genesis: bytes | None
+    head: bytes, address: Address, nonce: bytes, *, context: HelloContext, genesis: bytes | None
 ) -> HelloResult:
-    """What an answer means for a node of `run` (and of `genesis`, where it knows). Raises `HelloRejected`."""
+    """Check a response to our `hello`; `genesis` is None before this node knows its swarm. Raises `HelloRejected`."""
     try:
         answer = _ANSWER.decode(head)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise HelloRejected("answers, but not as a p2pnode", final=True) from None
     if answer.version != PROTOCOL_VERSION:
-        raise HelloRejected(f"speaks protocol {answer.version}, this node speaks {PROTOCOL_VERSION}", final=True)
-    own_id, run = caller.identity.node_id, caller.run
-    if answer.node_id == own_id and answer.boot_id == caller.boot_id:
+        raise HelloRejected(f"uses protocol version {answer.version}, this node uses {PROTOCOL_VERSION}", final=True)
+    own_id, run = context.identity.node_id, context.run
+    if answer.node_id == own_id and answer.boot_id == context.boot_id:
         raise HelloRejected("is this node itself", final=True)
     unsigned = msgspec.structs.replace(answer, signature=b"")
-    if node_id_of(answer.public_key) != answer.node_id or not caller.identity.verifies(
+    if node_id_of(answer.public_key) != answer.node_id or not context.identity.verifies(
         answer.public_key, _statement(nonce, own_id, unsigned), answer.signature
     ):
-        raise HelloRejected(f"says it is {short(answer.node_id)} and cannot prove it", final=True)
+        raise HelloRejected(f"claims to be {short(answer.node_id)} without proof", final=True)
     if answer.node_id == own_id:
         raise DuplicateIdentityFound(address, answer.incarnation, answer.boot_id)
     if answer.run != run:
         raise HelloRejected(f"belongs to run {answer.run!r}, this node to {run!r}", final=True)
     if len(answer.genesis) != GENESIS_BYTES:
-        raise HelloRejected(f"is {short(answer.node_id)}, which has not joined a swarm yet itself", final=False)
+        raise HelloRejected(f"is {short(answer.node_id)}, which has not joined a swarm yet", final=False)
     if genesis is not None and answer.genesis != genesis:
         raise HelloRejected(
             f"belongs to another swarm named {run!r} (genesis {answer.genesis.hex()[:8]}, ours {genesis.hex()[:8]})",
@@ -167,17 +167,17 @@ def check_answer(
 
 
 async def say_hello(
-    transport: Transport, address: Address, *, caller: HelloContext, genesis: bytes | None, timeout_s: float
+    transport: Transport, address: Address, *, context: HelloContext, genesis: bytes | None, timeout_s: float
 ) -> HelloResult:
-    """Dial one address. Raises `HelloRejected` with the reason, whatever happens on the way."""
-    nonce = caller.entropy.token(NONCE_BYTES)
-    head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, caller.run, caller.identity.node_id, nonce))
+    """Send a `hello` to one address. Raises `HelloRejected` with the reason for every kind of failure."""
+    nonce = context.entropy.token(NONCE_BYTES)
+    head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, context.run, context.identity.node_id, nonce))
     try:
         async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:
             received, proven = answer.head, answer.node_id
     except TransportError as error:
         raise HelloRejected(error.detail, final=error.kind == "foreign") from error
-    greeted = check_answer(received, address, nonce, caller=caller, genesis=genesis)
-    if proven and proven != greeted.contact.node_id:
-        raise HelloRejected(f"is {short(proven)} and speaks as {short(greeted.contact.node_id)}", final=False)
-    return greeted
+    result = check_answer(received, address, nonce, context=context, genesis=genesis)
+    if proven and proven != result.contact.node_id:
+        raise HelloRejected(f"is {short(proven)}, but answers as {short(result.contact.node_id)}", final=False)
+    return result

@@ -1,5 +1,9 @@
-"""Joining and staying connected: what happens around a successful dial, when the table has run empty, and, now and
-then, for ever, whether there are others of our swarm that nobody here knows any more (islands of a long partition)."""
+"""Joins a swarm, joins again when all peers are gone, and reconnects the sides of a long partition.
+
+After a `hello` succeeded, the node verifies the responder and looks up its own id, which fills its table. Every minute
+it dials one known address whose node is not among its peers: the failure detector forgets dead nodes after an hour, but
+a partition may last longer.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,17 @@ from overlay.environment import Environment
 from overlay.local_node import LocalNode
 from overlay.membership.service import Membership
 
-#: The lookup of ourselves that ends a join is cut off after this; the table fills in the background.
+#: The lookup of our own id at the end of a join is cut off after this; the table fills up in the background.
 JOIN_LOOKUP_TIMEOUT_S = 2.0
-#: The table is looked at this often; empty, the node dials again.
+#: The node checks this often whether it has lost all peers, and then dials again.
 RECONNECT_INTERVAL_S = 5.0
-#: A bootstrap or remembered peer that is not among our peers is dialled this often: the dead are given up after an hour
-#: (`overlay.membership.failure_detector.DEAD_MEMORY_S`), a partition may last longer.
+#: A bootstrap or remembered peer that is not among our peers is dialled this often. It must outlast the memory of dead
+#: nodes (`overlay.membership.failure_detector.DEAD_MEMORY_S`), because a partition may.
 HEAL_INTERVAL_S = 60.0
 
 
 class Joining:
-    """Enters the swarm, remembers its peers, and enters again when everybody is gone."""
+    """Enters the swarm, stores its peers, and enters again when all are gone."""
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class Joining:
         self._bootstraps: list[str] = []
 
     def on_arrival(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever this node has met the swarm, or others of it, through a dialled node."""
+        """Call `callback` after every contact with the swarm through a dialled node."""
         self._callbacks.append(callback)
 
     @property
@@ -60,43 +64,44 @@ class Joining:
         return self._dialer.attempts
 
     def load(self) -> None:
+        """Read the remembered peers from disk."""
         self._peer_store.load()
 
     def remembered(self) -> list[Address]:
-        """Remembered addresses but our own."""
+        """Remembered addresses, without our own."""
         own = self._local.address
         return [address for address in self._peer_store.addresses() if address != own]
 
     def known_addresses(self) -> list[Address]:
-        """Remembered addresses, and those sighted in the local network, but our own."""
+        """Remembered addresses, and those discovered in the local network, without our own."""
         own = self._local.address
-        sighted = self._local_network.addresses()
-        self._rng.shuffle(sighted)  # more of them than are dialled at once may be made up
-        return [address for address in dict.fromkeys([*self.remembered(), *sighted]) if address != own]
+        discovered = self._local_network.addresses()
+        self._rng.shuffle(discovered)  # forged ones may outnumber those dialled in one round
+        return [address for address in dict.fromkeys([*self.remembered(), *discovered]) if address != own]
 
     async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
-        """Dial until somebody of our swarm answers, and look around. Raises `NotThisSwarm`."""
+        """Dial until a node of our swarm answers, enter, and fill the table. Raises `NotThisSwarm`."""
         self._bootstraps = list(bootstraps)
-        greeted = await self._dialer.dial(self._bootstraps, self.known_addresses, genesis)
-        self._local.enter(greeted.genesis)
-        await self._arrive(greeted)
-        through = str(greeted.contact.address)
+        result = await self._dialer.dial(self._bootstraps, self.known_addresses, genesis)
+        self._local.enter(result.genesis)
+        await self._arrive(result)
+        through = str(result.contact.address)
         self._log.info("swarm_joined", through=through, peers=len(self._members.peers))
 
-    async def _arrive(self, greeted: HelloResult) -> None:
-        """Meet the node that answered, then all around us."""
-        self._local.seen_as(greeted.observed_host)
-        self._membership.verify(greeted.contact)
+    async def _arrive(self, result: HelloResult) -> None:
+        """Verify the node that answered, then find our neighbours."""
+        self._local.seen_as(result.observed_host)
+        self._membership.verify(result.contact)
         try:
             async with asyncio.timeout(JOIN_LOOKUP_TIMEOUT_S):
-                await self._lookups.find(self._local.node_id, [greeted.contact, *greeted.contacts])
+                await self._lookups.find(self._local.node_id, [result.contact, *result.contacts])
         except TimeoutError:
             self._log.warning("join_lookup_slow", waited_s=JOIN_LOOKUP_TIMEOUT_S)
         for callback in self._callbacks:
             callback()
 
     async def keep_connected(self) -> None:
-        """Dial again when nobody is left and there is somebody to dial."""
+        """Dial again when all peers are gone and there is any address to dial."""
         while True:
             await asyncio.sleep(RECONNECT_INTERVAL_S)
             genesis = self._local.genesis
@@ -112,35 +117,37 @@ class Joining:
                 self._log.warning("not_this_swarm", reason=str(error))
 
     async def heal_partitions(self) -> None:
-        """Dial one whom we do not know, now and then; meet it, and all around it, if it is of our swarm."""
+        """Dial an address of an unknown node every minute; if it is of our swarm, connect to its side."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S * (0.5 + self._rng.random()))
             genesis, peers = self._local.genesis, self._members.peers
             if genesis is None or not len(peers) or self._members.detector.leaving:
                 continue
-            stranger = self._stranger({str(peer.address) for peer in peers} | {str(self._local.address)})
-            if stranger is None:
+            unknown = self._unknown_address({str(peer.address) for peer in peers} | {str(self._local.address)})
+            if unknown is None:
                 continue
-            greeted = await self._dialer.try_once(stranger, genesis)
-            if greeted is not None and greeted.contact.node_id not in peers:
-                self._log.info("island_met", through=str(greeted.contact.address))
-                await self._arrive(greeted)
+            result = await self._dialer.try_once(unknown, genesis)
+            if result is not None and result.contact.node_id not in peers:
+                self._log.info("island_met", through=str(result.contact.address))
+                await self._arrive(result)
 
-    def _stranger(self, known: Container[str]) -> str | Address | None:
-        """A bootstrap or a remembered peer, as likely the one as the other: the few that are meant to stay must not
-        wait behind the many that have gone."""
+    def _unknown_address(self, known: Container[str]) -> str | Address | None:
+        """A bootstrap or a remembered peer that is not known now, each kind with the same probability.
+
+        The few bootstraps, which are meant to stay, must not wait behind many remembered peers that have gone.
+        """
         bootstraps: list[str | Address] = [label for label in self._bootstraps if label not in known]
         others: list[str | Address] = [address for address in self.known_addresses() if str(address) not in known]
         kinds = [kind for kind in (bootstraps, others) if kind]
         return self._rng.choice(self._rng.choice(kinds)) if kinds else None
 
     def store_peers(self) -> None:
-        """Put the peers of this moment on disk."""
+        """Write the present peers to disk."""
         self._peer_store.add_live(self._members.peers)
         self._peer_store.write()
 
     async def keep_storing(self) -> None:
-        """Soon after they changed."""
+        """Write the peers to disk soon after they changed, until cancelled."""
         while True:
             await asyncio.sleep(self._peer_store.write_interval_s)
             self.store_peers()

@@ -1,9 +1,9 @@
-"""Peers of the local network (`swarm.discover = "lan"`): who is announced there, and whether one founds or joins.
+"""Discovery in the local network (`swarm.discover = "lan"`): the nodes announced, and whether to found or join.
 
-A node announces its run, its id, where it listens, and whether it is in a swarm yet; never a key. What others announce
-is a rumour: an address to dial, beside the bootstraps and the remembered peers, and proven like every other. Of nodes
-that start together the one with the lowest id founds, and the others wait for it. Multicast DNS itself is the door's
-business (`overlay.bootstrap.mdns`).
+A node announces its run, its id, where it listens, and whether it is in a swarm; never a key. Announcements of others
+are unauthenticated: they only give addresses to dial, and `hello` verifies the node there as any other. Of nodes that
+start together, the one with the lowest id founds and the others wait for it. `overlay.bootstrap.mdns` implements
+multicast DNS.
 
 All but `LocalNetwork.wait_for_peer`, which waits, is pure.
 """
@@ -20,19 +20,19 @@ from overlay.ids import ID_BYTES
 from overlay.kademlia.messages import PROTOCOL_VERSION
 
 SERVICE = "_p2pnode._udp.local."
-#: Multicast DNS answers within a second; a network that sleeps takes longer.
+#: Multicast DNS answers within a second; a sleeping network takes longer.
 SEARCH_S = 3.0
 POLL_INTERVAL_S = 0.1
-#: Who said that it would found and does not answer for this long is given up.
+#: Longest wait to join through the node that should found.
 LAN_JOIN_TIMEOUT_S = 15.0
-#: More announcements than this are not remembered.
+#: Further announcements are ignored.
 MAX_DISCOVERED = 64
-#: Addresses taken from one announcement.
+#: Most addresses used of one announcement.
 MAX_ADDRESSES = 4
 
 
 class Announcement(NamedTuple):
-    """What a node says of itself."""
+    """What a node announces of itself."""
 
     run: str
     node_id: bytes
@@ -40,7 +40,7 @@ class Announcement(NamedTuple):
     joined: bool
 
     def properties(self) -> dict[str, str]:
-        """As the text record of a service (RFC 6763 section 6)."""
+        """The text record of the service (RFC 6763 section 6)."""
         return {
             "v": str(PROTOCOL_VERSION),
             "run": self.run,
@@ -58,12 +58,12 @@ class DiscoveredNode(NamedTuple):
 
 
 class Lan(Protocol):
-    """The door to the local network's announcements."""
+    """Sends and receives the announcements of the local network."""
 
     async def start(
         self, own: Announcement, host: str, heard: Callable[[str, Mapping[str, str], Iterable[str], int], None]
     ) -> None:
-        """Announce, and tell of others: `heard(name, properties, hosts, port)`. Raises `OSError`."""
+        """Announce this node, and call `heard(name, properties, hosts, port)` for others. Raises `OSError`."""
         ...
 
     async def announce(self, own: Announcement) -> None:
@@ -71,12 +71,12 @@ class Lan(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Say that we are gone, and be still."""
+        """Withdraw the announcement, and stop listening."""
         ...
 
 
 def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: Announcement) -> DiscoveredNode | None:
-    """What an announcement means for us; None for junk, other runs, other versions, and ourselves."""
+    """The node that an announcement describes; None if it is malformed, of another run or version, or our own."""
     if properties.get("v") != str(PROTOCOL_VERSION) or properties.get("run") != own.run:
         return None
     try:
@@ -92,7 +92,7 @@ def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: An
         except ValueError:
             continue
         found = ipaddress.ip_address(address.host)
-        # Of a local network, or it is not where a neighbour lives: nobody sends us elsewhere by multicast.
+        # Only local addresses count: a forged announcement must not make us dial other networks.
         if (found.is_private or found.is_link_local) and not found.is_unspecified and not found.is_multicast:
             addresses.append(address)
     if not addresses:
@@ -101,12 +101,12 @@ def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: An
 
 
 class LocalNetwork:
-    """Who was announced, by the name of the announcement."""
+    """The nodes that were announced, by the name of the announcement."""
 
     def __init__(self, own: Announcement) -> None:
         self.own = own
         self.ignored = 0
-        self._sightings: dict[str, DiscoveredNode] = {}
+        self._discovered: dict[str, DiscoveredNode] = {}
 
     def announce(self, *, port: int | None = None, joined: bool | None = None) -> Announcement:
         """Change what this node announces."""
@@ -115,35 +115,35 @@ class LocalNetwork:
         return self.own
 
     def on_announcement(self, name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
-        """An announcement, new or changed; junk is counted."""
-        sighting = read(properties, hosts, port, self.own)
-        if sighting is None or (len(self._sightings) >= MAX_DISCOVERED and name not in self._sightings):
+        """Take in a new or changed announcement; count those that are ignored."""
+        node = read(properties, hosts, port, self.own)
+        if node is None or (len(self._discovered) >= MAX_DISCOVERED and name not in self._discovered):
             self.ignored += properties.get("id") != self.own.node_id.hex()
             return
-        self._sightings[name] = sighting
+        self._discovered[name] = node
 
     def addresses(self) -> list[Address]:
-        """Where they say that they are."""
-        every = (address for sighting in self._sightings.values() for address in sighting.addresses)
-        return list(dict.fromkeys(every))
+        """The announced addresses."""
+        addresses = (address for node in self._discovered.values() for address in node.addresses)
+        return list(dict.fromkeys(addresses))
 
     def drop_lowest(self) -> None:
-        """The one that was waited for to found has not: the next is waited for, or nobody."""
-        seekers = [(each.node_id, name) for name, each in self._sightings.items() if not each.joined]
-        if seekers:
-            del self._sightings[min(seekers)[1]]
+        """Forget the node that should have founded but did not; the one with the next id takes its place."""
+        waiting = [(node.node_id, name) for name, node in self._discovered.items() if not node.joined]
+        if waiting:
+            del self._discovered[min(waiting)[1]]
 
     def is_any_joined(self) -> bool:
-        """Whether one of them is in a swarm."""
-        return any(sighting.joined for sighting in self._sightings.values())
+        """Whether any announced node is in a swarm."""
+        return any(node.joined for node in self._discovered.values())
 
     def should_found(self) -> bool:
-        """Nobody is in a swarm, and none of those that start now has a lower id."""
-        lowest = min((sighting.node_id for sighting in self._sightings.values()), default=self.own.node_id)
+        """Whether this node founds: no announced node is in a swarm or has a lower id."""
+        lowest = min((node.node_id for node in self._discovered.values()), default=self.own.node_id)
         return not self.is_any_joined() and self.own.node_id <= lowest
 
     async def wait_for_peer(self) -> bool:
-        """Whether there is, or soon will be, somebody to join; takes `SEARCH_S` where nobody is in a swarm."""
+        """Whether there is, or soon will be, a node to join; takes `SEARCH_S` while none is in a swarm."""
         for _ in range(round(SEARCH_S / POLL_INTERVAL_S)):
             if self.is_any_joined():
                 return True

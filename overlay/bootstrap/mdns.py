@@ -1,5 +1,7 @@
-"""Announcements in the local network by multicast DNS, through the package `zeroconf` (extra `lan`, imported when asked
-for). What strangers announce is text here and judged in `overlay.bootstrap.local_network`."""
+"""Announces this node by multicast DNS, through the package `zeroconf` (extra `lan`, imported on first use).
+
+Announcements of others are passed on as text; `overlay.bootstrap.local_network` decides what they mean.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ if TYPE_CHECKING:
 PACKAGE = "zeroconf"
 #: Longest wait for the details of one announcement.
 DETAILS_MS = 2000
-#: Announcements whose details are asked for at one time.
+#: Announcements whose details are queried at the same time.
 MAX_CONCURRENT_QUERIES = 16
-#: Longest wait for our own good-bye.
+#: Longest wait for the withdrawal of our announcement.
 STOP_TIMEOUT_S = 1.0
 
 Heard = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 
 
 def is_installed() -> bool:
-    """Whether the package is there; it is not imported."""
+    """Whether the package is installed; it is not imported."""
     return find_spec(PACKAGE) is not None
 
 
@@ -57,7 +59,7 @@ class ZeroconfLan:
             version = IPVersion.V4Only if bound.version == 4 else IPVersion.V6Only
             self._zeroconf = AsyncZeroconf(interfaces=[host], ip_version=version)
         self._info = self._service(own)
-        # Its id is its own: a second one of that name is a twin, whom the overlay finds out.
+        # The name contains the node id. A second node of that name has our identity, which the overlay detects.
         await self._zeroconf.async_register_service(self._info, allow_name_change=True)
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, [SERVICE], handlers=[self._changed])
 
@@ -99,7 +101,7 @@ class ZeroconfLan:
         )
 
     def _changed(self, zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
-        """One was announced or changed: ask for its details. Who is gone is found out by dialling."""
+        """Query the details of a new or changed announcement. Dialling finds out which nodes are gone."""
         from zeroconf import ServiceStateChange
 
         if state_change is ServiceStateChange.Removed or len(name) > 255:
@@ -119,14 +121,14 @@ class ZeroconfLan:
                 return
             properties = {str(key): str(value) for key, value in info.decoded_properties.items() if value is not None}
             hosts, port = info.parsed_addresses(), info.port or 0
-        except Exception:  # a stranger's packet, through a package that trusts it
+        except Exception:  # an unauthenticated packet, through a package that trusts it
             properties, hosts, port = {}, [], 0
         if self._heard is not None:
             self._heard(name, properties, hosts, port)
 
 
 def _own_hosts(*, with_ipv6: bool) -> list[str]:
-    """Addresses of this machine that neighbours may dial."""
+    """Addresses of this machine that other machines of the local network can dial."""
     import ifaddr
 
     found = []

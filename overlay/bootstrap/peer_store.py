@@ -1,7 +1,7 @@
-"""Peers kept on disk, as plain JSON, so that a restarted node finds its swarm without its bootstraps.
+"""Stores the addresses of peers on disk, as plain JSON, so that a restarted node finds its swarm without bootstraps.
 
-A swarm that was switched off waits for so many before it goes on, so that a swarm of seconds must be remembered too:
-until the file is full it is written as soon as somebody new is met.
+A swarm that was switched off waits for the stored peers before it continues, so even a swarm that ran for seconds must
+be stored: until the file is full, it is written soon after a new peer appeared.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from overlay.peers import Peer
 
 PEERS_FILE = "peers.json"
 MAX_STORED = 64
-#: A peer that was not met for this long is forgotten.
+#: A peer that was not seen for this long is removed.
 MAX_AGE_S = 14 * 24 * 3600.0
-#: Written at most this often, and when the node stops; the second, when it is full.
+#: The file is written at most this often, and when the node stops; the second value holds once it is full.
 WRITE_INTERVAL_S, FULL_WRITE_INTERVAL_S = 2.0, 30.0
 
 
 class StoredPeer(NamedTuple):
-    """Who was met at an address, empty where an older version wrote it, and when last, in wall seconds."""
+    """The node last seen at an address and when, in wall-clock seconds. Older versions stored no id."""
 
     node_id: bytes
     met_at: float
 
 
 class PeerStore:
-    """Addresses of peers met lately, most recently met first; one of each peer, the last."""
+    """The last address of each recent peer, most recently seen first."""
 
     def __init__(self, environment: Environment) -> None:
         self._disk = environment.disk
@@ -41,7 +41,7 @@ class PeerStore:
         self._failed = False
 
     def load(self) -> None:
-        """Read the file; what is unreadable is left out, and said."""
+        """Read the file; an unreadable entry ends the reading, and is logged."""
         try:
             data = self._disk.read(PEERS_FILE)
             if data is None:
@@ -54,15 +54,16 @@ class PeerStore:
             self._log.warning("remembered_peers_unreadable", file=PEERS_FILE, error=str(error))
 
     def addresses(self) -> list[Address]:
+        """The stored addresses, most recently seen first."""
         return list(self._peers)
 
     @property
     def write_interval_s(self) -> float:
-        """When to look again whether there is something to write."""
+        """The interval until the next check for changes."""
         return FULL_WRITE_INTERVAL_S if len(self._peers) >= MAX_STORED else WRITE_INTERVAL_S
 
     def add_live(self, peers: Iterable[Peer]) -> None:
-        """These are alive now; where they were before they are not."""
+        """Store the addresses of these live peers, in place of their former ones."""
         now = self._clock.wall()
         alive = {peer.address: StoredPeer(peer.node_id, now) for peer in peers}
         ids = {met.node_id for met in alive.values()}
@@ -71,7 +72,7 @@ class PeerStore:
         self._peers = {address: met for address, met in recent[:MAX_STORED] if abs(now - met.met_at) <= MAX_AGE_S}
 
     def write(self) -> None:
-        """Put them on disk if they are others than before. A failure is logged once; it costs comfort, not safety."""
+        """Write the peers to disk if they changed. The first failure is logged; the node can run without the file."""
         addresses = sorted(self._peers)
         if not addresses or addresses == self._written:
             return

@@ -1,4 +1,4 @@
-"""Resolves the names of bootstrap and advertised addresses, without blocking the loop."""
+"""Resolves the names in bootstrap and advertised addresses, off the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Resolver = Callable[[str], Awaitable[Sequence[Address]]]
 
 
 async def resolve(text: str) -> list[Address]:
-    """All addresses of `host:port`; a name is resolved off the loop. Raises `OSError`, `ValueError`."""
+    """All addresses of `host:port`. Raises `OSError`, `ValueError`."""
     host, port = split_address(text)
     try:
         return [Address.checked(str(ipaddress.ip_address(host)), port)]
@@ -29,7 +29,7 @@ async def resolve(text: str) -> list[Address]:
 
 
 async def advertised_address(text: str) -> tuple[str, int] | None:
-    """`advertise` as (literal host, port or 0): an address or a name, with or without a port."""
+    """The setting `node.advertise`, a name or an address, as (IP address, port or 0); None when it is empty."""
     if not text:
         return None
     if usable_host(text) is not None:

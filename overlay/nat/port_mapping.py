@@ -1,8 +1,8 @@
-"""Keeping a port open in the router in front of us (`node.nat = "auto"`): opened, renewed, given back on leaving.
+"""Keeps a port mapped in the router (`node.nat = "auto"`): opens the mapping, renews it, removes it on leaving.
 
-The address that the router gives is announced in the place of our own, and peers dial it back before anything is
-believed. A router that refuses, is not there, or forgets is an event and a finding, never the end: the node goes on as
-one behind a NAT. Nothing here speaks UPnP: that is the door's business (`overlay.nat.upnp`).
+The outside address replaces our own in the heartbeat; peers dial it back before this node counts as reachable. A router
+that refuses, is missing, or loses the mapping is logged and shown in `/status`, and the node continues as one behind a
+NAT. `overlay.nat.upnp` implements the protocol.
 """
 
 from __future__ import annotations
@@ -16,41 +16,42 @@ from overlay.environment import Environment
 from overlay.errors import OverlayError
 from overlay.local_node import LocalNode
 
-#: Asked of the router. Short enough that what a killed node leaves behind is soon gone.
+#: Lease asked of the router: short enough that the mapping of a killed node expires soon.
 LEASE_S = 3600.0
-#: A mapping is renewed when this share of its lease is over; routers that forget at a restart get it back then.
+#: A mapping is renewed when this share of its lease is over. This also restores it after a restart of the router.
 RENEW_SHARE = 0.5
 MIN_RENEWAL_S = 10.0
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 10.0, 600.0
-#: Longest wait for the router when we leave.
+#: Longest wait for the router when the node leaves.
 REMOVE_TIMEOUT_S = 1.0
 
 
 class Mapped(NamedTuple):
-    """Where the router lets the others in. `lease_s`: for how long; 0 until it is told otherwise."""
+    """The outside address of a mapping. `lease_s`: for how long; 0: until it is removed."""
 
     address: Address
     lease_s: float
 
 
 class GatewayFailed(OverlayError):
-    """The router could not be found, or does not do it; the text says why."""
+    """No router was found, or it did not map the port; the text says why."""
 
 
 class Gateway(Protocol):
     """A router that forwards ports."""
 
     async def open(self, internal: Address, lease_s: float) -> Mapped:
-        """Have UDP and TCP of one outside port forwarded to us; again, to renew. Raises `GatewayFailed`."""
+        """Forward UDP and TCP of one outside port to us; call it again to renew. Raises `GatewayFailed`."""
         ...
 
     async def close(self) -> None:
-        """Take the mapping back, if there is one. Raises `GatewayFailed`."""
+        """Remove the mapping, if there is one. Raises `GatewayFailed`."""
         ...
 
 
 class PortMapper:
-    """The mapping of one node. `reason` says why there is none (empty: there is one, or it was not tried yet)."""
+    """Maintains the mapping of one node. `reason` says why there is none (empty: there is one, or none was tried
+    yet)."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class PortMapper:
         self._log = environment.log
 
     async def run(self) -> None:
-        """Open and renew, for ever."""
+        """Open and renew the mapping until cancelled."""
         retry_s = MIN_RETRY_DELAY_S
         while True:
             try:
@@ -82,7 +83,7 @@ class PortMapper:
             await asyncio.sleep(max(MIN_RENEWAL_S, RENEW_SHARE * (mapped.lease_s or LEASE_S)))
 
     async def remove(self) -> None:
-        """Give the port back; a router that does not answer forgets by itself."""
+        """Remove the mapping. If the router does not answer, the lease ends by itself."""
         try:
             async with asyncio.timeout(REMOVE_TIMEOUT_S):
                 await self._gateway.close()
@@ -94,7 +95,7 @@ class PortMapper:
         self.address = None
 
     def _check(self, address: Address) -> None:
-        """A router whose own address nobody outside can dial stands behind another NAT."""
+        """Refuse an outside address that is not public: that router is behind another NAT."""
         host = ipaddress.ip_address(address.host)
         if not host.is_global:
             raise GatewayFailed(f"the router's outside address {host} is not a public one: it is behind another NAT")

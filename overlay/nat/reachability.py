@@ -1,9 +1,9 @@
-"""Whether others can open streams to this node: dial-back by two peers decides eligibility to own.
+"""Finds out by dial-back (as AutoNAT in libp2p) whether peers can open streams to this node, so that it may own shards.
 
-Eligible is who two peers reached (one, where there is only one), a founder alone, and never a `client_only` node.
-Peers that are eligible themselves are asked first; one that is not, and cannot be asked, is behind a NAT or gone, and
-does not count as missing. Asked again soon after a failure, rarely after a success, and at once when two peers complain
-that their streams fail.
+The node counts as reached when two peers connected to it (one, where there is only one), or when it founds alone; a
+`client_only` node never does. Eligible peers are asked first. A peer that is not eligible and cannot be asked is behind
+a NAT or gone, and lowers the number needed. The check is repeated soon after a failure, rarely after a success, and at
+once when two peers report that their streams to us fail.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from overlay.transport import Buffer, Response, Transport, TransportError
 
 DIAL_BACK = "dialback"
 CONFIRMATIONS = 2
-#: Peers asked in one check before it is given up: some may be dead or busy themselves.
+#: Most peers asked in one check: some may be dead or busy.
 MAX_ASKED = 5
 DIAL_TIMEOUT_S = 2.0
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 2.0, 60.0
 RECHECK_INTERVAL_S = 300.0
-#: Complaints of two different peers within this time are believed.
+#: Reports of two different peers within this time cause a check.
 REPORT_WINDOW_S = 60.0
-#: Nothing to do until a peer appears; looked at this often.
+#: Without peers there is nothing to check; the node looks for them this often.
 POLL_INTERVAL_S = 1.0
 
 
 class DialBackAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Whether the peer could connect to us, and otherwise why not."""
+
     reached: bool
     reason: str
 
@@ -47,7 +49,7 @@ class Reachability:
     def __init__(
         self,
         local: LocalNode,
-        caller: HelloContext,
+        context: HelloContext,
         transport: Transport,
         requests: RequestService,
         peers: PeerTable,
@@ -59,7 +61,7 @@ class Reachability:
         self.client_only = client_only
         self.confirmed_by: list[bytes] = []
         self._local = local
-        self._caller = caller
+        self._context = context
         self._transport = transport
         self._requests = requests
         self._clock = environment.clock
@@ -71,11 +73,12 @@ class Reachability:
         requests.register(DIAL_BACK, self._dial_back)
 
     def assume_reached(self) -> None:
-        """Alone, and so the only one who can own."""
+        """This node founds: without peers it is the only one that can own."""
         if not self.client_only:
             self._decide(True, "founder, nobody to confirm it")
 
     def check_now(self) -> None:
+        """Check without waiting for the interval to end."""
         self._wake.set()
 
     def on_unreachable_report(
@@ -96,7 +99,7 @@ class Reachability:
             self.check_now()
 
     async def run(self) -> None:
-        """Check for ever."""
+        """Check repeatedly until cancelled."""
         if self.client_only:
             return
         retry_s = MIN_RETRY_DELAY_S
@@ -116,7 +119,7 @@ class Reachability:
                 pass
 
     async def check(self) -> bool:
-        """Ask peers to dial us, until enough have reached us or too many have not."""
+        """Ask peers to dial us until enough have connected or too few are left; true when enough have."""
         peers = list(self._peers)
         self._rng.shuffle(peers)
         peers.sort(key=lambda peer: not peer.eligible)
@@ -125,7 +128,7 @@ class Reachability:
         reached: list[bytes] = []
         not_asked: list[str] = []
         refused: list[str] = []
-        left = len(asked)  # who may still confirm, or has
+        left = len(asked)  # peers that have confirmed or still may
         for peer in asked:
             try:
                 answer = await self._ask(peer.contact)
@@ -159,19 +162,19 @@ class Reachability:
                 raise TransportError("foreign", contact.address, "gave no dial-back answer") from error
 
     async def _dial_back(self, peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
-        """Open a stream to whoever asks, at the address it claims, and see who answers."""
+        """Open a stream to the address that the asking peer claims, and check which node answers."""
         try:
-            greeted = await say_hello(
+            result = await say_hello(
                 self._transport,
                 peer.address,
-                caller=self._caller,
+                context=self._context,
                 genesis=None,
                 timeout_s=DIAL_TIMEOUT_S,
             )
         except HelloRejected as error:
             answer = DialBackAnswer(False, f"{peer.address} {error.reason}")
         else:
-            same = greeted.contact.node_id == peer.node_id
+            same = result.contact.node_id == peer.node_id
             answer = DialBackAnswer(same, "" if same else f"{peer.address} is another node")
         return Response(msgspec.msgpack.encode(answer))
 

@@ -1,8 +1,8 @@
-"""A router found and asked by UPnP, through the package `async-upnp-client` (extra `nat`, imported when asked for).
+"""Maps ports by UPnP, through the package `async-upnp-client` (extra `nat`, imported on first use).
 
-Whoever in the local network answers the search may be lying, so that what is fetched is bounded in bytes, requests and
-time, comes from the address that answered, and whatever is wrong with it is one `GatewayFailed`. NAT-PMP is not spoken:
-no package for it is kept.
+Any machine in the local network can answer the search, so responses are untrusted: they are limited in bytes, requests
+and time, and are fetched only from the address that answered. Every error is a `GatewayFailed`. NAT-PMP is not
+implemented, because no package for it is maintained.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ SERVICES = (
     "urn:schemas-upnp-org:service:WANPPPConnection:1",
 )
 SSDP = ("239.255.255.250", 1900)
-#: Answers to a search are waited for this long.
+#: Longest wait for answers to a search.
 SEARCH_TIMEOUT_S = 3.0
-#: Longest wait for one answer of a router, and for all that one attempt takes.
+#: Longest wait for one response of a router, and for a whole attempt.
 REQUEST_TIMEOUT_S, TOTAL_TIMEOUT_S = 5.0, 20.0
 #: A router's descriptions have some 30 KB in about ten files.
 MAX_RESPONSE_BYTES, MAX_REQUESTS = 262144, 64
-#: Devices of one search that are asked.
+#: Most devices of one search that are tried.
 MAX_DEVICES = 4
-#: Outside ports tried where ours is taken.
+#: Other outside ports tried where ours is in use.
 MAX_PORT_ATTEMPTS = 4
 DESCRIPTION = "p2pnode"
-#: UPnP's own numbers (WANIPConnection:1 section 2.4.16).
+#: Error codes of UPnP (WANIPConnection:1 section 2.4.16).
 NO_SUCH_ENTRY, CONFLICT, PERMANENT_ONLY = 714, 718, 725
 
 
 def is_installed() -> bool:
-    """Whether the package is there; it is not imported."""
+    """Whether the package is installed; it is not imported."""
     return find_spec(PACKAGE) is not None
 
 
 class UpnpGateway:
-    """Implements `overlay.nat.port_mapping.Gateway`. `search_at` is where the search goes; `draw_port` gives another
-    port."""
+    """Implements `overlay.nat.port_mapping.Gateway`.
+
+    `draw_port` gives another outside port to try; `search_at` is the address that the search is sent to.
+    """
 
     def __init__(
         self,
@@ -79,10 +81,10 @@ class UpnpGateway:
                     try:
                         return await self._map(internal, lease_s)
                     except GatewayFailed:
-                        self._service = None  # restarted, or replaced: look again
+                        self._service = None  # restarted or replaced: search again
                 return await self._find_and_map(internal, lease_s)
         except TimeoutError:
-            raise GatewayFailed(f"the router did not do it within {TOTAL_TIMEOUT_S:g} s") from None
+            raise GatewayFailed(f"the router did not map the port within {TOTAL_TIMEOUT_S:g} s") from None
 
     async def close(self) -> None:
         """See `Gateway.close`."""
@@ -93,7 +95,7 @@ class UpnpGateway:
         for protocol in made:
             await self._delete(service, self._port, protocol)
 
-    # -- finding -------------------------------------------------------------------------------------------------
+    # -- search --------------------------------------------------------------------------------------------------
 
     async def _find_and_map(self, internal: Address, lease_s: float) -> Mapped:
         locations = await self._search()
@@ -111,7 +113,7 @@ class UpnpGateway:
         raise GatewayFailed("; ".join(failures))
 
     async def _search(self) -> list[str]:
-        """Description addresses of the routers that answered, each from the host that it is at."""
+        """The description URLs of the routers that answered, each on the host that sent the answer."""
         from async_upnp_client.search import SsdpSearchListener
 
         found: dict[str, None] = {}
@@ -131,7 +133,7 @@ class UpnpGateway:
         )
         try:
             await listener.async_start()
-            await asyncio.sleep(0)  # the endpoint is told of its socket in the next turn
+            await asyncio.sleep(0)  # the endpoint gets its socket in the next iteration of the loop
             for device in DEVICES:
                 listener.search_target = device
                 listener.async_search()
@@ -157,22 +159,22 @@ class UpnpGateway:
         except ValueError:
             raise GatewayFailed("has no outside address") from None
         client = _own_host(internal.host, self._router)
-        # After a renewal the port stays; at first ours is asked for, then others.
+        # A renewal keeps the port. The first attempt asks for our own port, then for others.
         ports = [self._port] if self._made else [internal.port, *(self._draw_port() for _ in range(MAX_PORT_ATTEMPTS))]
         for port in ports:
             granted_s = await self._map_port(service, port, Address(client, internal.port), lease_s)
             if granted_s is not None:
                 return Mapped(Address(str(outside), port), granted_s)
-        raise GatewayFailed(f"has port {internal.port} and {MAX_PORT_ATTEMPTS} others in use for somebody else")
+        raise GatewayFailed(f"has port {internal.port} and {MAX_PORT_ATTEMPTS} others in use for other machines")
 
     async def _map_port(self, service: UpnpService, port: int, to: Address, lease_s: float) -> float | None:
-        """The lease granted for both protocols, None where somebody else has the port."""
+        """The lease granted for both protocols; None where another machine has the port."""
         made_before = list(self._made)
         for protocol in ("UDP", "TCP"):
             try:
                 lease_s = await self._add(service, port, protocol, to, lease_s)
             except _Refused as error:
-                for half in self._made if not made_before else ():  # of no use
+                for half in self._made if not made_before else ():  # one protocol alone is useless
                     await self._delete(service, port, half)
                 if not made_before:
                     self._made = []
@@ -212,7 +214,7 @@ class UpnpGateway:
     async def _call(self, service: UpnpService, action: str, **arguments: Any) -> dict[str, Any]:
         from async_upnp_client.exceptions import UpnpActionError
 
-        # An empty host is "any"; the package's own profile can only name one.
+        # An empty host means any; the package's own profile requires one.
         if action != "GetExternalIPAddress":
             arguments["NewRemoteHost"] = ""
         try:
@@ -223,12 +225,12 @@ class UpnpGateway:
             raise _Refused(action, error.error_code, error.error_desc) from None
         except (GatewayFailed, TimeoutError):
             raise
-        except Exception as error:  # a stranger's XML, through a package that trusts it
-            raise GatewayFailed(f"answered {action} in a way that makes no sense ({type(error).__name__})") from None
+        except Exception as error:  # untrusted XML, through a package that trusts it
+            raise GatewayFailed(f"gave an invalid response to {action} ({type(error).__name__})") from None
 
 
 class _Refused(GatewayFailed):
-    """UPnP's own refusal."""
+    """The router answered with a UPnP error."""
 
     def __init__(self, action: str, code: int | None, text: str | None) -> None:
         super().__init__(f"refused {action}: {code} {(text or '')[:80]!r}")
@@ -247,14 +249,14 @@ async def _connection(location: str) -> UpnpService:
                 return service
     except (GatewayFailed, TimeoutError):
         raise
-    except Exception as error:  # a stranger's XML, through a package that trusts it
-        raise GatewayFailed(f"describes itself in a way that makes no sense ({type(error).__name__})") from None
-    raise GatewayFailed("is no router that maps ports")
+    except Exception as error:  # untrusted XML, through a package that trusts it
+        raise GatewayFailed(f"has an invalid description ({type(error).__name__})") from None
+    raise GatewayFailed("is not a router that maps ports")
 
 
 def _requester(host: str) -> Any:
     """HTTP for the package: only to this host, bounded in bytes and in number."""
-    import aiohttp  # a tenth of a second, before anybody has joined anything
+    import aiohttp  # its import takes a tenth of a second, which the start must not wait for
     from async_upnp_client.client import UpnpRequester
     from async_upnp_client.const import HttpRequest, HttpResponse
 
@@ -262,10 +264,10 @@ def _requester(host: str) -> Any:
         made = 0
 
         async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
-            if http_request.method == "GET":  # descriptions; actions are as many as we ask for
+            if http_request.method == "GET":  # descriptions; the number of actions is ours
                 self.made += 1
             if urlsplit(http_request.url).hostname != host or self.made > MAX_REQUESTS:
-                raise GatewayFailed("names another host, or too many files")
+                raise GatewayFailed("refers to another host, or to too many files")
             timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
             try:
                 async with (
@@ -282,7 +284,7 @@ def _requester(host: str) -> Any:
                     async for chunk in answer.content.iter_chunked(16384):
                         body += chunk
                         if len(body) > MAX_RESPONSE_BYTES:
-                            raise GatewayFailed(f"says more than {MAX_RESPONSE_BYTES} bytes")
+                            raise GatewayFailed(f"sends more than {MAX_RESPONSE_BYTES} bytes")
             except (aiohttp.ClientError, OSError) as error:
                 raise GatewayFailed(f"does not answer: {str(error) or type(error).__name__}") from None
             return HttpResponse(answer.status, dict(answer.headers), body.decode("utf-8", "replace"))
@@ -291,10 +293,10 @@ def _requester(host: str) -> Any:
 
 
 def _own_host(host: str, router: str) -> str:
-    """Our address as the router sees it: what we listen on, or, on every interface, the one towards it."""
+    """Our address as the router sees it: the bound one or, if bound to every interface, that of the route to it."""
     own = ipaddress.ip_address(host)
     if own.version == 6 and not own.is_unspecified:
-        raise GatewayFailed("forwards to IPv4 alone, and this node listens on an IPv6 address")
+        raise GatewayFailed("forwards to IPv4 only, and this node listens on an IPv6 address")
     if not own.is_unspecified:
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -177,8 +177,8 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
 async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -> None:
     """What a member says under its own seal or certificate in the name of another is refused, and counted."""
-    caller = HelloContext(member.identity, 1, RUN, SystemEntropy())
-    greeted = await say_hello(member.transport, home, caller=caller, genesis=None, timeout_s=5.0)
+    context = HelloContext(member.identity, 1, RUN, SystemEntropy())
+    greeted = await say_hello(member.transport, home, context=context, genesis=None, timeout_s=5.0)
     tag = messages.swarm_tag(RUN, greeted.genesis)
     heartbeat = Heartbeat(ABSENT.node_id, 1, 1, 8468, step=99)
     before, stood = page(daemon), standing(daemon)
