@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from p2pnode.client import STATUS_FILE
+from tests.harness.repository import ROOT
 
 #: Seconds a refused start may take; importing torch on a loaded machine is most of it.
 DEADLINE_S = 60.0
@@ -41,7 +42,7 @@ def p2pnode(folder: Path, *arguments: str) -> Refused:
     done = subprocess.run(
         [sys.executable, "-m", "p2pnode", *arguments],
         cwd=folder,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -262,7 +263,7 @@ def test_two_nodes_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     first = subprocess.Popen(
         [sys.executable, "-m", "p2pnode", "start", *flags, "--set", "training.threads=1"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
     )
     try:

@@ -16,8 +16,8 @@ import pytest
 
 from p2pnode.demo.plan import DemoPlan
 from p2pnode.demo.run import run
+from tests.harness.repository import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
 PLAN = DemoPlan(nodes=2, start_command=(sys.executable, "-m", "tests.process.harness.fake_node"), alone_command=ALONE)
 

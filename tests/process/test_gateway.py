@@ -13,9 +13,9 @@ import pytest
 from overlay.addresses import Address
 from overlay.nat.port_mapping import GatewayFailed, Mapped
 from overlay.nat.upnp import MAX_REQUESTS, UpnpGateway, is_installed
+from tests.harness.repository import ROOT
 from tests.process.harness.fake_gateway import FakeGateway, junk_pages
 from tests.process.harness.sockets import Run, run
-from tests.process.test_swarm_process import ROOT
 
 __all__ = ["run"]
 

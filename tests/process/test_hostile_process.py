@@ -21,9 +21,9 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
+from tests.harness.repository import ROOT
 from tests.process.test_swarm_process import SHORT_STEPS
 
-ROOT = Path(__file__).parents[2]
 #: Importing torch on a loaded machine is most of the wait.
 START_S = 60.0
 #: What all of the junk together may add to a daemon's resident memory, in MiB; the junk itself is some 30.

@@ -19,8 +19,8 @@ from overlay.addresses import Address
 from overlay.bootstrap.local_network import SERVICE, Announcement, LocalNetwork
 from overlay.bootstrap.mdns import Heard, ZeroconfLan, is_installed
 from overlay.kademlia.messages import PROTOCOL_VERSION
+from tests.harness.repository import ROOT
 from tests.process.harness.sockets import Run, run
-from tests.process.test_swarm_process import ROOT
 
 __all__ = ["run"]
 

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 
 from overlay.system import FolderDisk
 from p2pnode.commands.files import newest_checkpoint
-from tests.process.harness.swarm_world import ROOT, START_S, ProcessNode, until
+from tests.harness.repository import ROOT
+from tests.process.harness.swarm_world import START_S, ProcessNode, until
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.encoding.codecs import Vector

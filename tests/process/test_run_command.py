@@ -18,8 +18,8 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
+from tests.harness.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 #: Importing torch on a loaded machine is most of every wait here.
 START_S = 60.0
 STEPS = 20

@@ -15,7 +15,8 @@ from overlay.sealing.invitation import Invitation
 from overlay.sealing.swarm_key import KeyRing
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode
-from tests.process.test_swarm_process import ROOT, SHORT_STEPS, START_S, until
+from tests.harness.repository import ROOT
+from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 from tests.process.test_swarm_process import Daemon as OpenDaemon
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
+from tests.harness.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 #: The documented detection bound.
 DETECTION_BOUND_S = 10.0
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.

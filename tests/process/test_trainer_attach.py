@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.process.harness.trainer_world import ROOT, World, lives, until
+from tests.harness.repository import ROOT
+from tests.process.harness.trainer_world import World, lives, until
 from training.trainer_link.interface import StepOrder, TrainerFailed
 
 #: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).

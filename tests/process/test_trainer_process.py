@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.process.harness.trainer_world import ROOT, World, descriptors, lives, until, wait_until
+from tests.harness.repository import ROOT
+from tests.process.harness.trainer_world import World, descriptors, lives, until, wait_until
 from training.layout import Layout
 from training.trainer_link import shared_memory
 from training.trainer_link.interface import StepOrder, TrainerFailed

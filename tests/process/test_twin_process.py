@@ -17,9 +17,9 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode, UserError
+from tests.harness.repository import ROOT
 from tests.process.test_swarm_process import SHORT_STEPS
 
-ROOT = Path(__file__).parents[2]
 #: Importing torch on a loaded machine is most of every wait here.
 START_S = 60.0
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.harness.repository import ROOT
 from training import kernels
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
@@ -21,7 +22,6 @@ from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
-ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "training" / "kernels" / "kernels.c"
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
+from tests.harness.repository import ROOT
 
-ROOT = Path(__file__).parents[3]
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 90.0
 LOOK_S = 0.05

@@ -15,8 +15,6 @@ from overlay.system import SystemClock
 from training.settings import TrainingSettings
 from training.supervisor.process_trainer import ProcessTrainer
 
-ROOT = Path(__file__).parents[3]
-
 
 class QuietLog:
     """Keeps `(level, event, fields)`."""

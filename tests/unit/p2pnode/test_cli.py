@@ -17,6 +17,7 @@ from p2pnode.client import STATUS_FILE, find, status_file
 from p2pnode.config.load import load
 from p2pnode.config.settings import Config
 from p2pnode.errors import MEANINGS, ExitCode, UserError
+from tests.harness.repository import ROOT
 
 np = pytest.importorskip("numpy")
 
@@ -27,7 +28,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     for name in ("P2PNODE_NODE__PORT",):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("P2PNODE_STATUS__PORT", "1")
     monkeypatch.setenv("P2PNODE_NODE__STATE_DIR", str(tmp_path / "state"))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.harness.repository import ROOT
 
 #: Brings many buffers one after the other, as a stream does, and prints its page faults.
 BUFFERS = """

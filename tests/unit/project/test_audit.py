@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.harness.repository import ROOT
 
 
 def audit() -> ModuleType:

@@ -17,8 +17,8 @@ import yaml  # type: ignore[import-untyped]
 from p2pnode.config.load import load
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
+from tests.harness.repository import ROOT
 
-ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 UNIT = DEPLOY / "p2pnode.service"

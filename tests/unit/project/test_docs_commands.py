@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import typer
 
-ROOT = Path(__file__).parents[3]
+from tests.harness.repository import ROOT
+
 DOCUMENTS = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",

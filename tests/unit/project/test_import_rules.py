@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-PACKAGES = ("p2pnode", "training", "overlay")
+from tests.harness.repository import PACKAGES, ROOT, sources, syntax_tree
+
 TRAINERS_SIDE = ("training/trainer/", "training/tasks/")
 
 #: The claim of a module docstring; in the docstring of a package it covers every module of the folder.
@@ -85,18 +84,8 @@ BREACHES = [
 ]
 
 
-def sources(*packages: str) -> list[str]:
-    """The modules of some packages, as sorted paths below the root."""
-    return sorted(path.relative_to(ROOT).as_posix() for package in packages for path in (ROOT / package).rglob("*.py"))
-
-
 def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-@cache
-def syntax_tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
 def docstring(path: str) -> str:

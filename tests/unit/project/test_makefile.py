@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import p2pnode
+from tests.harness.repository import ROOT
 
-ROOT = Path(__file__).parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 NEEDING_PACKAGES = ("demo", "test", "check", "format", "docs", "bench")
 

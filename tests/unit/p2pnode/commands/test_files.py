@@ -9,8 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from p2pnode import cli
-
-ROOT = Path(__file__).parents[4]
+from tests.harness.repository import ROOT
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 
 from p2pnode.cli import main
 from p2pnode.errors import ExitCode
+from tests.harness.repository import ROOT
 
-DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "psp.md"
+DOCUMENT = ROOT / "docs" / "psp.md"
 SMALL = ["simulate", "--nodes", "20", "--duration", "15", "--engine", "reference"]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness.trainer_world import ROOT, World
+from tests.harness.repository import ROOT
+from tests.process.harness.trainer_world import World
 from training.supervisor.process_trainer import KEEP_MEMORY
 
 

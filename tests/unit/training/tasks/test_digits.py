@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
+from tests.harness.repository import ROOT
 from training.tasks.digits import load_digits
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 from training.trainer.standalone import train_alone
 from training.trainer_link.interface import StepOrder
-
-ROOT = Path(__file__).parents[4]
 
 
 def test_the_digits_are_the_known_1797() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from tests.harness.repository import ROOT
 from training.trainer.lazy_dynamo import import_later
-
-ROOT = Path(__file__).parents[4]
 
 #: One interpreter imports torch and trains with the stand-in. Each case then continues in a fork of it, because the
 #: first use of the real module can happen only once per process.

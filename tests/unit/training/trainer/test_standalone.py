@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.harness.repository import ROOT
 from training.trainer import standalone
-
-ROOT = Path(__file__).parents[4]
 
 
 def test_alone_prints_one_json_object() -> None:
