@@ -1,6 +1,6 @@
 """Who takes turns in `exchange` and `peers`: groups of processes behind a gate that exchange the same vectors.
 
-A contestant starts, is timed turn by turn, and ends with everything it started. Nothing here judges.
+A contestant starts, is timed turn by turn, and ends with everything it started. Nothing here evaluates.
 """
 
 from __future__ import annotations

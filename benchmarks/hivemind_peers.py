@@ -1,7 +1,7 @@
 """hivemind's averaging for `peers`: run by the Python of an environment of its own, never imported by the project.
 
 `unshare --net` must be around it (the harness sees to that): hivemind's daemon maps ports, looks for relays and asks
-strangers whether it can be reached unless it is told not to. It is told not to, and has nothing but the loopback too.
+outside hosts whether it is reachable, unless that is turned off. It is, and this peer too has only the loopback.
 Matchmaking comes before the gate and is not timed: a turn is from the trigger of an agreed group to everybody's result.
 """
 

@@ -45,7 +45,7 @@ Curve = dict[int, float]
 
 
 def completions(nodes: int, random: Random) -> Iterator[int]:
-    """Which node completes a step next, for ever, in the order of a virtual clock. Pure."""
+    """Which node completes a step next, without end, in the order of a virtual clock. Pure."""
     speeds = [random.lognormvariate(0.0, SPEED_SIGMA) for _ in range(nodes)]
 
     def duration(node: int) -> float:

@@ -83,17 +83,18 @@ async def resolve(pairs: Sequence[tuple[Overlay, Overlay]]) -> Found:
 
 
 async def recall(nodes: Sequence[Overlay], lookups: int, rng: random.Random, k: int = 20) -> tuple[float, int]:
-    """Share of the true k closest among these that lookups of random targets find; and strangers they return."""
+    """Share of the true k closest among these that lookups of random targets find; and foreign nodes that they
+    return."""
     alive = {node.node_id for node in nodes}
     shares: list[float] = []
-    strangers = 0
+    foreign = 0
     for _ in range(lookups):
         target = random_id(rng)
         true = sorted(alive, key=lambda node_id: distance(node_id, target))[:k]
         found = {contact.node_id for contact in await rng.choice(nodes).lookup(target)}
         shares.append(len(found & set(true)) / len(true))
-        strangers += len(found - alive)
-    return statistics.mean(shares), strangers
+        foreign += len(found - alive)
+    return statistics.mean(shares), foreign
 
 
 def pairs_of(nodes: Sequence[Overlay], count: int, rng: random.Random) -> list[tuple[Overlay, Overlay]]:

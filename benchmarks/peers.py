@@ -28,7 +28,8 @@ PAIRS = (
 )
 CPU_AIM = "≤ 0.2"
 GLOO_AIM = "≥ 0.4"
-#: The sizes that the aims are for, beside hivemind and beside gloo. Smaller vectors, other groups: shown, not judged.
+#: The sizes that the aims are for, beside hivemind and beside gloo. Smaller vectors, other groups: shown without an
+#: aim.
 JUDGED_PARAMETERS, JUDGED_PEERS, GLOO_PEERS = 25_000_000, (4,), (2, 4, 8)
 
 

@@ -38,7 +38,7 @@ def window(wakes: Iterable[tuple[float, float]], start_s: float, stop_s: float) 
 
 def main() -> int:
     """Run the rest of the command line as `p2pnode` would, with the probe; gives its exit code."""
-    from p2pnode import cli, daemon  # the harness, which only judges wake-ups, needs neither
+    from p2pnode import cli, daemon  # the harness, which only checks wake-ups, needs neither
 
     wakes: Wakes = []
     out = Path(sys.argv[1])

@@ -170,7 +170,7 @@ def versions() -> dict[str, str]:
 
 
 def figures_of(outcome: Outcome, command: str) -> list[Figure]:
-    """The entries of one benchmark. Raises `ValueError` for an aim nobody can judge, and for one name twice."""
+    """The entries of one benchmark. Raises `ValueError` for an aim that cannot be checked, and for one name twice."""
     here = machine()
     packages = ", ".join(f"{name} {number}" for name, number in versions().items() if name != "p2pnode")
     names = [series.name for series in outcome.series]

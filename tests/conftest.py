@@ -22,6 +22,7 @@ SWARMS = frozenset(
     {
         "test_advise_process",
         "test_demo",
+        "test_duplicate_identity_process",
         "test_hostile_process",
         "test_member_limits",
         "test_nat_namespaces",
@@ -30,7 +31,6 @@ SWARMS = frozenset(
         "test_resume_process",
         "test_sealed_process",
         "test_swarm_process",
-        "test_twin_process",
     }
 )
 

@@ -1,14 +1,14 @@
-"""Histories full of faults, and whether everything that was acknowledged is in the model once.
+"""Histories with many faults; checks that each acknowledged delta is in the model exactly once.
 
-`python -m tests.harness.conservation --histories 2000` plays that many; `--seed 17` plays one again, event by event the
-same (the digest tells). In every history some of the nodes push a delta a second or so to the owners of all shards
-while nodes crash, come back, are paused, parted from the others, join and leave, and requests are lost, doubled and
-held up. At the end the faults cease; when all is quiet
+`python -m tests.harness.conservation --histories 2000` plays that many; `--seed 17` repeats one, event by event (equal
+digests). In every history some of the nodes push a delta a second or so to the owners of all shards
+while nodes crash, restart, are paused or partitioned, join and leave, and requests are lost, duplicated and delayed.
+At the end the faults cease. When no request is under way
 
-* every shard has one owner, and a backup that really backs it,
-* its value is the sum of the deltas whose identities are in its set of applied ones, each once: to the bit,
-* every delta of which any owner ever said "ok" is among them,
-* and while faults went on, nobody stood still for longer than the detection bound after the last of them.
+* every shard has one owner, and a backup with the same state,
+* its value is, to the bit, the sum of the deltas whose identities are in its applied set,
+* every delta that any owner acknowledged is among them,
+* and no node stopped for longer than the detection bound after the last fault.
 
 Under the trimmed mean a value is no sum: there owner and backup have the same windows and the same value, and each
 has every acknowledged delta.

@@ -1,7 +1,7 @@
-"""The doors of a simulated node: clock, entropy, disk, workers and log, each with the faults a test may ask for.
+"""The environment of a simulated node: clock, entropy, disk, executor and log, with the faults that tests inject.
 
-Nothing here touches the machine: the clock is the virtual loop's, the disk is a dictionary that outlives its node,
-functions "off the loop" run inline, and the log is a list whose digest is the identity of a history.
+Nothing here touches the machine. The clock is the virtual loop's. The disk is a dictionary that outlives its node.
+Functions for the executor run inline. The log is a list whose digest identifies a history.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class MemoryDisk:
         self.files[name] = data[: len(data) // 2 if keep_bytes is None else keep_bytes]
 
 
-class InlineWorkers:
+class InlineExecutor:
     """Runs the function on the loop. It suspends before and after, as a real pool does, so that others may run in
     between; `delay_s` is the virtual time the work takes."""
 
@@ -130,7 +130,7 @@ def make_environment(
         clock=clock or VirtualClock(),
         entropy=entropy or SeededEntropy(0),
         disk=disk or MemoryDisk(),
-        executor=executor or InlineWorkers(),
+        executor=executor or InlineExecutor(),
         log=log or NoLog(),
     )
 

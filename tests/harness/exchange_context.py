@@ -15,7 +15,7 @@ from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
 from overlay.requests import Handler
 from overlay.transport import Body, ReceivedResponse, Response
-from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, VirtualClock
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.exchange_swarm import StartEntropy, chunks, collected
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import decode, encode
@@ -140,7 +140,7 @@ def context_of(
             clock=clock,
             entropy=StartEntropy("context"),
             disk=MemoryDisk(),
-            executor=InlineWorkers(),
+            executor=InlineExecutor(),
             log=ListLog([], "", clock),
         ),
         genesis=GENESIS,

@@ -23,7 +23,7 @@ from overlay.discovery.placement import rank
 from overlay.environment import Environment
 from overlay.peers import ChangeKind, Contact, PeerChange
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
-from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, VirtualClock
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.stub_trainer import plain_layout
 from training.exchange.exchange import Exchange
 from training.manifest import PROTOCOL, Manifest
@@ -304,7 +304,7 @@ class World:
                 clock=self.clock,
                 entropy=StartEntropy(f"{self.seed}/{name}/{member.starts}"),
                 disk=member.disk,
-                executor=InlineWorkers(),
+                executor=InlineExecutor(),
                 log=ListLog(self.records, name, self.clock),
             ),
         )

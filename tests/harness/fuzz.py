@@ -1,8 +1,8 @@
 """Mutation fuzzing of the overlay's two entries, datagrams and the heads of requests, in a small simulated swarm.
 
-Seeds are what the nodes really say to each other, recorded off the simulated network, and every kind of message there
-is. They are changed in their bytes (flips, cuts, insertions, splices) and in their structure (any leaf of the
-MessagePack tree replaced, lengthened, nested), and come from strangers' addresses, made-up ones and peers'.
+Seeds are the messages that the nodes exchange, recorded on the simulated network, and one message of every kind. They
+are changed in their bytes (flips, cuts, insertions, splices) and in their structure (any leaf of the MessagePack tree
+replaced, lengthened, nested), and come from unknown, invented and peers' addresses.
 
 What must hold, whatever arrives: no exception (handlers are fragile, and the virtual loop raises what nobody handled),
 no task more, nobody in a table who is not one of the real nodes at its real address, sizes within their limits, and
@@ -126,20 +126,20 @@ class Fuzz:
 
     async def _round(self, world: OverlayWorld, target: Overlay) -> None:
         rng = self._rng
-        strangers = [Address(f"10.66.{rng.randrange(4)}.{rng.randrange(1, 250)}", PORT) for _ in range(8)]
+        unknown = [Address(f"10.66.{rng.randrange(4)}.{rng.randrange(1, 250)}", PORT) for _ in range(8)]
         peers = [endpoint(number) for number in range(NODES) if number != 1]
         # Calls under way, so that answers have something to answer.
         looking = [asyncio.create_task(target.lookup(rng.randbytes(20)), name="fuzzed lookup") for _ in range(3)]
         await asyncio.sleep(0)
         for _ in range(ROUND):
-            source = rng.choice(peers) if rng.random() < 0.2 else rng.choice(strangers)
+            source = rng.choice(peers) if rng.random() < 0.2 else rng.choice(unknown)
             datagram = self._datagram(target, world)
             self._last = datagram
             target._protocol.datagram_received(datagram, source)
         await asyncio.gather(*looking)
         self.tally.datagrams += ROUND
         for _ in range(HEADS):
-            await self._ask(target, rng.choice(strangers))
+            await self._ask(target, rng.choice(unknown))
         self.tally.rounds += 1
 
     def _datagram(self, target: Overlay, world: OverlayWorld) -> bytes:
@@ -302,7 +302,7 @@ class Fuzz:
 
 
 def services() -> list[str]:
-    """Tasks that run for ever; requests of the nodes among themselves (dial-backs) come and go."""
+    """Tasks that run until cancelled; requests of the nodes among themselves (dial-backs) come and go."""
     names = [task.get_name() for task in asyncio.all_tasks()]
     return sorted(name for name in names if not name.startswith("handle-"))
 

@@ -1,4 +1,4 @@
-"""One large history, from one seed: `python -m tests.harness.history --nodes 200 --steps 100 --crash 0.1 --seed 7`.
+"""One large history from one seed: `python -m tests.harness.history --nodes 200 --steps 100 --crash 0.1 --seed 7`.
 
 Real nodes with stub trainers train while some of them are killed. Prints one JSON line with the digest of the event
 log of all nodes: equal digests mean equal histories, event by event.

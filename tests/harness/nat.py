@@ -1,8 +1,8 @@
 """A NAT of the simulated network: one public address, under which the datagrams of the hosts behind it appear.
 
-A datagram to the outside opens a port; through it, only those get in who were spoken to from it (RFC 4787's
-address-and-port-dependent filtering, what most routers at home do). Streams get out and none gets in. `rebind` is a
-router that restarts, or an entry that ran out: every port is another one from then on.
+A datagram to the outside opens a port. Only its destinations may send back through that port (RFC 4787's
+address-and-port-dependent filtering, as in most home routers). Outgoing streams pass, incoming ones do not. `rebind`
+acts like a router that restarts or an entry that expires: every port changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Nat:
         self.forwarded: dict[int, Address] = {}
 
     def outward(self, source: Address, to: Address) -> Address:
-        """The public address under which a host speaks to one outside."""
+        """The public address under which an outside host sees this host."""
         key = (source, to if self.symmetric else None)
         port = self._ports.get(key)
         if port is None:

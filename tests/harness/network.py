@@ -1,8 +1,8 @@
 """An in-memory network of many hosts behind `overlay.transport.Transport`, with seeded faults.
 
-Datagrams are delayed, lost, duplicated and so reordered. Requests are ordered streams both ways with a bounded number
-of chunks on the way, as TCP and HTTP give them; a partition holds a stream up, a crash ends it.
-Nothing here decides by itself: all chance comes from one `random.Random(seed)`, all time from the loop.
+Datagrams are delayed, lost, duplicated and therefore reordered. A request is an ordered stream in each direction with
+a bounded number of chunks in flight, as with HTTP over TCP. A partition delays a stream, a crash ends it.
+All chance comes from one `random.Random(seed)`, all time from the loop.
 
 Faults: `partition`/`cut`/`heal`, `pause`/`resume` (SIGSTOP), `crash` (kill, or power loss), `unreachable` (accepts no
 streams), `behind` (a NAT, tests/harness/nat.py), and the numbers `delay`, `loss`, `duplicate`, `bandwidth`, which may
@@ -86,7 +86,7 @@ class Network:
     # -- building
 
     def transport(self, host: str, port: int = 8468) -> MemoryTransport:
-        """The door of a (new) process on `host`; a port of 0 takes a free one when it is opened."""
+        """The transport of a (new) process on `host`; a port of 0 takes a free one when it is opened."""
         return MemoryTransport(self, host, port)
 
     def bind(self, transport: MemoryTransport, address: Address) -> Address:
@@ -276,7 +276,7 @@ class Network:
 
 
 class MemoryTransport:
-    """The door of one simulated process: implements `overlay.transport.Transport`."""
+    """The transport of one simulated process. Implements `overlay.transport.Transport`."""
 
     def __init__(self, network: Network, host: str, port: int) -> None:
         self.network = network

@@ -1,4 +1,4 @@
-"""Overlays without a daemon around them, on one simulated network: what the simulated tests of the overlay share."""
+"""Overlays without a daemon, on one simulated network, for the simulated tests of the overlay."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class OverlayWorld:
         identity = load_identity(disk, entropy)
         clock = self.clocks.setdefault(number, VirtualClock())
         log = ListLog(self.records, f"n{number}", self.clock) if self.recording else NoLog()
-        door = self.network.transport(host, PORT)
-        transport: Transport = door
+        memory_transport = self.network.transport(host, PORT)
+        transport: Transport = memory_transport
         keys = keys or self.keys
         if keys is not None:
-            door.longest_datagram_bytes = MAX_SEALED_BYTES
+            memory_transport.longest_datagram_bytes = MAX_SEALED_BYTES
             transport = self.seals[number] = SealedTransport(
-                door, identity, keys, run or self.run, clock=clock, entropy=entropy, log=log
+                memory_transport, identity, keys, run or self.run, clock=clock, entropy=entropy, log=log
             )
         settings = NodeSettings(host=host, port=PORT, **node)  # type: ignore[arg-type]
         overlay = Overlay(

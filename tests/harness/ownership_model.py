@@ -1,13 +1,13 @@
-"""A model of the ownership of one shard, small enough to be looked at whole: every order of events, up to a bound.
+"""A model of the ownership of one shard, searched exhaustively: every order of events up to a bound.
 
-What `training/exchange/store/shard_store.py`, `serving.py`, `receiving.py` and `keeping.py` decide is written here once
-more as plain functions on immutable states: owner, backup, learner, terms, promises, appointment, release, hand-over,
-take-over, crash, restart with its fence, split, repair. A search visits every state that a handful of events can lead
-to, letters arriving in any order or never, and checks what must hold. Each rule can be left out (`without`): then the
-search must find a history that breaks a promise, which shows both that the rule is needed and that the search can fail.
+The rules of `training/exchange` (`store`, `owner`, `backup`, `recovery`) are restated here as plain functions on
+immutable states: owner, backup, learner, terms, promises, appointment, release, hand-over, take-over, crash, restart
+with its fence, split, repair. A search visits every state that a handful of events can lead to, with messages that
+arrive in any order or never, and checks the invariants. Each rule can be left out (`without`): the search must then
+find a history that breaks an invariant, so the rule is needed and the search can fail.
 
 `python -m tests.harness.ownership_model --depth 12` searches further than the tests do.
-(The rules: reference/ownership.md; docs/protocol.md, "Operations".)
+The rules are those of docs/protocol.md, "Operations".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RULES = {
     "look_again": "what a backup said counts only for the pair, term and promise under which it was asked",
     "identities": "a delta that is known is not added again",
     "fence": "a forward under a lower term than the highest seen is refused",
-    "office": "a learner outranks no backup before its owner has spoken under the promised term",
+    "office": "a learner outranks no backup before its owner has sent under the promised term",
     "late_learn": "a call to learn that is older than the present attempt is not heard",
     "new_term": "a new backup comes with a new term",
     "drop_raises": "going on without the backup raises the term",
@@ -43,7 +43,7 @@ RULES = {
     "rise": "an owner rises above the fence that an asker remembers",
     "above_promises": "a take-over is above what was promised to its node as a learner",
     "best_state": "a take-over goes on from the best copy",
-    "ask_when_moving": "an owner whose heir died during the hand-over asks around before it goes on",
+    "ask_when_moving": "an owner whose successor crashed during the hand-over asks others before it continues",
     "old_copy": "what it has then ranks by the term under which it last owned",
     "repair": "the lower of two owners offers what it has to the higher one",
     "by_identity": "what is offered is added by identity, not as a difference",
@@ -83,7 +83,7 @@ class Back(NamedTuple):
     promised: Term | None = None
     attempt: int = 0
     waiting: frozenset[int] = frozenset()
-    #: The owner's incarnation when it spoke to us as such.
+    #: The owner's incarnation when it last wrote to us as owner.
     life: int = 0
 
     @property
@@ -228,7 +228,7 @@ class Model:
         term = self.next_term(node, place, *above)
         if not self.has("drop_raises") and not above:
             term = node.own.term
-        # A lesson under way was promised a term below the new one: it counts no more.
+        # A catch-up under way was promised a term below the new one, so it is void.
         own = node.own._replace(term=term, backup=NOBODY, learner=NOBODY, moving=None, promised=term[0])
         return self.advance(self.put(state, place, own=own, fence=max(node.fence, term)), place)
 
@@ -503,8 +503,8 @@ class Model:
     # -- death ---------------------------------------------------------------------------------------------------
 
     def crash(self, state: State, place: int) -> State | None:
-        """A node dies. Beyond the promise, and so left out: a death while the pair is not complete, and that of a node
-        that has something left to offer."""
+        """A node crashes for good. Beyond the promise, and so left out: a death while the pair is not complete, and
+        that of a node that has something left to offer."""
         node = state.nodes[place]
         idle = node.own is None and node.back is None
         if not node.alive or node.remnant or not (idle or self.complete(state)):
@@ -893,7 +893,7 @@ def backup(of: int, term: Term, deltas: int = 1, **more: Any) -> Node:
 
 
 def pair(size: int = 3, deltas: int = 1) -> list[Node]:
-    """The first owns under (2, 0), the second is its backup in office, the others are candidates."""
+    """The first owns under (2, 0), the second is its active backup, the others are candidates."""
     term = (2, 0)
     others = [Node(fence=term)] * (size - 2)
     return [owner(term, deltas, backup=1), backup(0, term, deltas), *others]
@@ -921,7 +921,8 @@ def handing() -> list[Node]:
 
 
 def superseded() -> list[Node]:
-    """The first was wrongly suspected, has not heard of it, and tries to teach the third, which backs the new owner."""
+    """The first was wrongly suspected, has not heard of it, and tries to make a learner of the third, which backs the
+    new owner."""
     return [owner((2, 0), backup=1, promised=3), owner((4, 1), backup=2), backup(1, (4, 1))]
 
 

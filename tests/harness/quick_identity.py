@@ -1,7 +1,7 @@
 """Identities whose signatures cost a microsecond: for large histories that are not about identity.
 
-A keyed hash stands for Ed25519 (130 µs to sign and verify, 40,000 times while 200 nodes meet); who verifies looks the
-secret up. What a signature does in the protocol stays the same: a forged, replayed or foreign one does not hold.
+A keyed hash replaces Ed25519 (130 µs to sign and verify, 40,000 times while 200 nodes join). The verifier looks the
+secret up. In the protocol nothing changes: a forged, replayed or foreign signature is not accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The package's own `Server` and `KademliaProtocol`, unchanged, on an in-memory network: what the faults are shown on.
+"""The package's own `Server` and `KademliaProtocol`, unchanged, on an in-memory network, to show their faults.
 
-Datagrams arrive one turn of the loop later. `lost` decides which do not; time-outs are the package's five seconds, so
-this belongs on a virtual loop.
+Datagrams arrive one iteration of the loop later, except those that `lost` selects. Time-outs are the package's five
+seconds, so run it on a virtual loop.
 """
 
 from __future__ import annotations

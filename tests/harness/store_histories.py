@@ -1,4 +1,4 @@
-"""Four stores that exchange calls about one shard in any order: late, lost, timed out, handed over, taken over.
+"""Histories of four shard stores that exchange calls about one shard in any order, with losses, delays and failover.
 
 The stores are the real ones. What the services around them do (`exchange.deltas`, `exchange.rebalancer`) is played here
 in the fewest lines that keep their order: forward, look again, add; learn, snapshot, switch; drain, hand over. Each

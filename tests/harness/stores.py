@@ -1,4 +1,4 @@
-"""Stores of small shards, in the roles that tests want them in."""
+"""Stores of small shards in the role of owner or backup, for unit tests."""
 
 from __future__ import annotations
 

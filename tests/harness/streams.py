@@ -1,8 +1,9 @@
 """Requests on the simulated network: a stream is two ordered pipes with a bounded number of chunks on the way.
 
 A small request costs three timers (there, back, silence) and one task (the handler); only a body that is produced while
-it is sent gets a task of its own. Rules as on the real door: silence longer than `timeout_s` is a `timeout`, a killed
-end is a `reset`, leaving the block early cancels the handler, a sender may reuse its buffer when asked for the next.
+it is sent gets a task of its own. The rules are those of the real transport: silence longer than `timeout_s` is a
+`timeout`, a killed end is a `reset`, leaving the block early cancels the handler, a sender may reuse its buffer when
+asked for the next.
 """
 
 from __future__ import annotations
@@ -351,7 +352,7 @@ class Stream:
     # -- either side
 
     def end_of(self, transport: MemoryTransport, *, tell: bool) -> None:
-        """The process of `transport` is gone, or has closed its door; the other end learns it if `tell`."""
+        """The process of `transport` is gone, or is closed; the other end is notified if `tell`."""
         if transport is self.client:
             self.up.break_off(self._abandoned if tell else None)
             self._failed(TransportError("closed", self.to, "did not answer before our own transport closed"))

@@ -113,7 +113,7 @@ class StubTrainer:
             self._hanging.set()
             self._hanging = None
 
-    # -- the door
+    # -- the interface
 
     async def start(self, restore: str = "") -> TrainerHello:
         self._set_state("starting")

@@ -1,6 +1,7 @@
-"""A whole swarm in one process: real nodes (`p2pnode.lifecycle.node.Node`) with simulated doors and stub trainers.
+"""A whole swarm in one process: real nodes (`p2pnode.lifecycle.node.Node`) in a simulated environment, with stub
+trainers.
 
-`Swarm` raises nodes, kills them without warning, restarts them on their old disk, and waits for conditions in virtual
+`Swarm` starts nodes, kills them without warning, restarts them on their old disk, and waits for conditions in virtual
 time. Everything follows from one seed.
 """
 
@@ -19,7 +20,7 @@ from overlay.bootstrap.local_network import Lan
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
-from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.network import Network
 from tests.harness.stub_trainer import StubTrainer
 from training.trainer_link.interface import Vector
@@ -92,7 +93,7 @@ class Swarm:
             clock=self.clock,
             entropy=SeededEntropy(f"{self.seed}/{name}/{host.starts}"),
             disk=host.disk,
-            executor=InlineWorkers(),
+            executor=InlineExecutor(),
             log=ListLog(self.records, name, self.clock),
             make_trainer=make_trainer,
             available_memory=lambda: self.available_memory,

@@ -1,4 +1,4 @@
-"""Tiny tasks for the tests of the trainer: each shows one thing a model or a loop may do. Importable in any process."""
+"""Small tasks for the tests of the trainer, each with one property or fault. Importable in any process."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """An event loop whose time is virtual: it jumps to the next timer whenever nothing is ready to run.
 
-What it gives the simulated tier: a second costs nothing, the same program gives the same order of callbacks under any
-`PYTHONHASHSEED`, a program that can never go on is a `Deadlock` that names its tasks, and an exception that nobody
-handled ends the run. What it never does: wait, read a socket, or start a thread.
+A virtual second costs nothing. The same program gives the same order of callbacks under any `PYTHONHASHSEED`. A program
+that cannot continue raises a `Deadlock` that names its tasks, and an unhandled exception ends the run. The loop never
+waits, reads no socket and starts no thread.
 
 One loop runs all hosts of a world. Code that runs in a context where `OWNER` is set belongs to that host, and so do the
-tasks and timers it makes: `stall` keeps them, and them alone, from running for a while, as a busy loop would.
+tasks and timers it makes: `stall` delays these alone, as a busy loop would.
 
-How: one turn of the loop is replaced. Where asyncio waits for the next timer, the clock moves there.
-(Design: overlay-practice section 5, "virtual-time loop".)
+`_run_once` is replaced: where asyncio waits for the next timer, the clock jumps to it.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_a_task_that_cannot_be_made_is_explained(source: str, task: str, words: 
         assert word in refused.error
 
 
-def test_a_program_that_dies_at_start_is_reported_with_its_code(tmp_path: Path) -> None:
+def test_a_program_that_crashes_at_start_is_reported_with_its_code(tmp_path: Path) -> None:
     """`p2pnode run` around a program that ends before it attaches: exit code 8, and how it ended."""
     refused = start(tmp_path, "--", sys.executable, "-c", "raise SystemExit(3)", verb="run")
 
@@ -246,7 +246,7 @@ def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_bootstrap_that_is_no_p2pnode_is_refused(answer: bytes, tmp_path: Path) -> None:
-    """The only bootstrap speaks another protocol: exit code 5, its address, and no swarm of one's own."""
+    """The only bootstrap uses another protocol: exit code 5, its address, and no new swarm."""
     with answering(answer) as address:
         refused = start(tmp_path, "--bootstrap", address)
 

@@ -69,7 +69,7 @@ def test_without_the_exchange_it_fails(capsys: pytest.CaptureFixture[str]) -> No
     assert "together 0.60" in printed
 
 
-def test_a_daemon_that_dies_early_is_named_with_its_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_daemon_that_crashes_early_is_named_with_its_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """The demo stops at once, says which node, its exit code and what it wrote last."""
     assert run(dataclasses.replace(PLAN, task="fake:Die")) == 10
 

@@ -1,4 +1,4 @@
-"""Strangers' junk at the ports of two real daemons: they go on stepping, their memory stays bounded, no traceback."""
+"""Invalid bytes from unauthenticated peers at two daemons: steps continue, memory stays bounded, no traceback."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def junk_datagrams(to: tuple[str, int], source: random.Random) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(1500):
             sender.sendto(source.randbytes(source.randrange(0, 600)), to)
-        # Kademlia's framing: request or response, a message id, then msgpack; cut off anywhere, or nested for ever.
+        # Kademlia's framing: request or response, a message id, then msgpack; cut off anywhere, or nested without end.
         for kind in (b"\x00", b"\x01"):
             whole = kind + source.randbytes(20) + b"\x94\xc4\x08" + source.randbytes(8) + b"\x9f" + b"\xa4ping" * 20
             for length in range(len(whole)):

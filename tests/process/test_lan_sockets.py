@@ -88,7 +88,7 @@ def announcement(run_name: str, byte: int, port: int) -> Announcement:
 
 @contextlib.asynccontextmanager
 async def heard_by(*places: tuple[Announcement, Heard]) -> AsyncIterator[list[ZeroconfLan]]:
-    """A `ZeroconfLan` for each, stopped in any case: uvloop may wait for ever for the sockets of one that is not."""
+    """A `ZeroconfLan` for each, stopped in any case: uvloop may wait without end for the sockets of one that is not."""
     lans: list[ZeroconfLan] = []
     try:
         for own, heard in places:

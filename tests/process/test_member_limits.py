@@ -87,7 +87,7 @@ def test_a_member_that_hogs_streams_waits_for_its_own_turns(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("few_turns")
-def test_one_who_leaves_frees_its_turns(run: Run) -> None:
+def test_a_peer_that_leaves_frees_its_turns(run: Run) -> None:
     """Streams of a member that are broken off leave nothing behind: its turns are all there again."""
 
     async def main() -> None:

@@ -137,7 +137,7 @@ def test_events_come_by_number_and_by_waiting() -> None:
     served(scenario)
 
 
-def test_closing_releases_those_who_wait() -> None:
+def test_closing_releases_waiting_requests() -> None:
     """A long-poll of a minute does not keep the daemon from ending."""
 
     async def scenario(asked: Asked) -> None:
@@ -341,8 +341,8 @@ def test_the_client_ignores_proxies_and_tells_foreigners_apart(monkeypatch: pyte
 
 
 def test_beyond_the_loopback_the_token_opens_everything_and_nothing_opens_without(tmp_path: Path) -> None:
-    """Bound to all addresses, only the health checks answer a stranger, /readyz without its reason; the client with
-    the token's file gets all, one without is told how to come by it."""
+    """Bound to all addresses, only the health checks answer an unauthenticated client, /readyz without its reason; the
+    client with the token's file gets all, one without is told how to come by it."""
     token = tmp_path / "status.token"
     token.write_text(TOKEN)
     token.chmod(0o600)
@@ -392,7 +392,7 @@ def test_long_polls_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch)
         assert (await asked("GET", "/events?timeout=20")).status == 429
         host, _, port = asked.address.partition(":")
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
-        # Two long-polls and three idle ones are held; the rest find the door closed.
+        # Two long-polls and three idle ones are held; the rest are refused.
         ends = [reader.at_eof() or (await _ended(reader)) for reader, _ in idle]
         assert ends.count(True) >= 3
         for _, writer in idle:

@@ -172,7 +172,7 @@ def longest_stand(nodes: list[Daemon], seconds: float) -> float:
 
 
 @pytest.mark.timeout(240)
-def test_a_stopped_daemon_holds_nobody_and_wakes_into_the_swarm(daemons: Callable[..., Daemon]) -> None:
+def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Daemon]) -> None:
     """SIGSTOP for eight seconds: the other goes on within the detection bound; after SIGCONT both go on within it."""
     first = daemons("first")
     until(lambda: first.trains, START_S, "the founder trains")

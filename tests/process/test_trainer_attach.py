@@ -327,7 +327,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 
 def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
-    """gloo, two processes: rank 0 speaks, samples add up, and both end with the shared weights."""
+    """gloo, two processes: rank 0 reports, samples add up, and both end with the shared weights."""
     (tmp_path / "ranks.py").write_text(RANKS)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
 

@@ -234,7 +234,7 @@ def test_a_cancelled_order_is_left_and_the_next_one_has_its_own_answer(world: Wo
 
 
 def test_a_stop_ends_an_order_under_way(world: World) -> None:
-    """Whoever waits for the order is told, and nothing waits for ever."""
+    """The caller that waits for the order gets an error, and nothing waits without end."""
 
     async def scenario(world: World) -> None:
         trainer = world.trainer("Slow", options={"seconds": 0.02})

@@ -43,7 +43,7 @@ def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults; and
-    decoding, adding, copying and teaching all give the loop its turns."""
+    decoding, adding, copying and sending states all yield to the loop."""
     for module in ("cooperative", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     places: dict[str, None] = {}

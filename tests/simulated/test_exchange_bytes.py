@@ -45,7 +45,7 @@ def exchange_of(member: Member) -> Exchange:
 
 
 async def settled(world: World) -> None:
-    """Every shard has an owner, a backup where there should be one, and nobody is being taught."""
+    """Every shard has an owner, a backup where there should be one, and no learner is catching up."""
     deadline = world.clock.monotonic() + 60.0
     last, since = [], world.clock.monotonic()
     while world.clock.monotonic() - since < 3.0:

@@ -124,7 +124,7 @@ def remember(member: Member, term: Term) -> None:
 # -- fences -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_fence_that_only_one_node_remembers_starves_nobody() -> None:
+def test_a_fence_that_only_one_node_remembers_blocks_no_other() -> None:
     """A restarted node has seen a higher term than the owner's: it shows it, the owner rises above, and is heard."""
 
     async def scenario(world: World) -> None:
@@ -308,7 +308,7 @@ def test_a_delta_out_of_a_split_weighs_what_it_would_have_in_the_whole_swarm() -
     simulate(scenario)
 
 
-def test_a_backup_wrongly_held_for_dead_ranks_below_what_comes_after() -> None:
+def test_a_backup_wrongly_declared_dead_ranks_below_its_successor() -> None:
     """Its owner goes on under a new term: its copy must never win over what was acknowledged without it."""
 
     async def scenario(world: World) -> None:
@@ -364,7 +364,7 @@ def test_a_lesson_that_its_owner_gave_up_is_forgotten() -> None:
         store.drop_backup(0, me)
         await until(world, lambda: store.owned[0].backup is not None, within_s=BOUND_S, what="a backup")
         assert stale(world) == [(learner.name, 0)]
-        await until(world, lambda: not stale(world), within_s=BOUND_S, what="no lesson that nobody gives")
+        await until(world, lambda: not stale(world), within_s=BOUND_S, what="no learner without a sender")
 
     simulate(scenario)
 

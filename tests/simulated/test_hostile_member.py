@@ -63,7 +63,7 @@ def step_of(host: Host) -> int:
 
 
 def victim_of(swarm: Swarm, shard: int = 0) -> Host:
-    """Whoever owns the shard, if that is not the liar; the next shard otherwise."""
+    """The owner of the shard, if that is not the liar; the next shard otherwise."""
     for number in range(shard, SHARDS):
         for host in swarm.running():
             if host.name != LIAR and number in host.living.exchange.store.owned:
@@ -169,7 +169,7 @@ def test_a_weight_is_believed_within_reason_only(kind: str, most: float) -> None
     simulate(scenario, exchange__weight=kind, exchange__outer_lr=1.0, exchange__outer_momentum=0.0)
 
 
-def test_mending_a_split_is_no_way_around_the_judge() -> None:
+def test_reconciling_a_split_does_not_bypass_validation() -> None:
     """What comes as a repair is looked at like a push: finite, and of no more weight than two estimates allow."""
 
     async def scenario(swarm: Swarm) -> None:

@@ -135,8 +135,8 @@ def test_kademlia_fault_02_a_malformed_reply_raises_out_of_a_lookup(shape: Any) 
 
 
 def test_kademlia_fault_03_a_cancelled_call_leaves_its_entry_and_raises_later() -> None:
-    """Stock: five seconds after a cancelled call `InvalidStateError` in the timer, and its entry stays for ever. Ours:
-    entry and timer are gone after the usual waits, and nothing is raised."""
+    """Stock: five seconds after a cancelled call `InvalidStateError` in the timer, and its entry is never removed.
+    Ours: entry and timer are gone after the usual waits, and nothing is raised."""
     servers: list[Any] = []
 
     async def stock() -> None:
@@ -250,7 +250,7 @@ def test_kademlia_fault_07_the_dead_are_returned_by_lookups() -> None:
 
 
 def test_kademlia_fault_08_a_new_id_at_an_old_address_keeps_its_ghost() -> None:
-    """Stock: the old id's ping is answered by the new node and it stays in the table. Ours: buried, the new one in."""
+    """Stock: the old id's ping is answered by the new node and it stays in the table. Ours: removed, the new one in."""
 
     async def stock() -> None:
         network = StockNetwork()
@@ -316,7 +316,7 @@ def test_kademlia_fault_09_a_changed_address_is_never_learnt() -> None:
 
 def test_kademlia_fault_10_the_wrong_keys_are_handed_to_a_joiner() -> None:
     """Stock: keys are hashed a second time, so a node whose id *is* the key does not get it. Ours: nothing is kept for
-    others, whoever says `store` is dropped."""
+    others, a `store` request is dropped."""
 
     async def stock() -> int:
         network = StockNetwork()
@@ -604,8 +604,8 @@ def test_kademlia_fault_18_every_unknown_attribute_is_a_remote_call() -> None:
 # -- 19
 
 
-def test_kademlia_fault_19_an_island_stays_one() -> None:
-    """Stock: joined through a peer that was not there yet, a node is alone for ever. Ours: it dials until it is in."""
+def test_kademlia_fault_19_an_isolated_node_stays_isolated() -> None:
+    """Stock: joined through a peer that was not there yet, a node stays alone. Ours: it dials until it is in."""
 
     async def stock() -> None:
         network = StockNetwork()

@@ -114,7 +114,7 @@ def test_another_run_and_junk_are_ignored() -> None:
     play(story, 92)
 
 
-def test_a_network_without_multicast_keeps_nobody_out() -> None:
+def test_without_multicast_nodes_still_join() -> None:
     """An event, and the bootstraps as ever."""
 
     async def story(swarm: Swarm, ether: Ether) -> None:

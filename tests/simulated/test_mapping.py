@@ -157,7 +157,7 @@ def test_a_router_behind_another_nat_is_not_believed() -> None:
     play(story())
 
 
-def test_a_router_that_hangs_holds_nobody() -> None:
+def test_a_router_that_hangs_blocks_nothing() -> None:
     """Neither the join nor the leave waits for it longer than its second."""
 
     async def story() -> None:

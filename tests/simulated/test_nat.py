@@ -83,7 +83,7 @@ def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(symmetric: b
     play(story())
 
 
-def test_a_node_behind_a_nat_is_missed_when_it_dies_and_known_when_it_returns() -> None:
+def test_a_node_behind_a_nat_is_removed_when_it_crashes_and_known_when_it_returns() -> None:
     """Liveness is the same for it: dead within the bound, and back under its next incarnation."""
 
     async def story() -> None:
@@ -141,7 +141,7 @@ def test_many_behind_nats_do_not_keep_others_from_owning() -> None:
     play(story())
 
 
-def test_a_node_that_nobody_reaches_trains_learns_and_reports() -> None:
+def test_an_unreachable_node_trains_learns_and_reports() -> None:
     """Its inbound blocked from the start, and its NAT's port changed in the midst: it owns nothing, its deltas are in
     everybody's model, its steps are known, and its status says what is wrong and the three things to do."""
 

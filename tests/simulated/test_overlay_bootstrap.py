@@ -1,4 +1,4 @@
-"""Getting in and staying in: names with several addresses, dead resolvers, hours alone, islands. Virtual time."""
+"""Joining and rejoining: names with several addresses, failing resolvers, hours alone, partitions. Virtual time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Names:
         node._joining._dialer.resolver = self
 
 
-def test_one_living_address_of_a_name_is_enough() -> None:
+def test_one_reachable_address_of_a_name_is_enough() -> None:
     """A name of five: two dead machines, a refusing one, one of a family we cannot send to, and the last one lives."""
 
     async def story() -> None:
@@ -187,8 +187,8 @@ def test_an_isolated_node_dials_for_ever_with_backoff_and_jitter() -> None:
     play(story(), hours=8)
 
 
-@pytest.mark.parametrize("island", [3, 2], ids=["half", "a pair without a bootstrap"])
-def test_islands_of_a_partition_longer_than_any_memory_of_the_dead_become_one(island: int) -> None:
+@pytest.mark.parametrize("side", [3, 2], ids=["half", "a pair without a bootstrap"])
+def test_the_sides_of_a_partition_longer_than_any_memory_of_the_dead_become_one(side: int) -> None:
     """Three and three for three virtual hours, or four and two for one and a quarter: each side forgets that the other
     ever lived, and they are one swarm within five minutes of the healing. The pair's only bootstrap is dead by then:
     remembered peers alone lead back."""
@@ -197,12 +197,12 @@ def test_islands_of_a_partition_longer_than_any_memory_of_the_dead_become_one(is
         world = OverlayWorld(seed=55)
         nodes = await world.raise_swarm(6)
         await asyncio.sleep(60)
-        left, right = nodes[:-island], nodes[-island:]
+        left, right = nodes[:-side], nodes[-side:]
         world.network.partition([n.address.host for n in left], [n.address.host for n in right])
-        if island == 2:
+        if side == 2:
             await world.crash(0)
             left, nodes = left[1:], nodes[1:]
-        await asyncio.sleep((3 if island == 3 else 1.25) * HOUR_S)
+        await asyncio.sleep((3 if side == 3 else 1.25) * HOUR_S)
         assert all(len(node.peers) == len(left) - 1 for node in left)
         assert all(len(node.peers) == len(right) - 1 for node in right)
         assert all(node.report().lost == 0 for node in nodes), "nobody remembers the dead any more"
@@ -210,7 +210,7 @@ def test_islands_of_a_partition_longer_than_any_memory_of_the_dead_become_one(is
         whole = len(nodes) - 1
         took = await world.until(lambda: all(len(node.peers) == whole for node in nodes), 300.0, "one swarm again")
         print(f"whole after {took:.0f} s")
-        assert [r.event for r in world.records].count("island_met") >= 1
+        assert [r.event for r in world.records].count("side_met") >= 1
         await world.stop()
 
     play(story(), hours=4)

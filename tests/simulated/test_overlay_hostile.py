@@ -1,4 +1,4 @@
-"""Strangers without manners: floods, made-up senders, calls that are given up, doors that close. Virtual time."""
+"""Hostile and failing peers: floods, invented senders, cancelled calls, transports that close. Virtual time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         assert len(members.conflicts) == len(members.dead_contacts) == 0
         assert len(members.negative) <= 4096
         assert len(node._protocol.queue) <= 512
-        assert len(node._reachability._unreachable_reports) == 0, "a stranger's complaint is nobody's"
+        assert len(node._reachability._unreachable_reports) == 0, "a report by an unknown peer does not count"
         await asyncio.sleep(3)
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -143,8 +143,8 @@ def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> None:
     play(story())
 
 
-def test_a_door_that_closes_answers_whoever_waits() -> None:
-    """Calls under way when the node stops end with None at once: nobody waits for ever, nobody is blamed."""
+def test_a_transport_that_closes_answers_waiting_callers() -> None:
+    """Calls under way when the node stops end with None at once: no call waits on, no peer is suspected."""
 
     async def story() -> None:
         world = OverlayWorld(seed=63)
@@ -251,7 +251,7 @@ def test_each_reason_to_drop_is_counted_where_people_look() -> None:
 
 
 def test_a_farewell_in_anothers_name_from_elsewhere_is_not_believed() -> None:
-    """LEAVING under a peer's id from a stranger's address, or under another start, changes nothing."""
+    """LEAVING under a peer's id from an unknown address, or under another start, changes nothing."""
 
     async def story() -> None:
         world = OverlayWorld(seed=67)

@@ -158,7 +158,7 @@ def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
     play(story())
 
 
-def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
+def test_no_forged_datagram_makes_a_node_report_a_duplicate_identity() -> None:
     """Claims of our id under another start, hints of twins, answers without proof, with another key's proof, with our
     own proof of another question, and with a proof of an earlier question replayed: nothing comes of any of them."""
 
@@ -206,9 +206,9 @@ def test_no_forged_datagram_makes_a_node_believe_in_a_twin() -> None:
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
-def test_a_directory_put_back_from_a_copy_is_no_twin(incarnation: int) -> None:
+def test_a_directory_restored_from_a_copy_is_no_duplicate_identity(incarnation: int) -> None:
     """Killed at its second start, and started again at its address from an older copy, as its first or second: the
-    others take it for what it is within seconds, and nobody speaks of a twin."""
+    others accept it within seconds, and no duplicate identity is reported."""
 
     async def story() -> None:
         world = OverlayWorld(seed=47)

@@ -43,7 +43,7 @@ def test_a_swarm_joins_at_once_and_survives_the_death_of_a_fifth() -> None:
 
 @pytest.mark.long
 def test_nobody_is_lost_under_churn() -> None:
-    """40 nodes with a median life of two minutes, for four minutes: lookups right, nobody isolated, no island."""
+    """40 nodes with a median life of two minutes, for four minutes: lookups right, nobody isolated, no partition."""
     print("seed 52")
     found = overlay_churn.run(52, 40, 4, 120.0)
     print(found.deaths, found.leaves, found.right, found.lookups, found.dead_entries)
@@ -70,7 +70,7 @@ def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_boun
     assert max(found.watched_s) <= overlay_liveness.PARTNER_BOUND_S
 
 
-def test_lost_refutations_kill_nobody() -> None:
+def test_lost_refutations_declare_no_node_dead() -> None:
     """60 nodes, 15 % loss, stalls of 300 ms, and no lookups that would carry news: the suspected are told and asked,
     and a death on hearsay is not believed unasked. (It was: this minute had 80 false deaths.)"""
     print("seed 1")
@@ -83,7 +83,7 @@ def test_lost_refutations_kill_nobody() -> None:
 
 
 @pytest.mark.long
-def test_the_estimate_follows_when_half_the_swarm_dies() -> None:
+def test_the_estimate_follows_when_half_the_swarm_crashes() -> None:
     """60 nodes, 30 left: after two minutes half the nodes' estimates are within 15 %, and none is of the old swarm."""
     print("seed 54")
     errors = overlay_population.halve(54, 60, (120.0,))[120.0]

@@ -72,7 +72,7 @@ def test_a_small_swarm_knows_everybody_exactly() -> None:
     play(story())
 
 
-def test_lookups_after_a_fifth_has_died_return_no_dead_and_stay_fast() -> None:
+def test_lookups_after_a_fifth_has_crashed_return_no_dead_and_stay_fast() -> None:
     """Right after 20 % crash, lookups return only the living, nearly all of them, within 2 virtual seconds."""
 
     async def story() -> None:
@@ -102,7 +102,7 @@ def test_lookups_after_a_fifth_has_died_return_no_dead_and_stay_fast() -> None:
 
 
 @pytest.mark.parametrize(("seed", "loss"), [(21, 0.0), (22, 0.0), (23, 0.02)])
-def test_a_crash_is_found_within_the_bound_by_those_who_watch(seed: int, loss: float) -> None:
+def test_a_crash_is_found_within_the_bound_by_its_watchers(seed: int, loss: float) -> None:
     """A watched partner that falls silent is dead within 6 s at everybody who watches it."""
 
     async def story() -> None:
@@ -235,7 +235,7 @@ def test_a_changed_address_is_learnt_by_all() -> None:
 
 
 def test_another_node_at_an_old_address_leaves_no_ghost() -> None:
-    """A new identity at a known address buries the old one at once, without a suspicion to wait for."""
+    """A new identity at a known address removes the old one at once, without a suspicion."""
 
     async def story() -> None:
         world = OverlayWorld(seed=29)
@@ -273,7 +273,7 @@ def test_a_healed_partition_becomes_one_swarm_again() -> None:
     play(story())
 
 
-def test_an_island_is_healed_when_its_only_peer_comes_back() -> None:
+def test_an_isolated_node_rejoins_when_its_only_peer_comes_back() -> None:
     """A node whose only peer died dials again, and joins when that peer is there again."""
 
     async def story() -> None:
@@ -292,7 +292,7 @@ def test_an_island_is_healed_when_its_only_peer_comes_back() -> None:
     play(story())
 
 
-def test_wrong_doors_are_told_apart() -> None:
+def test_wrong_addresses_are_told_apart() -> None:
     """Another run, ourselves, nobody there, and a node that has not joined each have their own reason."""
 
     async def story() -> None:
@@ -335,7 +335,7 @@ def test_a_restarted_node_refuses_another_swarm_of_the_same_name() -> None:
     play(story())
 
 
-def test_requests_carry_steps_and_check_who_answers() -> None:
+def test_requests_carry_steps_and_check_the_responder() -> None:
     """A request brings payload and body both ways; steps arrive with it; a wrong id is refused with both names."""
 
     async def story() -> None:

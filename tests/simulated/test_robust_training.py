@@ -70,7 +70,7 @@ async def thirty_steps(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize(("robust", "method"), [("clip", "pssp"), ("trimmed-mean", "pssp"), ("trimmed-mean", "bsp")])
-def test_one_liar_in_eight_does_not_keep_the_others_from_the_target(robust: str, method: str) -> None:
+def test_one_hostile_node_in_eight_does_not_keep_the_others_from_the_target(robust: str, method: str) -> None:
     """After thirty steps they are there, within what their noise leaves; its length is reported, and counted."""
     found: list[float] = []
 
@@ -89,7 +89,7 @@ def test_one_liar_in_eight_does_not_keep_the_others_from_the_target(robust: str,
     assert {record.fields["source"] for record in swarm.of("delta_norm_unusual")} == {liar}
 
 
-def test_without_it_the_liar_wins() -> None:
+def test_without_it_the_hostile_node_wins() -> None:
     """The same eight without the rule go away from the target: the other tests do not pass by themselves."""
     found: list[float] = []
 

@@ -33,8 +33,8 @@ RING = KeyRing((KEY,))
         open_swarm.test_a_changed_address_is_learnt_by_all,
         open_swarm.test_another_node_at_an_old_address_leaves_no_ghost,
         open_swarm.test_a_healed_partition_becomes_one_swarm_again,
-        open_swarm.test_an_island_is_healed_when_its_only_peer_comes_back,
-        open_swarm.test_requests_carry_steps_and_check_who_answers,
+        open_swarm.test_an_isolated_node_rejoins_when_its_only_peer_comes_back,
+        open_swarm.test_requests_carry_steps_and_check_the_responder,
         open_swarm.test_a_changed_activity_is_known_without_waiting,
     ],
     ids=lambda story: story.__name__.removeprefix("test_"),
@@ -51,7 +51,7 @@ def test_what_holds_in_an_open_swarm_holds_in_a_closed_one(
 def test_a_crash_is_found_within_the_bound(seed: int, loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an open swarm, with lost first contacts too."""
     monkeypatch.setattr(overlay_swarm, "SEALED_BY_DEFAULT", RING)
-    open_swarm.test_a_crash_is_found_within_the_bound_by_those_who_watch(seed, loss)
+    open_swarm.test_a_crash_is_found_within_the_bound_by_its_watchers(seed, loss)
 
 
 def test_step_queries_cost_an_aead_and_no_signature() -> None:
@@ -74,7 +74,7 @@ def test_step_queries_cost_an_aead_and_no_signature() -> None:
     play(story())
 
 
-def test_a_stranger_changes_nothing() -> None:
+def test_an_unauthenticated_peer_changes_nothing() -> None:
     """A node with another key that knows run, genesis, ids and addresses gets no answer, and nobody learns of it."""
 
     async def story() -> None:
@@ -118,9 +118,9 @@ def test_recorded_datagrams_change_nothing() -> None:
         before = {node: sorted((peer.node_id, peer.step, peer.address) for peer in node.members()) for node in nodes}
         sent = {number: world.seals[number].counters["seal_sealed"] for number in range(5)}
         for number in range(5):
-            door = world.seals[number]
+            transport = world.seals[number]
             for source, datagram in recorded:
-                door._on_datagram_below(datagram, source)
+                transport._on_datagram_below(datagram, source)
 
         assert len(recorded) > 100
         assert {node: node._protocol.counters["datagrams_in"] for node in nodes} == heard
@@ -195,14 +195,14 @@ def test_rotating_the_key_loses_no_node() -> None:
                 await asyncio.sleep(0.7)
             await asyncio.sleep(3)
         await asyncio.sleep(6)
-        judged = [
+        decided = [
             (number, change)
             for number in range(8)
             for _, change in world.changes[number]
             if change.kind in ("suspect", "dead", "left") and change.node_id != former.node_id
         ]
 
-        assert judged == []
+        assert decided == []
         assert all(len(node.members()) == 7 for node in nodes), "all but the one that was expelled"
         await world.until(lambda: former.members() == [], 20.0, "the expelled one has noticed")
         await world.stop()

@@ -71,7 +71,7 @@ def complaints(report: StatusReport) -> list[str]:
     return found
 
 
-def test_every_answer_of_a_living_swarm_fits_its_description() -> None:
+def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
     """From joining to leaving, with a waiting barrier, a hung trainer and an unreachable node, no answer strays; and
     Prometheus can read the metrics page and finds what it is for."""
     print(f"seed {SEED}")

@@ -100,7 +100,7 @@ def test_a_split_beyond_the_reach_is_shown_with_what_it_cost() -> None:
     simulate(scenario, training__min_nodes=4, exchange__log_seconds=2.0)
 
 
-def test_a_log_without_room_shows_a_shorter_reach() -> None:
+def test_a_full_log_shows_a_shorter_reach() -> None:
     """Bytes run out before the time asked for: the reach shown is what they last for."""
 
     async def scenario(swarm: Swarm) -> None:

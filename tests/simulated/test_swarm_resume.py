@@ -158,8 +158,8 @@ def test_killed_all_at_once_no_step_is_counted_twice(seed: int, late_s: float) -
 @pytest.mark.parametrize("seed", range(101, 107))
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_started_and_stopped_without_a_step_nothing_is_forgotten(seed: int, nodes: int) -> None:
-    """Whoever takes a shard over and adds nothing has nothing better than others, nor has who pulled it from there: the
-    next start goes on from the states with their identities, not from values that look newer."""
+    """A node that takes a shard over and adds nothing has no better copy than others, nor has one that pulled from it:
+    the next start goes on from the states with their identities, not from values that look newer."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(nodes)
@@ -203,7 +203,7 @@ def test_a_founder_that_leaves_before_it_has_resumed_forgets_nothing() -> None:
     assert [record.fields["clean"] for record in swarm.of("swarm_resumed")] == [True]
 
 
-def test_who_comes_late_with_a_higher_state_is_heard() -> None:
+def test_a_late_node_with_a_higher_state_is_heard() -> None:
     """The founder goes on alone from old states, because nobody else is back in time; nodes with newer ones take their
     shards back when they come, and what was trained meanwhile is added to them."""
 
@@ -265,7 +265,7 @@ def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(without_c
     simulate(scenario, seed=91, training__checkpoint_s=2.0)
 
 
-def test_a_joiner_is_taught_nothing_before_it_has_the_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it loads, its line is its own: it is not eligible, and so nobody sends it states or live deltas."""
     join = Exchange.join
 

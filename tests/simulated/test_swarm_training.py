@@ -135,7 +135,7 @@ def test_bsp_keeps_everybody_on_one_step() -> None:
 
 
 @pytest.mark.parametrize(("method", "most"), [("pbsp", 1), ("pssp", 5), ("ssp", 5)])
-def test_those_who_begin_together_begin_together(method: str, most: int) -> None:
+def test_nodes_that_begin_together_begin_together(method: str, most: int) -> None:
     """Steps of 5 ms on one machine's network, and the last node comes after half a minute: who sees it a fifth of a
     second before another does not run ahead of that one, so nobody misses a step."""
 
@@ -261,7 +261,7 @@ def test_a_killed_node_comes_back_under_a_new_incarnation() -> None:
     simulate(scenario, seed=17)
 
 
-def test_a_hung_trainer_is_announced_and_holds_nobody() -> None:
+def test_a_hung_trainer_is_announced_and_blocks_no_other() -> None:
     """A node whose trainer hangs leaves samples and counts, the others go on, and it comes back when it moves."""
 
     async def scenario(swarm: Swarm) -> None:
@@ -299,7 +299,7 @@ def test_a_crashing_trainer_is_restarted() -> None:
     simulate(scenario, seed=19, training__min_nodes=3)
 
 
-def test_a_paused_node_holds_nobody_and_catches_up() -> None:
+def test_a_paused_node_blocks_no_other_and_catches_up() -> None:
     """A paused node leaves samples, goes on owning, and resumes at the step of the others."""
 
     async def scenario(swarm: Swarm) -> None:
@@ -320,7 +320,7 @@ def test_a_paused_node_holds_nobody_and_catches_up() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_a_frozen_node_holds_nobody_and_wakes_into_the_swarm(nodes: int) -> None:
+def test_a_frozen_node_blocks_no_other_and_rejoins(nodes: int) -> None:
     """A node whose machine stands still for eight seconds: the others go on, and when it wakes all go on."""
 
     async def scenario(swarm: Swarm) -> None:

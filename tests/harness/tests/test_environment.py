@@ -1,4 +1,4 @@
-"""The simulated doors: clock, entropy, disk, workers, log and the stub trainer."""
+"""The simulated environment (clock, entropy, disk, executor, log) and the stub trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from overlay.environment import Clock, Disk, Entropy, Executor, Log
-from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.stub_trainer import UNIT, StubTrainer, delta_of, exponential, initial_vector
 from tests.harness.virtual_loop import run
 from training.trainer_link.interface import StepOrder, Trainer, TrainerFailed
@@ -24,12 +24,12 @@ def test_clock_follows_the_loop() -> None:
 
     async def main() -> None:
         clock = VirtualClock()
-        door: Clock = clock
-        monotonic, wall = door.monotonic(), door.wall()
+        interface: Clock = clock
+        monotonic, wall = interface.monotonic(), interface.wall()
         await asyncio.sleep(5)
-        assert door.monotonic() - monotonic == 5
+        assert interface.monotonic() - monotonic == 5
         clock.skew_s = -60
-        assert door.wall() - wall == pytest.approx(-55)
+        assert interface.wall() - wall == pytest.approx(-55)
 
     run(main())
 
@@ -37,8 +37,8 @@ def test_clock_follows_the_loop() -> None:
 def test_entropy_repeats() -> None:
     """The same seed gives the same tokens and draws; tokens do not disturb the draws; seeds differ."""
     one, same, other = SeededEntropy("7/a"), SeededEntropy("7/a"), SeededEntropy("7/b")
-    door: Entropy = one
-    assert door.token(16) == same.token(16) != other.token(16)
+    interface: Entropy = one
+    assert interface.token(16) == same.token(16) != other.token(16)
     same.token(5)
     assert one.random.random() == same.random.random() != other.random.random()
 
@@ -46,15 +46,15 @@ def test_entropy_repeats() -> None:
 def test_memory_disk() -> None:
     """It reads what was written, lists by folder, and forgets what was removed."""
     disk = MemoryDisk()
-    door: Disk = disk
-    door.write("a/x", b"1", private=True)
-    door.write("ab", b"2")
-    assert (door.read("a/x"), door.read("nothing")) == (b"1", None)
-    assert (door.names(), door.names("a")) == (["a/x", "ab"], ["a/x"])
+    interface: Disk = disk
+    interface.write("a/x", b"1", private=True)
+    interface.write("ab", b"2")
+    assert (interface.read("a/x"), interface.read("nothing")) == (b"1", None)
+    assert (interface.names(), interface.names("a")) == (["a/x", "ab"], ["a/x"])
     assert disk.private == {"a/x": True, "ab": False}
-    door.remove("ab")
-    door.remove("ab")
-    assert door.names() == ["a/x"]
+    interface.remove("ab")
+    interface.remove("ab")
+    assert interface.names() == ["a/x"]
 
 
 def test_memory_disk_faults() -> None:
@@ -75,16 +75,16 @@ def test_memory_disk_faults() -> None:
         disk.read("x")
 
 
-def test_inline_workers_let_others_run() -> None:
+def test_inline_executor_lets_others_run() -> None:
     """A function off the loop returns its result or raises, and others run before it does."""
 
     async def main() -> None:
-        workers: Executor = InlineWorkers()
+        executor: Executor = InlineExecutor()
         seen: list[str] = []
         asyncio.get_running_loop().call_soon(seen.append, "other")
-        assert await workers.run(lambda a, b: [*seen, a, b], 1, b=2) == ["other", 1, 2]
+        assert await executor.run(lambda a, b: [*seen, a, b], 1, b=2) == ["other", 1, 2]
         with pytest.raises(ZeroDivisionError):
-            await workers.run(divmod, 1, 0)
+            await executor.run(divmod, 1, 0)
 
     run(main())
 
@@ -95,8 +95,8 @@ def test_list_log() -> None:
     async def main() -> tuple[list[Record], str]:
         records: list[Record] = []
         one, two = ListLog(records, "one"), ListLog(records, "two")
-        door: Log = one
-        door.info("up", step=1)
+        log: Log = one
+        log.info("up", step=1)
         await asyncio.sleep(2.5)
         two.warning("slow", who="one")
         return records, one.digest()

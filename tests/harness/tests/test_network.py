@@ -1,4 +1,4 @@
-"""The simulated network: what passes, what each fault does, and that it agrees with the real door's rules."""
+"""The simulated network: what passes, what each fault does, and that it agrees with the rules of the real transport."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Host:
     """A transport with handlers, on its own host."""
 
     def __init__(self, network: Network, number: int) -> None:
-        self.door: MemoryTransport = network.transport(f"10.0.0.{number}")
+        self.transport: MemoryTransport = network.transport(f"10.0.0.{number}")
         self.heard: list[tuple[float, bytes, Address]] = []
         self.handled: list[str] = []
         self.ended: list[str] = []
-        self.address = self.door.address
+        self.address = self.transport.address
 
     async def open(self) -> Host:
-        transport: Transport = self.door
+        transport: Transport = self.transport
         loop = asyncio.get_running_loop()
         await transport.open(lambda data, source: self.heard.append((loop.time(), data, source)), self.handle)
         return self
@@ -71,7 +71,7 @@ class Host:
     async def ask(
         self, to: Address, name: str, head: bytes = b"", body: Any = (), timeout_s: float = 5.0
     ) -> tuple[bytes, bytes]:
-        async with self.door.request(to, name, head, body, timeout_s=timeout_s) as answer:
+        async with self.transport.request(to, name, head, body, timeout_s=timeout_s) as answer:
             return answer.head, b"".join([bytes(chunk) async for chunk in answer.body])
 
 
@@ -103,7 +103,7 @@ def simulate(main: Callable[[Network, Host, Host, Host], Any], **options: Any) -
         hosts = [await Host(network, number).open() for number in (1, 2, 3)]
         result = await main(network, *hosts)
         for host in hosts:
-            await host.door.close()
+            await host.transport.close()
         return result
 
     return run(world(), strict=True)
@@ -118,7 +118,7 @@ def test_datagrams_take_their_delay() -> None:
     async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
         began = network.loop.time()
         for number in range(200):
-            one.door.send(two.address, b"%d" % number)
+            one.transport.send(two.address, b"%d" % number)
         await asyncio.sleep(1)
         assert sorted(int(data) for _, data, _ in two.heard) == list(range(200))
         assert [int(data) for _, data, _ in two.heard] != list(range(200))
@@ -134,7 +134,7 @@ def test_loss_and_duplication() -> None:
 
     async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
         for number in range(2000):
-            one.door.send(two.address, b"%d" % number)
+            one.transport.send(two.address, b"%d" % number)
         await asyncio.sleep(1)
         distinct = len({data for _, data, _ in two.heard})
         assert 0.17 < 1 - distinct / 2000 < 0.23
@@ -149,7 +149,7 @@ def test_too_long_datagram_is_the_senders_mistake() -> None:
 
     async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
         with pytest.raises(ValueError, match="fit"):
-            one.door.send(two.address, bytes(MAX_DATAGRAM_BYTES + 1))
+            one.transport.send(two.address, bytes(MAX_DATAGRAM_BYTES + 1))
 
     simulate(main)
 
@@ -164,7 +164,7 @@ def test_partition_and_cut() -> None:
             for a in (one, two, three):
                 for b in (one, two, three):
                     if a is not b:
-                        a.door.send(b.address, a.address.host[-1].encode() + b.address.host[-1].encode())
+                        a.transport.send(b.address, a.address.host[-1].encode() + b.address.host[-1].encode())
             await asyncio.sleep(1)
             return sorted(data.decode() for host in (one, two, three) for _, data, _ in host.heard)
 
@@ -233,14 +233,14 @@ def test_backpressure() -> None:
 
 
 def test_failures_of_requests() -> None:
-    """Nobody listens: refused. The handler refuses: rejected, with its reason. Closed doors: closed."""
+    """Nobody listens: refused. The handler refuses: rejected, with its reason. A closed transport: closed."""
 
     async def main(network: Network, one: Host, two: Host, three: Host) -> None:
         assert await kind_of(one.ask(Address("10.0.0.9", 1), "echo")) == "refused"
         with pytest.raises(TransportError, match="because") as caught:
             await one.ask(two.address, "refuse", b"", flood(1000))
         assert caught.value.kind == "rejected"
-        await three.door.close()
+        await three.transport.close()
         assert await kind_of(three.ask(two.address, "echo")) == "closed"
         assert await kind_of(two.ask(three.address, "echo")) == "refused"
         network.unreachable("10.0.0.2")
@@ -300,11 +300,11 @@ def test_leaving_early_ends_the_other_side() -> None:
     """Leaving the block with the answer unread cancels the handler."""
 
     async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
-        async with one.door.request(two.address, "give", b"1000", timeout_s=5):
+        async with one.transport.request(two.address, "give", b"1000", timeout_s=5):
             pass
         await asyncio.sleep(1)
         assert two.ended == []  # it had returned its reply: only the sending of it is cancelled
-        assert two.door.handlers == {}
+        assert two.transport.handlers == {}
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(one.ask(two.address, "slow", b"100"), 1)
         await asyncio.sleep(1)
@@ -314,13 +314,13 @@ def test_leaving_early_ends_the_other_side() -> None:
 
 
 def test_asking_oneself() -> None:
-    """A node can ask itself, and close its door meanwhile."""
+    """A node can ask itself, and close its transport meanwhile."""
 
     async def main(_network: Network, one: Host, _two: Host, _three: Host) -> None:
         assert await one.ask(one.address, "echo", b"me") == (b"me", b"")
         task = asyncio.create_task(kind_of(one.ask(one.address, "slow", b"9")))
         await asyncio.sleep(1)
-        await one.door.close()
+        await one.transport.close()
         assert await task == "closed"
 
     simulate(main)
@@ -338,7 +338,7 @@ def test_crash(refused: bool) -> None:
         asked = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=3)))
         asking = asyncio.create_task(kind_of(two.ask(one.address, "slow", b"100", timeout_s=3)))
         await asyncio.sleep(1)
-        two.door.send(one.address, b"on the way")
+        two.transport.send(one.address, b"on the way")
         network.crash(two.address, refused=refused)
         assert await asking == "closed"
         assert await asked == ("reset" if refused else "timeout")
@@ -347,13 +347,13 @@ def test_crash(refused: bool) -> None:
         assert one.heard == []
         again = await Host(network, 2).open()
         assert await one.ask(again.address, "echo", b"back") == (b"back", b"")
-        await again.door.close()
+        await again.transport.close()
         if refused:
             assert one.ended == ["cancelled"]
         else:  # nothing tells the handler: it does its work for nobody
             assert one.ended == []
             await asyncio.sleep(100)
-            assert one.door.handlers == {}
+            assert one.transport.handlers == {}
 
     simulate(main)
 
@@ -363,7 +363,7 @@ def test_crash_in_mid_body() -> None:
 
     async def main(network: Network, one: Host, two: Host, three: Host) -> None:
         async def read() -> None:
-            async with one.door.request(two.address, "give", b"1000000", timeout_s=3) as answer:
+            async with one.transport.request(two.address, "give", b"1000000", timeout_s=3) as answer:
                 async for _ in answer.body:
                     await asyncio.sleep(0.01)
 
@@ -386,8 +386,8 @@ def test_pause_and_resume() -> None:
 
     async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
         network.pause(two.address)
-        one.door.send(two.address, b"waits")
-        two.door.send(one.address, b"was never sent")
+        one.transport.send(two.address, b"waits")
+        two.transport.send(one.address, b"was never sent")
         patient = asyncio.create_task(one.ask(two.address, "echo", b"patient", timeout_s=60))
         assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
         assert (one.heard, two.heard) == ([], [])
@@ -417,15 +417,15 @@ def test_streams_wait_for_a_partition_to_heal() -> None:
 
 
 def test_closing_ends_streams() -> None:
-    """A door that closes cancels its handlers, resets its callers and fails its own requests."""
+    """A transport that closes cancels its handlers, resets its callers and fails its own requests."""
 
     async def main(_network: Network, one: Host, two: Host, three: Host) -> None:
         incoming = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=50)))
         outgoing = asyncio.create_task(kind_of(two.ask(three.address, "slow", b"100", timeout_s=50)))
         await asyncio.sleep(1)
-        two.door.send(one.address, b"farewell")
-        await two.door.close()
-        await two.door.close()
+        two.transport.send(one.address, b"farewell")
+        await two.transport.close()
+        await two.transport.close()
         assert two.ended == ["cancelled"]
         assert await incoming == "reset"
         assert await outgoing == "closed"
@@ -447,8 +447,8 @@ def test_addresses() -> None:
         assert address.port > 0
         assert address != one.address
         await free.close()
-        await one.door.close()
-        await (await Host(network, 1).open()).door.close()
+        await one.transport.close()
+        await (await Host(network, 1).open()).transport.close()
 
     simulate(main)
 
@@ -463,7 +463,7 @@ def test_cost_of_a_small_request() -> None:
         per_request = (time.process_time() - began) / 2000
         began = time.process_time()
         for _ in range(20_000):
-            one.door.send(two.address, b"x")
+            one.transport.send(two.address, b"x")
         await asyncio.sleep(1)
         per_datagram = (time.process_time() - began) / 20_000
         print(f"{per_request * 1e6:.0f} us a request, {per_datagram * 1e6:.1f} us a datagram")

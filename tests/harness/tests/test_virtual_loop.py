@@ -55,7 +55,7 @@ def test_deadlock_names_the_tasks() -> None:
 
 
 def test_time_limit() -> None:
-    """A program that goes on for ever ends at its limit."""
+    """A program that never ends is stopped at its limit."""
 
     async def main() -> None:
         for _ in range(1000):
@@ -164,13 +164,13 @@ async def main():
         async def handle(incoming):
             await asyncio.sleep(random.random())
             return Response(b"", [b"x" * 1000])
-        door = net.transport(f"10.0.0.{number}")
-        await door.open(lambda data, source: log.info("heard", data=data, source=str(source)), handle)
+        transport = net.transport(f"10.0.0.{number}")
+        await transport.open(lambda data, source: log.info("heard", data=data, source=str(source)), handle)
         async def ask(turn):
-            to = door.address._replace(host=f"10.0.0.{random.randrange(12)}")
-            door.send(to, b"%d" % turn)
+            to = transport.address._replace(host=f"10.0.0.{random.randrange(12)}")
+            transport.send(to, b"%d" % turn)
             try:
-                async with door.request(to, "x", b"", timeout_s=0.5) as answer:
+                async with transport.request(to, "x", b"", timeout_s=0.5) as answer:
                     log.info("answered", size=sum([len(c) async for c in answer.body]))
             except TransportError as error:
                 log.info("failed", kind=error.kind)
@@ -181,7 +181,7 @@ async def main():
                     await asyncio.sleep(random.random())
         except* asyncio.CancelledError:
             pass
-        await door.close()
+        await transport.close()
     tasks = {asyncio.create_task(node(number)) for number in range(10)}
     done, pending = await asyncio.wait(tasks, timeout=5.0)
     for task in pending:

@@ -1,4 +1,4 @@
-"""A router on the loopback that answers SSDP and speaks UPnP IGD, well or badly, as a test wants it."""
+"""A router on the loopback with SSDP and UPnP IGD, which follows the protocol or breaks it as a test asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the daemon: the real status server over a source that pretends to learn. Started as a process.
+"""A substitute for the daemon: the real status server over a source that pretends to learn. Started as a process.
 
 `python tests/process/harness/fake_node.py CONFIG`: its accuracy rises by 0.1 with each evaluation, to 0.99 with the
 exchange and 0.6 without. `training.options.misbehave` makes it `die` at once, `ignore` every request to end, or `fork`
@@ -126,7 +126,7 @@ class FakeSource:
         return min(0.99 if self._config.exchange.enabled else 0.6, 0.5 + 0.1 * evaluation)
 
     async def learn(self) -> None:
-        """One event per evaluation, for ever."""
+        """One event per evaluation, until cancelled."""
         for evaluation in itertools.count():
             self.events.add("info", "evaluated", {"accuracy": self.accuracy(evaluation)}, wall=time.time())
             await asyncio.sleep(EVALUATION_S)

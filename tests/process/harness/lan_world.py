@@ -1,7 +1,7 @@
-"""Two switches and a line between them, in network namespaces: machines with addresses, rates, and a line that is cut.
+"""Two switches and a link between them in network namespaces: machines with addresses, rates, and a link to cut.
 
-Needs root and the right to make namespaces; `NotPermitted` says what was missing. There is no `netem` here: rates are
-token buckets (`tbf`) on both ends of a machine's cable. Everything made carries this process's number and is removed.
+Needs root and the permission to make namespaces; `NotPermitted` names what is missing. Without `netem`, rates are token
+buckets (`tbf`) on both ends of a machine's link. All names contain this process's id, and everything is removed.
 """
 
 from __future__ import annotations

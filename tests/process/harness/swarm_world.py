@@ -1,6 +1,6 @@
-"""Real daemons with settings of a test's own, on loopback or in a network namespace: started, asked, signalled, read.
+"""Daemon processes with settings of a test, on the loopback or in a network namespace.
 
-Ports are free ones, and a state directory may be started on again. Nothing here waits longer than it is told to.
+Ports are free ones, and a state directory may be used again. Every wait has a bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.harness.repository import ROOT
 
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 90.0
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 class ProcessNode:
@@ -162,5 +162,5 @@ def until(condition: Callable[[], bool], within_s: float, what: str, nodes: Sequ
         if failed or time.monotonic() - began > within_s:
             said = [f"{node.name}: {node.status().get('summary')}\n{node.output()[-1500:]}" for node in nodes]
             raise AssertionError(f"not within {within_s} s: {what}\n" + "\n".join(said))
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     return time.monotonic() - began

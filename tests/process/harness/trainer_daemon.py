@@ -1,4 +1,4 @@
-"""A daemon that a test may stop, or kill: starts one trainer, prints its process id, and has it train without end.
+"""A daemon process for tests to stop or kill: starts one trainer, prints its process id and trains until killed.
 
 Run as `python -m tests.process.harness.trainer_daemon STATE_DIR SECONDS_PER_STEP`; prints one line per finished order.
 """

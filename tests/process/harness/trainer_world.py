@@ -1,4 +1,4 @@
-"""What the tests of the trainer's process share: a log that keeps its events, trainers of tiny tasks, waiting."""
+"""Shared by the tests of the trainer process: a log that keeps its events, trainers of small tasks, waiting."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from p2pnode.errors import UserError
 from p2pnode.keys import closed_swarm
 from p2pnode.keys.closed_swarm import POLL_INTERVAL_S, ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import write_key_file
-from tests.harness.environment import InlineWorkers, ListLog, make_environment
+from tests.harness.environment import InlineExecutor, ListLog, make_environment
 from tests.harness.virtual_loop import VirtualLoop
 
 ONE, TWO = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
@@ -46,7 +46,7 @@ def play(folder: Path, story: Callable[[ClosedSwarm, Path, ListLog], Awaitable[N
     async def main() -> None:
         log = ListLog([])
         config = Config(node=NodeSettings(host="127.0.0.1", port=0), swarm=SwarmSettings(key_file=str(path)))
-        environment = make_environment(log=log, executor=InlineWorkers())
+        environment = make_environment(log=log, executor=InlineExecutor())
         swarm = await open_closed_swarm(config, IDENTITY, KeyRing((ONE,)), folder, environment)
         watching = asyncio.ensure_future(swarm.watch())
         await asyncio.sleep(POLL_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""Every kind of stranger at the port of a real daemon: silence, nothing changed in /status, and a count in /metrics."""
+"""Unauthenticated traffic of every kind to a daemon: no answer, no change in /status, and a count in /metrics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refused(daemon: Daemon) -> dict[tuple[str, str], int]:
 
 
 def standing(daemon: Daemon) -> str:
-    """What strangers may not change: peers, pairs, owners, population, health."""
+    """What unauthenticated peers may not change: peers, pairs, owners, population, health."""
     status = daemon.status()
     kept = {key: status[key] for key in ("node", "run", "swarm", "population", "health")}
     kept["node"].pop("uptime_seconds")
@@ -66,7 +66,7 @@ def standing(daemon: Daemon) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_whoever_is_no_member_meets_silence_and_is_counted(tmp_path: Path) -> None:
+def test_an_unauthenticated_peer_gets_no_answer_and_is_counted(tmp_path: Path) -> None:
     """No key, a wrong key, the key of another run, recordings, flipped bits, another's id and a wrong clock, by
     datagram and by TLS: each moves its counter, none gets a byte or changes anything."""
     key = SwarmKey(os.urandom(32))
