@@ -11,7 +11,7 @@ import pytest
 
 from overlay.environment import Environment
 from overlay.peers import Activity
-from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, SeededEntropy, VirtualClock
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
 from tests.harness.stub_trainer import StubTrainer
 from tests.harness.virtual_loop import run
 from training.exchange.client.pull import PullReport
@@ -83,7 +83,7 @@ class Bench:
             clock=self.clock,
             entropy=SeededEntropy(1),
             disk=MemoryDisk(),
-            executor=InlineWorkers(),
+            executor=InlineExecutor(),
             log=ListLog(self.records, "", self.clock),
         )
         waiter: Any = SimpleNamespace(begin=lambda: None, wait=self._wait)

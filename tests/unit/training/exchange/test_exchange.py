@@ -10,7 +10,7 @@ import pytest
 
 from overlay.environment import Environment
 from overlay.transport import TransportError
-from tests.harness.environment import InlineWorkers, ListLog, MemoryDisk, VirtualClock
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, VirtualClock
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm
 from tests.harness.exchange_swarm import StartEntropy
 from tests.harness.stores import IDS, contact, term
@@ -54,7 +54,7 @@ def exchange_of(
         clock=clock,
         entropy=StartEntropy("exchange"),
         disk=disk,
-        executor=InlineWorkers(),
+        executor=InlineExecutor(),
         log=ListLog([], "", clock),
     )
     return Exchange(
