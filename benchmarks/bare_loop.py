@@ -1,4 +1,4 @@
-"""A task in the plain torch loop, as a process that is told when to run: what a node's speed is held against.
+"""A task in the plain torch loop, in a process that runs on request: the baseline for a node's speed.
 
 No runner, no vector, no daemon: zero_grad, loss, backward, step. It reads JSON lines and answers each with one:
 `{"calibrate": seconds, "width": n}` finds how many rounds of `benchmarks.tasks:Load` fill an optimiser step, and
@@ -37,7 +37,7 @@ def stepper(options: dict[str, Any]) -> Callable[[], None]:
 
 
 def step_seconds(options: dict[str, Any]) -> float:
-    """The shortest of some optimiser steps: what the load takes when nothing else wants the processor."""
+    """The shortest of some optimiser steps: the time of the load without other load on the processor."""
     step = stepper(options)
     durations_s = []
     for _ in range(TIMED_STEPS):

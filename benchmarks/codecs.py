@@ -1,7 +1,7 @@
-"""codecs: what a lossy codec of the deltas costs in accuracy, against exact deltas, on MNIST with four nodes.
+"""codecs: the loss of accuracy from lossy codecs of deltas, against exact deltas, on MNIST with four nodes.
 
-The set-up is that of `benchmarks.outer_rule`, whose simulated swarm runs once per codec with the same seeds: the same
-batches, the same step times, the same owner's arithmetic. Bytes are those of a delta on the wire.
+The simulated swarm of `benchmarks.outer_rule` runs once per codec with the same seeds, hence the same batches, step
+times and arithmetic. Bytes are those of a delta on the wire.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""kernels: what is done to each value in an exchange, in nanoseconds of one core, compiled and with NumPy by turns.
+"""kernels: nanoseconds of one core per value for each pass of an exchange, compiled and with NumPy alternately.
 
-The functions are those the daemon calls (`training.encoding.codecs`, `training.shards.state`), on shards of the size
-that 25 M parameters have; 24 of them in turn, so that none is in the processor's cache when its turn comes.
+The functions are those that the daemon calls (`training.encoding.codecs`, `training.shards.state`), on shards of the
+size of a model with 25 M parameters. There are 24 shards in turn, so that none is in the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VALUES = 390_000
 SHARDS = 24
 REPETITIONS = 9
 LOSSY: tuple[CodecName, ...] = ("bfloat16", "int8")
-#: A shard among four: three deltas are accumulated, the fourth moves the momentum.
+#: One delta in four: three are accumulated, the fourth updates the momentum.
 WEIGHT = 0.25
 RULE = Rule(0.7, 0.5)
 
@@ -40,7 +40,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
             for name, library in (("compiled", compiled), ("NumPy", None)):
                 kernels.COMPILED = library
                 for what, job in _jobs():
-                    for number in range(4 * SHARDS):  # momentum and the like are made, and their pages claimed
+                    for number in range(4 * SHARDS):  # allocates momentum and accumulators
                         job(number % SHARDS)
                     began_s = time.perf_counter()
                     for number in range(4 * SHARDS):
@@ -84,7 +84,7 @@ def _jobs() -> Iterator[tuple[str, Callable[[int], object]]]:
 
     yield "and adds it: value, momentum, accumulated delta", add
     yield (
-        "a value is encoded as bfloat16 for those who pull it",
+        "a value is encoded as bfloat16 for a pull",
         lambda number: codecs.encode(targets[number], "bfloat16"),
     )
 

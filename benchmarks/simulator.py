@@ -1,7 +1,7 @@
-"""simulator: how fast `p2pnode simulate` is, at a thousand and at a million nodes, and beside SimPy on the same model.
+"""simulator: the speed of `p2pnode simulate` at a thousand and at a million nodes, and against SimPy on the same model.
 
-The commands run as processes of their own, so that starting Python and loading what was compiled count. What numba has
-to compile the first time is compiled before, and measured apart.
+Every command runs in a process of its own, so that the start of Python and the loading of compiled code count. The
+first compilation by numba is done before, and measured separately.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from training.simulation.model.step_times import StepTimes
 from training.simulation.run import simulate
 
 REPETITIONS = 5
-#: The swarm that SimPy simulates too: large enough for its queue to matter, small enough for it to end.
+#: The swarm for SimPy: large enough for its queue to matter, small enough for the run to end.
 SIMPY_NODES, SIMPY_DURATION_S, REPOLL_S = 1000, 20.0, 0.1
 THOUSAND = ("--nodes", "1000", "--barrier", "pbsp", "--sample", "10", "--duration", "400", "--steps", "exp:1",
             "--discipline", "repoll", "--repoll", "0.1", "--seed", "1", "--json")  # fmt: skip
-#: So long that the mean node completes 100 steps under this barrier.
+#: The duration in which the mean node completes 100 steps under this barrier.
 MILLION_DURATION_S = 122.6
 MILLION = ("--nodes", "1000000", "--barrier", "pssp", "--sample", "10", "--staleness", "4", "--steps", "exp:1",
            "--duration", f"{MILLION_DURATION_S:g}", "--discipline", "repoll", "--repoll", "0.1", "--seed", "1",

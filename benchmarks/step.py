@@ -1,8 +1,8 @@
-"""step: what the step path costs around a trainer that takes no time, and how late the loop is meanwhile.
+"""step: the cost of the step path around a trainer that takes no time, and the delay of the event loop meanwhile.
 
 Real daemons with a stub trainer (`benchmarks.gated_daemon`). Phases are the daemon's own rows of `/steps`. Loop delay
-is that of a task in the daemons' own loops (`benchmarks.probed`), while all of them exchange vectors of 100 MB without
-a pause. Step queries are asked by one node of another over datagrams, as a barrier asks them, plain.
+is that of a task in the daemons' loops (`benchmarks.probed`), while all of them exchange vectors of 100 MB without a
+pause. Step queries go from one node to another over datagrams, as a barrier sends them, unencrypted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""steps: how many steps a second one node makes, as a share of the bare torch loop with the same task.
+"""steps: the steps per second of one node, as a share of the bare torch loop with the same task.
 
-Both stay up for the whole run and take turns of a few seconds, the node paused while the loop runs and the loop idle
-while the node does, so that what else the machine does falls on both alike. Each turn of the node is held against the
-loop's before and after it: a machine that slows down or speeds up steadily does not show. Both compute in one thread:
-two that wait for each other at each operation make more of what else the machine does than of what is measured. The
-load is sized on this machine so that a step of the swarm (`local_steps` optimiser steps) takes about as long as wanted.
+Node and loop alternate in turns of a few seconds, one paused while the other runs, so that other load on the machine
+affects both alike. Each turn of the node is compared with the loop's turns before and after it, which cancels a steady
+drift of the machine. Both compute with one thread: two threads that wait for each other at each operation would mostly
+measure other load. The load is sized on this machine, so that a step of the swarm (`local_steps` optimiser steps) takes
+about the wanted time.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ REPETITIONS = 30
 WINDOW_S = 1.0
 WARM_STEPS = 5
 THREADS = 1
-#: Single turns say little. A median that may as well lie this much higher or lower says nothing.
-MOST_DOUBT = 0.1
+#: Single turns vary. A median whose confidence interval is wider than this is discarded.
+MAX_UNCERTAINTY = 0.1
 CONFIDENCE = 0.95
-#: Between two looks while the end of a step is awaited.
+#: Poll interval while waiting for the end of a step.
 EDGE_LOOK_S = 0.002
 
 
@@ -121,7 +121,7 @@ def _ratio(case: Case, repetitions: int) -> Series:
             theirs.append(bare.rate(WINDOW_S))
     ratios = between(ours, theirs)
     low, high = median_interval(ratios)
-    if high - low > MOST_DOUBT:
+    if high - low > MAX_UNCERTAINTY:
         raise NotMeasured(
             f"something else keeps this machine busy: the ratio's median is somewhere from {low:.3g} to {high:.3g}; "
             "try again when it rests"

@@ -73,9 +73,9 @@ def encode(values: Vector, codec: CodecName) -> Encoded:
     if codec == "float32":
         return values.astype("<f4", copy=False).tobytes()
     if codec == "bfloat16" and kernels.COMPILED is not None and kernels.fits(values):
-        room = np.empty(size_bytes(codec, values.size), dtype=np.uint8)  # a bytearray would be zeroed first
-        kernels.COMPILED.encode_bfloat16(values, room)
-        return room.data
+        encoded = np.empty(size_bytes(codec, values.size), dtype=np.uint8)  # a bytearray would be zeroed first
+        kernels.COMPILED.encode_bfloat16(values, encoded)
+        return encoded.data
     data = bytearray(size_bytes(codec, values.size))
     for start in range(0, values.size, _PIECE_VALUES):
         piece = np.ascontiguousarray(values[start : start + _PIECE_VALUES])
@@ -95,10 +95,10 @@ def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> E
     the residual to zero.
     """
     if kernels.COMPILED is not None and kernels.fits(delta, residual):
-        room = np.empty(size_bytes(codec, delta.size), dtype=np.uint8)
-        if not kernels.COMPILED.encode_with_feedback(delta, residual, codec, room):
+        encoded = np.empty(size_bytes(codec, delta.size), dtype=np.uint8)
+        if not kernels.COMPILED.encode_with_feedback(delta, residual, codec, encoded):
             residual[:] = 0.0
-        return room.data
+        return encoded.data
     data = bytearray(size_bytes(codec, delta.size))
     scratch = np.empty(min(_PIECE_VALUES, delta.size), dtype=np.float32)
     with np.errstate(invalid="ignore", over="ignore"):

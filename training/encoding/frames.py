@@ -116,14 +116,14 @@ def header(
     return _HEADER.pack(shard, offset, payload_bytes, codecs.CODES[codec], part, sequence, step, version)
 
 
-def whole_if_small(buffers: Iterator[Buffer], size_bytes: int) -> Iterator[Buffer] | list[Buffer]:
-    """A small body as a list of its own: it travels with its head, and can be sent again on a fresh connection when a
-    kept one turns out to be dead. A large one stays an iterator."""
+def list_if_small(buffers: Iterator[Buffer], size_bytes: int) -> Iterator[Buffer] | list[Buffer]:
+    """A small body as a list: it is sent with its head, and can be sent again on a new connection if a pooled one has
+    been closed. A large body stays an iterator."""
     return [bytes(buffer) for buffer in buffers] if size_bytes <= SMALL_BODY_BYTES else buffers
 
 
 def sized(buffers: Iterator[Buffer], size_bytes: int) -> SizedBody | list[Buffer]:
-    """`whole_if_small` for a body of exactly so many bytes, headers included (`framed_bytes`): a large one says so."""
+    """As `list_if_small`, for a body of known size, headers included (`framed_bytes`); a large one carries its size."""
     return [bytes(buffer) for buffer in buffers] if size_bytes <= SMALL_BODY_BYTES else SizedBody(buffers, size_bytes)
 
 
@@ -175,28 +175,34 @@ class FrameReader:
 
 
 #: Gives memory for a number of encoded bytes: new memory, or the same each time.
-Room = Callable[[int], memoryview]
+Allocate = Callable[[int], memoryview]
 
 
-def fresh_room(size_bytes: int) -> memoryview:
+def new_memory(size_bytes: int) -> memoryview:
     """New memory, not zeroed, because it is about to be filled."""
     return np.empty(size_bytes, dtype=np.uint8).data
 
 
-class WarmRoom:
+class ReusedMemory:
     """Reuses the same memory for each array: fresh pages cost several times as much as the copy into them."""
 
     def __init__(self) -> None:
-        self._room = memoryview(b"")
+        self._memory = memoryview(b"")
 
     def __call__(self, size_bytes: int) -> memoryview:
-        if len(self._room) < size_bytes:
-            self._room = fresh_room(size_bytes)
-        return self._room[:size_bytes]
+        if len(self._memory) < size_bytes:
+            self._memory = new_memory(size_bytes)
+        return self._memory[:size_bytes]
 
 
 async def read_encoded(
-    reader: FrameReader, shard: int, part: Part, size: int, room: Room = fresh_room, *, has_checksum: bool = False
+    reader: FrameReader,
+    shard: int,
+    part: Part,
+    size: int,
+    allocate: Allocate = new_memory,
+    *,
+    has_checksum: bool = False,
 ) -> tuple[memoryview, CodecName]:
     """Read the next `size` values without decoding them, and their codec.
 
@@ -223,7 +229,7 @@ async def read_encoded(
         if count == 0 or filled + count > size:
             raise BadFrame(f"shard {shard} has {size} values, a frame brings {count} more after {filled}")
         if not filled:
-            encoded = room(codecs.size_bytes(codec, size))
+            encoded = allocate(codecs.size_bytes(codec, size))
         payload = encoded[at_byte : at_byte + head.payload_bytes]
         await reader.fill(payload)
         if has_checksum and zlib.crc32(payload) != head.step:

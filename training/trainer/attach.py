@@ -341,6 +341,6 @@ class AttachedSwarm:
         except (KeyError, ValueError, RuntimeError) as error:
             raise TrainerFailed(
                 f"the saved state {path} does not fit the script: {error}",
-                "remove the file to go on with a fresh optimiser",
+                "remove the file to continue with a fresh optimiser",
                 fatal=True,
             ) from error

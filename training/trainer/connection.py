@@ -31,7 +31,7 @@ class DaemonGone(TrainingError):
 
 
 class StopAsked(TrainingError):
-    """The daemon has asked this trainer to end."""
+    """The daemon has sent `Stop`."""
 
 
 class DaemonConnection:
@@ -136,8 +136,8 @@ class DaemonConnection:
             self._on_lost()
 
     def _read(self) -> bytes:
-        room = socket.CMSG_SPACE(2 * array.array("i").itemsize)
-        data, extra, _, _ = self._socket.recvmsg(1 << 16, room)
+        ancillary_bytes = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+        data, extra, _, _ = self._socket.recvmsg(1 << 16, ancillary_bytes)
         for level, kind, content in extra:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors = array.array("i")

@@ -135,8 +135,8 @@ def _not_imported(name: str, module_name: str, error: Exception) -> TrainerFaile
     for package in _OUR_PACKAGES:
         folder = Path.cwd() / package
         is_users = folder.is_dir() and folder.resolve() != (Path(__file__).parents[2] / package).resolve()
-        asked = missing.split(".")[0] == package or module_name.split(".")[0] == package
-        if is_users and asked:
+        is_imported = missing.split(".")[0] == package or module_name.split(".")[0] == package
+        if is_users and is_imported:
             return TrainerFailed(
                 f'training.task = "{name}" does not import: the folder {folder} has the name of a package of p2pnode',
                 f"rename the folder {package}{os.sep} and the imports of it",

@@ -190,7 +190,7 @@ class TaskRunner:
         except (KeyError, ValueError, RuntimeError) as error:
             raise TrainerFailed(
                 f"the trainer's saved state {path} does not fit the task: {error}",
-                "remove the file to go on with a fresh optimiser",
+                "remove the file to continue with a fresh optimiser",
                 fatal=True,
             ) from error
 

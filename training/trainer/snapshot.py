@@ -29,7 +29,7 @@ class CannotWrite(TrainingError):
 
     def __init__(self, path: Path, error: OSError | str) -> None:
         self.reason = f"{path} could not be written: {error.strerror or error if isinstance(error, OSError) else error}"
-        self.hint = "see that the folder exists, may be written to and has room"
+        self.hint = "see that the folder exists, is writable and has free space"
         super().__init__(self.reason)
 
 
@@ -68,13 +68,13 @@ def load(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise TrainerFailed(
             f"the trainer's saved state {path} cannot be read: {error}",
-            "remove the file to go on with a fresh optimiser",
+            "remove the file to continue with a fresh optimiser",
             fatal=True,
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise TrainerFailed(
             f"the trainer's saved state {path} is of another version",
-            "remove the file to go on with a fresh optimiser",
+            "remove the file to continue with a fresh optimiser",
             fatal=True,
         )
     return content

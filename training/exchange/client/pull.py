@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding import codecs
-from training.encoding.frames import BadFrame, FrameReader, Part, WarmRoom, read_encoded
+from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
@@ -176,7 +176,7 @@ class PullClient:
                 results = self._rpc.decoded(owner, answer.head, PullAnswer).results
                 asked = dict.fromkeys(shards)
                 reader = FrameReader(answer.body)
-                room = WarmRoom()
+                memory = ReusedMemory()
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
@@ -187,7 +187,7 @@ class PullClient:
                         continue
                     size = self._store.size(result.shard)
                     encoded, codec = await read_encoded(
-                        reader, result.shard, Part.VALUE, size, room, has_checksum=job.is_joiners
+                        reader, result.shard, Part.VALUE, size, memory, has_checksum=job.is_joiners
                     )
                     self._counters.bytes_received += len(encoded)
                     term = result.term

@@ -17,7 +17,7 @@ import numpy as np
 from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding import codecs
-from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, read_array, whole_if_small
+from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, list_if_small, read_array
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Push, encode
@@ -237,7 +237,7 @@ class SplitReconciler:
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
         described = [_as_message(shard, entry) for shard, entry in batch]
-        return Response(encode(FoundDeltas(described)), whole_if_small(_frames(batch), size))
+        return Response(encode(FoundDeltas(described)), list_if_small(_frames(batch), size))
 
     async def _settle_own(self, shard: int) -> None:
         """Settle a superseded copy of a shard that this node owns now."""
@@ -274,7 +274,7 @@ class SplitReconciler:
         message = Mend(self._context.genesis, [_as_message(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         self._counters.bytes_sent += size
-        body = whole_if_small(_frames(batch), size)
+        body = list_if_small(_frames(batch), size)
         async with self._rpc.request("mend", owner, message, body) as answer:
             self._rpc.decoded(owner, answer.head, MendAnswer)
 

@@ -118,8 +118,8 @@ class CompiledEngine:
         from training.simulation.engines import grouped_kernel
 
         plan, barrier = self.plan, self._barrier
-        asked = min(int(self._beta[0]), plan.nodes - (not plan.self_sampled))
-        chances = laggard_chances(plan, asked)
+        queried = min(int(self._beta[0]), plan.nodes - (not plan.self_sampled))
+        chances = laggard_chances(plan, queried)
         stream = np.array([[mixed(origin(plan.seed, SAMPLES))]], np.uint64)
         blocked = filled((plan.nodes + 1,), np.int32, 0)
 
@@ -141,7 +141,7 @@ class CompiledEngine:
                     model,
                     slowness,
                     barrier.staleness or 0,
-                    asked,
+                    queried,
                     np.array(self._moments_s, np.float64),
                     self._kept,
                     self._traces,
@@ -243,12 +243,12 @@ def slowness_of(plan: Plan) -> tuple[Any, ...]:
     return slow.count(plan.nodes), float(slow.share), float(slow.factor), slow.transient
 
 
-def laggard_chances(plan: Plan, asked: int) -> Seconds:
+def laggard_chances(plan: Plan, queried: int) -> Seconds:
     """float64[others + 1]: the probability that a sample passes, by the number of laggards in the population."""
     from training.simulation.engines import grouped_kernel
 
     others = plan.nodes if plan.self_sampled else plan.nodes - 1
-    chances: Seconds = grouped_kernel.pass_chances(others, asked, float(plan.barrier.quantile))
+    chances: Seconds = grouped_kernel.pass_chances(others, queried, float(plan.barrier.quantile))
     return chances
 
 

@@ -155,8 +155,8 @@ def advance(
     reals = words.view(np.float64)
     keep_trace = trace_s.size > 1
     pooled = pool.shape[0] == nodes
-    told = samples and discipline in (EVENT, HOLD)
-    holding = told and discipline == HOLD and not complete
+    is_notified = samples and discipline in (EVENT, HOLD)
+    holding = is_notified and discipline == HOLD and not complete
     allowed = most_laggards(nodes - 1, quantile)
     last_day = int(duration_s * per_s)
     last_update = totals[UPDATES] + budget
@@ -182,7 +182,7 @@ def advance(
                 lowest = raised(levels, steps[node], lowest)
                 rose = lowest > before
 
-        if not told:
+        if not is_notified:
             free = True
             if samples:
                 totals[TESTS] += 1

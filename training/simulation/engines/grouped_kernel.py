@@ -68,14 +68,14 @@ def binomial(words, count, chance):
         return count
     if chance <= 0.0:
         return 0
-    nobody = count * math.log1p(-chance)
-    if nobody < MIN_LOG:
+    log_none = count * math.log1p(-chance)
+    if log_none < MIN_LOG:
         passed = 0
         for _ in range(count):
             passed += uniform(words, 0, 0) < chance
         return passed
     at = uniform(words, 0, 0)
-    weight = math.exp(nobody)
+    weight = math.exp(log_none)
     odds = chance / (1.0 - chance)
     passed = 0
     while at >= weight and passed < count:
@@ -101,7 +101,7 @@ def advance(
     model,
     slow,
     lag,
-    asked,
+    queried,
     moments_s,
     kept,
     traces,
@@ -138,7 +138,7 @@ def advance(
         queued += 1
         waiting_levels[step] += 1
         totals[TESTS] += queued
-        totals[QUERIES] += queued * asked
+        totals[QUERIES] += queued * queried
 
         # Laggards of a group: nodes with fewer completed steps than the group's, less the allowed lag.
         laggards = 0

@@ -67,8 +67,8 @@ class SlicedEngine:
         sliced_kernel.begin(
             filled((1, 8), np.uint64, 0), origins, *places, self._free, self._per_s, model, slowness, plan.nodes
         )
-        asked = min(sample_size(plan.barrier.sample, plan.nodes), plan.nodes - (not plan.self_sampled))
-        chances = laggard_chances(plan, asked)
+        queried = min(sample_size(plan.barrier.sample, plan.nodes), plan.nodes - (not plan.self_sampled))
+        chances = laggard_chances(plan, queried)
         scalars = np.zeros(6, np.int64)
         answer = sliced_kernel.CONTINUE
         while answer != sliced_kernel.ENDED:
@@ -91,7 +91,7 @@ class SlicedEngine:
                 model,
                 slowness,
                 self._barrier.staleness or 0,
-                asked,
+                queried,
                 float(plan.repoll_s),
                 np.array(self._moments_s, np.float64),
                 self._kept,

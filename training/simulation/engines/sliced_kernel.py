@@ -172,7 +172,7 @@ def advance(
     model,
     slow,
     lag,
-    asked,
+    queried,
     repoll_s,
     moments_s,
     kept,
@@ -252,7 +252,7 @@ def advance(
             note_completion(best, node, now, reals, totals, trace_s, trace_node, keep_trace)
             lowest = raised(levels, step, lowest)
         totals[TESTS] += 1
-        totals[QUERIES] += asked
+        totals[QUERIES] += queried
         laggards = count_below(levels, lowest, step - lag)
         if uniform(line, best, SAMPLES) < chances[laggards]:
             record_pass(best, now, whole, reals, totals, squares, gaps, keep_trace)
