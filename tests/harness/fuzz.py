@@ -4,7 +4,7 @@ Seeds are the messages that the nodes exchange, recorded on the simulated networ
 are changed in their bytes (flips, cuts, insertions, splices) and in their structure (any leaf of the MessagePack tree
 replaced, lengthened, nested), and come from unknown, invented and peers' addresses.
 
-What must hold, whatever arrives: no exception (handlers are fragile, and the virtual loop raises what nobody handled),
+What must hold, whatever arrives: no exception (handlers raise their errors, and so does the virtual loop),
 no task more, nobody in a table who is not one of the real nodes at its real address, sizes within their limits, and
 after every round the node is still found and asked by others. Same seed, same bytes.
 """

@@ -61,7 +61,7 @@ FIXED = settings(
 @FIXED
 @given(st.lists(datagrams, max_size=40))
 def test_any_bytes_leave_table_and_node_unharmed(received: list[bytes]) -> None:
-    """Arbitrary bytes and arbitrary well-framed messages, straight into the datagram handler of a fragile node."""
+    """Arbitrary bytes and arbitrary well-framed messages, into the datagram handler, whose errors are raised."""
 
     async def story() -> None:
         world = OverlayWorld(seed=41)
