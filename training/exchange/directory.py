@@ -57,10 +57,10 @@ class OwnerDirectory:
         groups: dict[bytes, tuple[Contact, list[int]]] = {}
         owners: dict[bytes, Contact | None] = {}  # looked up once, not for each shard; None: gone
         unknown = []
-        store, me = self._store, self._swarm.node_id
+        owned, known_owners, me = self._store.owned, self._store.ownership.known_owners, self._swarm.node_id
         for shard in shards:
-            known = store.ownership.known_owners.get(shard)
-            if known is None or self._is_denied(shard) or (known.owner.node_id == me and shard not in store.owned):
+            known = known_owners.get(shard)
+            if known is None or self._is_denied(shard) or (known.owner.node_id == me and shard not in owned):
                 unknown.append(shard)
                 continue
             node_id = known.owner.node_id
@@ -100,8 +100,8 @@ class OwnerDirectory:
             self._denials[shard] = (known.term, owner.node_id, self._clock.monotonic())
 
     def _is_denied(self, shard: int) -> bool:
-        denial, known = self._denials.get(shard), self._store.ownership.known_owners.get(shard)
-        if denial is None or known is None:
+        denial = self._denials.get(shard)
+        if denial is None or (known := self._store.ownership.known_owners.get(shard)) is None:
             return False
         term, owner, at = denial
         is_same = (term, owner) == (known.term, known.owner.node_id)

@@ -16,11 +16,8 @@ class ErrorFeedback:
     def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
         self._bounds = bounds
         self._residual: Vector | None = None
-        self._residual_shards: set[int] = set()
-
-    def has_residual(self, shard: int) -> bool:
-        """Whether the residual of a shard may differ from zero."""
-        return shard in self._residual_shards
+        #: Shards whose residual may differ from zero.
+        self.residual_shards: set[int] = set()
 
     def residual(self, shard: int) -> Vector:
         """The residual of a shard, as a writable view."""
@@ -32,11 +29,11 @@ class ErrorFeedback:
     def encode(self, shard: int, values: Vector, codec: CodecName) -> codecs.Encoded:
         """Encode values and residual; what this rounds off is the new residual."""
         encoded = codecs.encode_with_feedback(values, self.residual(shard), codec)
-        self._residual_shards.add(shard)
+        self.residual_shards.add(shard)
         return encoded
 
     def clear_residual(self, shard: int) -> None:
         """The residual was added without loss."""
-        if shard in self._residual_shards:
-            self._residual_shards.discard(shard)
+        if shard in self.residual_shards:
+            self.residual_shards.discard(shard)
             self.residual(shard)[:] = 0.0

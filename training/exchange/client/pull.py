@@ -212,24 +212,25 @@ class PullClient:
 
         What is added to a shard during the copy has another version, and comes with the next pull.
         """
-        yielder = LoopYielder()
+        yielder, store, replica = LoopYielder(), self._store, self._replica
+        vector, versions, synchronous = replica.vector, replica.shard_versions, self._context.synchronous
         for shard in shards:
-            owned = self._store.owned.get(shard)
+            owned = store.owned.get(shard)
             if owned is None:
                 continue
-            if self._context.synchronous:
-                self._store.fold(shard, job.step)
+            if synchronous:
+                store.fold(shard, job.step)
             elif owned.state.pending:
-                self._store.close_complete(shard, self._view.worker_count())
+                store.close_complete(shard, self._view.worker_count())
             value, mark = owned.state.value, (owned.rank_term, owned.state.version)
-            is_new = self._replica.version_of(shard) != mark
-            start, stop = self._store.bounds[shard]
+            is_new = versions[shard] != mark
+            start, stop = store.bounds[shard]
             for first in range(start, stop if is_new else start, VALUES_PER_TURN):
                 last = min(first + VALUES_PER_TURN, stop)
-                self._replica.vector[first:last] = value[first - start : last - start]
+                vector[first:last] = value[first - start : last - start]
                 await yielder.after(last - first)
             if is_new:
-                self._replica.set_version(shard, *mark)
+                replica.set_version(shard, *mark)
             self._settle(shard, job, changed=is_new)
 
 

@@ -86,6 +86,7 @@ class PushClient:
     async def _add_unreplicated(self, delivery: Delivery, delta: Vector) -> list[int]:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
         bounds, feedback = self._store.bounds, self._feedback
+        with_residual = feedback.residual_shards
         results: dict[int, PushResult] = {}
         for number, shards in enumerate(self._runs if self._deltas.unreplicated(range(len(bounds))) else []):
             if number:
@@ -94,16 +95,17 @@ class PushClient:
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
             is_finite = len(own) == len(shards) and codecs.all_finite(values)
-            plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if not feedback.has_residual(shard))
+            plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in with_residual)
             results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)
             corrected = (
                 (shard, delta[slice(*bounds[shard])] + feedback.residual(shard))
                 for shard in own
-                if feedback.has_residual(shard)
+                if shard in with_residual
             )
             results |= self._deltas.add_unreplicated(delivery.push, corrected, is_finite=False)
-        for shard, result in results.items():
+        for result in results.values():
             self._outbox.count(delivery, result)
+        for shard in with_residual & results.keys():
             feedback.clear_residual(shard)
         return [shard for shard in range(len(bounds)) if shard not in results]
 

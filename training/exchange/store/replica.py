@@ -14,7 +14,8 @@ class Replica:
     def __init__(self, vector: Vector, bounds: Sequence[tuple[int, int]]) -> None:
         self.vector = vector
         self._bounds = bounds
-        self._versions: list[tuple[Term, int]] = [(ZERO_TERM, 0)] * len(bounds)
+        #: (term, version) of every shard; others read it, this class writes it.
+        self.shard_versions: list[tuple[Term, int]] = [(ZERO_TERM, 0)] * len(bounds)
 
     def slice_of(self, shard: int) -> Vector:
         """The values of one shard, as a view."""
@@ -23,20 +24,20 @@ class Replica:
 
     def versions(self) -> list[tuple[Term, int]]:
         """(term, version) of every shard; the term is the one by which the copy ranks among copies."""
-        return list(self._versions)
+        return list(self.shard_versions)
 
     def version_of(self, shard: int) -> tuple[Term, int]:
-        return self._versions[shard]
+        return self.shard_versions[shard]
 
     def pulled_version(self, shard: int) -> tuple[Term, int] | None:
         """`version_of`, or None for a shard that was never pulled."""
-        term, version = self._versions[shard]
+        term, version = self.shard_versions[shard]
         return None if term == ZERO_TERM else (term, version)
 
     def set_version(self, shard: int, term: Term, version: int) -> None:
-        self._versions[shard] = (term, version)
+        self.shard_versions[shard] = (term, version)
 
     def restore_versions(self, versions: list[tuple[Term, int]]) -> None:
         """Adopt the versions of a checkpoint; those of another number of shards are ignored."""
-        if len(versions) == len(self._versions):
-            self._versions[:] = versions
+        if len(versions) == len(self.shard_versions):
+            self.shard_versions[:] = versions
