@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.record import NotMeasured, Outcome, Series
 from overlay.system import FolderDisk
 from tests.process.harness.lan_world import Lan, LanNode, NotPermitted, lan
-from tests.process.harness.swarm_world import LOOK_S, START_S, kill_all
+from tests.process.harness.swarm_world import POLL_INTERVAL_S, START_S, kill_all
 from training import checkpoint
 from training.exchange.store.records import StoredState
 from training.layout import shard_bounds
@@ -107,7 +107,7 @@ class Watch:
             self.look()
             if until():
                 return True
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         return False
 
     def steps(self) -> list[int]:
@@ -217,7 +217,7 @@ def _until(condition: Callable[[], bool], within_s: float, what: str, nodes: lis
         if time.monotonic() > deadline or any(node.ended for node in nodes):
             said = "\n".join(f"{node.name}:\n{node.output()[-1500:]}" for node in nodes)
             raise NotMeasured(f"not within {within_s:.0f} s: {what}\n{said}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def measure(_arguments: argparse.Namespace) -> Outcome:
