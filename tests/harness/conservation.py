@@ -1,20 +1,20 @@
-"""Histories with many faults; checks that each acknowledged delta is in the model exactly once.
+"""Random histories with many faults over the real exchange, and a check that every acknowledged delta is in the model.
 
-`python -m tests.harness.conservation --histories 2000` plays that many; `--seed 17` repeats one, event by event (equal
-digests). In every history some of the nodes push a delta a second or so to the owners of all shards
-while nodes crash, restart, are paused or partitioned, join and leave, and requests are lost, duplicated and delayed.
-At the end the faults cease. When no request is under way
+`python -m tests.harness.conservation --histories 2000` plays that many; `--seed 17` replays one, event by event, with
+the same digest. In every history some nodes push about a delta a second to the owners of all shards, while nodes crash,
+return, are paused, separated from the others, join and leave, and requests are lost, duplicated and delayed. Then the
+faults end, and after a while
 
-* every shard has one owner, and a backup with the same state,
-* its value is, to the bit, the sum of the deltas whose identities are in its applied set,
+* every shard has one owner, and a backup that has its state,
+* its value is the sum of the deltas whose identities are in its set of applied ones, each once, to the bit,
 * every delta that any owner acknowledged is among them,
-* and no node stopped for longer than the detection bound after the last fault.
+* and during the faults no node stood still for longer than the detection bound after the last of them.
 
-Under the trimmed mean a value is no sum: there owner and backup have the same windows and the same value, and each
-has every acknowledged delta.
+Under the trimmed mean a value is no sum: there owner and backup have the same windows and the same value, and each has
+every acknowledged delta.
 
-Nothing is excused: a node whose death the promise does not cover is not killed but paused, namely one of a pair that is
-not complete as far as its owner can tell, and, while a split is not mended, one whose log has deltas of that shard.
+There are no exceptions. A node whose death the promise does not cover is paused instead of killed: one of a pair that
+is not complete as far as its owner knows, and, before a split is reconciled, one whose log has deltas of that shard.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from training.shards.outer_rule import Rule
 from training.shards.robust import Robust
 from training.shards.state import ShardState
 
-#: The detection bound of DESIGN section 5, promise 3, and the slowest step of a stub.
+#: The detection bound (docs/faults.md), and the slowest step of a stub.
 BOUND_S = 10.0
 STEP_MOST_S = 3.0
 SHARDS = 4
@@ -54,7 +54,7 @@ QUIET_S = 90.0
 
 
 class Broken(AssertionError):
-    """A promise does not hold; the message names the seed."""
+    """An invariant does not hold; the message names the seed."""
 
 
 def delta_of(name: str, incarnation: int, step: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -65,7 +65,7 @@ def delta_of(name: str, incarnation: int, step: int) -> np.ndarray[Any, np.dtype
 
 @dataclass
 class Plan:
-    """What a seed decides before anything happens."""
+    """What a seed decides before the first event."""
 
     nodes: int
     workers: int
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass
 class Tally:
-    """What a history came to."""
+    """The counts of a history."""
 
     seed: int
     acknowledged: int = 0
@@ -207,7 +207,7 @@ class History:
             self.stood_s[name] = now
 
     def _note_stand(self, name: str, now: float) -> None:
-        """How long it stood since its last step, or since the last fault began or ended if that was later."""
+        """Note how long a node has been idle, since its last step or the last fault."""
         stood = now - max(self.stood_s[name], self.fault_s)
         self.tally.longest_s = max(self.tally.longest_s, stood)
         if stood > BOUND_S + STEP_MOST_S:
@@ -513,7 +513,7 @@ def _record(world: World, event: str, **fields: Any) -> Record:
 
 
 def play(seed: int, nodes: int = 50, robust: Robust = "") -> Tally:
-    """One history. Raises `ConnectionClosed` when a promise does not hold."""
+    """One history. Raises `Broken` when an invariant does not hold."""
     found: list[Tally] = []
 
     async def main() -> None:

@@ -1,13 +1,13 @@
-"""A model of the ownership of one shard, searched exhaustively: every order of events up to a bound.
+"""A model of the ownership of one shard, small enough to search completely: every order of events, up to a bound.
 
-The rules of `training/exchange` (`store`, `owner`, `backup`, `recovery`) are restated here as plain functions on
-immutable states: owner, backup, learner, terms, promises, appointment, release, hand-over, take-over, crash, restart
-with its fence, split, repair. A search visits every state that a handful of events can lead to, with messages that
-arrive in any order or never, and checks the invariants. Each rule can be left out (`without`): the search must then
-find a history that breaks an invariant, so the rule is needed and the search can fail.
+It repeats the decisions of `training.exchange.store`, `owner`, `backup` and `recovery` as plain functions on immutable
+states: owner, backup, learner, terms, promises, promotion, release, hand-over, take-over, crash, restart with its
+fence, split, repair. A search visits every state that a few events can reach, with letters that arrive in any order or
+never, and checks the invariants. Each rule can be left out (`without`). Then the search must find a history that breaks
+an invariant, which shows that the rule is needed and that the search can fail.
 
-`python -m tests.harness.ownership_model --depth 12` searches further than the tests do.
-The rules are those of docs/protocol.md, "Operations".
+`python -m tests.harness.ownership_model --depth 12` searches further than the tests do. The rules are described in
+docs/protocol.md, "Operations".
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ NOBODY = -1
 ZERO: Term = (0, NOBODY)
 Counts = tuple[int, ...]
 
-#: The rules that can be left out, and what each says.
+#: The rules that can be left out.
 RULES = {
     "backup_first": "an owner adds only when backup and learner have the delta",
-    "look_again": "what a backup said counts only for the pair, term and promise under which it was asked",
+    "look_again": "a backup's acknowledgement counts only for the pair, term and promise under which it was asked",
     "identities": "a delta that is known is not added again",
     "fence": "a forward under a lower term than the highest seen is refused",
-    "office": "a learner outranks no backup before its owner has sent under the promised term",
-    "late_learn": "a call to learn that is older than the present attempt is not heard",
+    "office": "a learner outranks no backup before its owner has used the promised term",
+    "late_learn": "a request for a catch-up that is older than the present attempt is ignored",
     "new_term": "a new backup comes with a new term",
-    "drop_raises": "going on without the backup raises the term",
+    "drop_raises": "continuing without the backup raises the term",
     "drain": "a hand-over begins when nothing is in flight, and nothing begins during it",
-    "heir_heard": "one that hears of its heir before the heir's answer is its backup all the same",
+    "heir_heard": "an owner that learns of its successor before the answer to its hand-over is its backup all the same",
     "known_count": "a former owner is the new one's backup only if it lacks nothing",
     "fences_survive": "the highest term seen survives a restart",
-    "ask_before_yielding": "an owner that meets a bare fence asks for its owner, and rises above it if there is none",
-    "better_copy": "an owner that meets a bare fence yields to the better copy of a dead owner's heir",
-    "rise": "an owner rises above the fence that an asker remembers",
-    "above_promises": "a take-over is above what was promised to its node as a learner",
-    "best_state": "a take-over goes on from the best copy",
-    "ask_when_moving": "an owner whose successor crashed during the hand-over asks others before it continues",
-    "old_copy": "what it has then ranks by the term under which it last owned",
+    "ask_before_yielding": "an owner below a fence asks for that term's owner, and rises above it if there is none",
+    "better_copy": "an owner below a fence yields to the better copy of a dead owner's backup",
+    "rise": "an owner raises its term above the fence of a node that asks",
+    "above_promises": "a take-over is above the term promised to its node as a learner",
+    "best_state": "a take-over continues from the best copy",
+    "ask_when_moving": "an owner whose backup died during the hand-over surveys the copies before it continues",
+    "old_copy": "its copy then ranks by the term under which it last owned",
     "repair": "the lower of two owners offers what it has to the higher one",
-    "by_identity": "what is offered is added by identity, not as a difference",
-    "restart_is_death": "an owner that was started anew owns nothing: its backup takes over although it answers",
-    "keep_remnant": "what is offered is kept until the winner has confirmed it",
-    "repair_replicated": "what a repair adds is confirmed only when the backup has it",
+    "by_identity": "offered deltas are added by identity, not as a difference",
+    "restart_is_death": "an owner that has restarted owns nothing: its backup takes over although it answers",
+    "keep_remnant": "a superseded copy is kept until the owner has confirmed its deltas",
+    "repair_replicated": "a repaired delta is confirmed only when the backup has it",
 }
 
 
 class Receipt(NamedTuple):
-    """A backup's word: it has the delta, under the owner's term and last promise then."""
+    """A backup's acknowledgement, under the owner's term and last promise then."""
 
     node: int
     term: Term
@@ -83,11 +83,11 @@ class Back(NamedTuple):
     promised: Term | None = None
     attempt: int = 0
     waiting: frozenset[int] = frozenset()
-    #: The owner's incarnation when it last wrote to us as owner.
+    #: The owner's incarnation when it last acted as the owner.
     life: int = 0
 
     @property
-    def in_office(self) -> bool:
+    def is_active(self) -> bool:
         return self.counts is not None and self.promised is None
 
 
@@ -126,12 +126,12 @@ class State(NamedTuple):
 
 
 class Broken(AssertionError):
-    """A promise does not hold."""
+    """An invariant does not hold."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """From where the search starts, and what may happen. Without `repairs` nothing but the protocol itself helps."""
+    """The start of a search, and the events that may happen. Without `repairs` only the protocol itself helps."""
 
     name: str
     start: State
@@ -207,7 +207,7 @@ class Model:
         state = self.put(state, place, fence=term)
         own = node.own
         if own is not None and own.moving and own.backup == owner and term[1] == place and self.has("heir_heard"):
-            return self.demote(state, place, term, owner)
+            return self.become_backup(state, place, term, owner)
         if node.own is not None and term > node.own.term and owner != place:
             state = self.lost(self.put(state, place, own=None), place, node.own.counts)
         back = node.back
@@ -298,10 +298,10 @@ class Model:
             return self.send(state, answer._replace(kind="unknown"))
         if back.promised is not None and letter.term >= back.promised:
             back = back._replace(term=letter.term, promised=None, waiting=frozenset())
-        elif back.in_office and letter.term > back.term:
+        elif back.is_active and letter.term > back.term:
             back = back._replace(term=letter.term)
         state = self.put(state, letter.to, fence=max(node.fence, back.term))
-        if not back.in_office:
+        if not back.is_active:
             back = back._replace(waiting=back.waiting | {letter.delta})
         if back.counts is not None:
             back = back._replace(counts=self.added(back.counts, letter.delta))
@@ -399,7 +399,7 @@ class Model:
     def on_state(self, state: State, letter: Letter) -> State:
         node, back = state.nodes[letter.to], state.nodes[letter.to].back
         promised = (letter.number, letter.source)
-        if back is None or back.owner != letter.source or promised < node.fence or back.in_office:
+        if back is None or back.owner != letter.source or promised < node.fence or back.is_active:
             return state
         if back.promised is not None and promised < back.promised:
             return state
@@ -468,7 +468,7 @@ class Model:
             back is None
             or back.counts is None
             or back.owner != letter.source
-            or not (back.in_office or appointed)
+            or not (back.is_active or appointed)
             or (letter.term < node.fence and self.has("fence"))
         ):
             claim = () if node.own is None else (*node.own.term, letter.to)
@@ -486,7 +486,7 @@ class Model:
         if letter.taken:
             if own.moving != letter.term:
                 return state
-            return self.demote(state, letter.to, letter.term, letter.source)
+            return self.become_backup(state, letter.to, letter.term, letter.source)
         if letter.counts:
             state = self.note_owner(state, letter.to, (letter.counts[0], letter.counts[1]), letter.source)
         own = state.nodes[letter.to].own
@@ -494,7 +494,7 @@ class Model:
             return state
         return self.drop_backup(state, letter.to)
 
-    def demote(self, state: State, place: int, term: Term, heir: int) -> State:
+    def become_backup(self, state: State, place: int, term: Term, heir: int) -> State:
         node = state.nodes[place]
         assert node.own is not None
         back = Back(heir, term, node.own.counts, attempt=node.own.promised, life=state.nodes[heir].life)
@@ -566,7 +566,7 @@ class Model:
         back = node.back
         if back is None or back.counts is None:
             return (ZERO, 0, ZERO, 0)
-        if back.in_office:
+        if back.is_active:
             return (back.term, 3, ZERO, sum(back.counts))
         return (back.term, 2, back.promised, sum(back.counts))
 
@@ -727,7 +727,7 @@ class Model:
                 raise Broken("an owner above its own fence")
             for other, partner in enumerate(state.nodes):
                 back = partner.back if partner.alive else None
-                if node.own is None or back is None or not back.in_office or other == node.own.backup:
+                if node.own is None or back is None or not back.is_active or other == node.own.backup:
                     continue
                 if (back.owner, back.term) == (place, node.own.term):
                     raise Broken(f"two pairs under {back.term}")

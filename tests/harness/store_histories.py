@@ -1,11 +1,9 @@
-"""Histories of four shard stores that exchange calls about one shard in any order, with losses, delays and failover.
+"""Random histories of four stores that own one shard: calls arrive late, get lost, or time out.
 
-The stores are the real ones. What the services around them do (`exchange.deltas`, `exchange.rebalancer`) is played here
-in the fewest lines that keep their order: forward, look again, add; learn, snapshot, switch; drain, hand over. Each
-delta sets a place of its own in the value, so that the value itself shows what was added, and how often.
-
-The services are played as `exchange.deltas` and `exchange.rebalancer` have them.
-Of a split that lasts nothing is promised: a take-over here reaches every living node but the one it suspects.
+The stores are the real ones. The services around them are played in the fewest lines that keep their order: forward,
+check again, add; catch-up, snapshot, promotion; drain, hand-over. Each delta adds 1 at its own place of the value, so
+that the value shows which deltas were added, and how often. A lasting split is not covered: a take-over here reaches
+every living node except the suspected one.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ IDS = {name: name.encode() * 20 for name in NAMES}
 CONTACTS = {name: Contact(IDS[name], Address("10.0.0.1", ord(name))) for name in NAMES}
 BY_ID = {node: name for name, node in IDS.items()}
 
-#: Deltas of a history; each is a one in its own place. Two origins, so that the steps of neither are without gaps.
+#: Deltas of a history; each is 1 at its own place. They have two origins, so that the steps of each have gaps.
 DELTAS = 24
 IDENTITIES = [DeltaId(bytes([65 + number % 2]) * 20, 1, 1 + number // 2) for number in range(DELTAS)]
 PLAIN = Rule(outer_lr=1.0, outer_momentum=0.0)
@@ -47,7 +45,7 @@ def unit(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @dataclass
 class Flight:
-    """A delta at its owner, on its way to backup and learner."""
+    """A delta that its owner is forwarding to backup and learner."""
 
     acknowledged: dict[tuple[bytes, Term, int], None] = field(default_factory=dict)
     outstanding: int = 0
@@ -56,12 +54,12 @@ class Flight:
 
 @dataclass
 class Node:
-    """One store, and what its services have under way."""
+    """One store, and the pending work of its services."""
 
     name: str
     store: ShardStore
     alive: bool = True
-    teaching: bool = False
+    catching_up: bool = False
     handing: bool = False
     flights: dict[int, Flight] = field(default_factory=dict)
 
@@ -87,7 +85,7 @@ class Letter:
 
 
 class World:
-    """Four nodes, the letters between them, and what was promised to the origins of deltas."""
+    """Four nodes, the letters between them, and the deltas acknowledged to their origins."""
 
     def __init__(self, *, synchronous: bool) -> None:
         self.synchronous = synchronous
@@ -116,7 +114,7 @@ class World:
         self.waiting[self.tickets] = then
 
     def deliver(self, place: int) -> None:
-        """Any letter arrives; an answer that nobody waits for any more is thrown away."""
+        """Any letter arrives; an answer after its time-out is dropped."""
         if not self.bag:
             return
         letter = self.bag.pop(place % len(self.bag))
@@ -132,7 +130,7 @@ class World:
             self.bag.pop(place % len(self.bag))
 
     def time_out(self, place: int) -> None:
-        """Somebody stops waiting for an answer; his letter may still arrive."""
+        """A caller stops waiting for an answer; the letter may still arrive."""
         if self.waiting:
             self.waiting.pop(list(self.waiting)[place % len(self.waiting)])(None)
 
@@ -141,10 +139,10 @@ class World:
         while self.bag:
             self.deliver(0)
 
-    # -- pushes (serving) ---------------------------------------------------------------------------------------
+    # -- pushes -------------------------------------------------------------------------------------------------
 
     def push(self, number: int, name: str) -> None:
-        """An origin sends a delta, for the first time or again, to a node that it takes for the owner."""
+        """An origin sends a delta, for the first time or again, to the owner it knows."""
         self.pushed[number] = None
         node = self.nodes[name]
         owned = node.owned
@@ -162,7 +160,7 @@ class World:
         if owned is None:
             del node.flights[number]
             return
-        # By the promise too. A learner that is taught anew forgets what it took in the former attempt.
+        # By the promise too: a learner that begins again has dropped the deltas of its former attempt.
         missing = [to for to in owned.targets() if (to.node_id, owned.term, owned.promised) not in flight.acknowledged]
         if not missing:
             del node.flights[number]
@@ -208,7 +206,7 @@ class World:
                 node.store.ownership.raise_fence(0, known)
                 self.counts["fenced"] += 1
         elif status == "unknown" and owned.backup == to:
-            # A former owner says so while it does not know yet that its hand-over was taken.
+            # A former owner answers so until it learns that its hand-over was accepted.
             if node.owned is owned:
                 node.store.drop_backup(0, CONTACTS[node.name])
             owned.backup = None
@@ -219,7 +217,7 @@ class World:
             self._forward(node, number)
 
     def _add(self, node: Node, number: int, owned: Owned) -> None:
-        """The owner adds and acknowledges. Never under a term lower than anybody's last, nor under another's."""
+        """The owner adds and acknowledges, never under a term below the last one used, nor under another node's."""
         assert owned.term >= self.last_add, f"{node.name} adds under {owned.term}, after {self.last_add}"
         assert self.adders.setdefault(owned.term, node.name) == node.name
         self.last_add = owned.term
@@ -232,40 +230,40 @@ class World:
         if self.synchronous and (owned := self.nodes[name].owned) is not None:
             owned.state.fold(step, PLAIN)
 
-    # -- a new backup (keeping) ---------------------------------------------------------------------------------
+    # -- learners -----------------------------------------------------------------------------------------------
 
-    def teach(self, name: str, to: str) -> None:
-        node, pupil = self.nodes[name], self.nodes[to]
+    def add_learner(self, name: str, to: str) -> None:
+        node, learner = self.nodes[name], self.nodes[to]
         owned = node.owned
-        if owned is None or to == name or node.teaching or owned.learner is not None or owned.moving:
+        if owned is None or to == name or node.catching_up or owned.learner is not None or owned.moving:
             return
         if owned.backup == CONTACTS[to]:
             return
-        node.teaching = True
+        node.catching_up = True
         term, me = owned.term, CONTACTS[name]
         promised = node.store.promise(0)
 
-        def learnt(taken: bool | None) -> None:
+        def accepted(taken: bool | None) -> None:
             owned = node.owned
             if taken is False:
-                node.store.note_owners(known for known in [pupil.store.ownership.owner_info(0)] if known is not None)
+                node.store.note_owners(known for known in [learner.store.ownership.owner_info(0)] if known is not None)
             stale = owned is None or owned.promised != promised.number
             if not taken or stale or owned.learner is not None or owned.moving:
-                node.teaching = False
+                node.catching_up = False
                 return
             owned.learner = CONTACTS[to]
             snapshot = owned.state.copy()
             self.call(
                 to,
-                lambda: pupil.store.take_state(0, promised, me, snapshot),
-                lambda taken: self._taught(node, to, promised, taken),
+                lambda: learner.store.take_state(0, promised, me, snapshot),
+                lambda taken: self._caught_up(node, to, promised, taken),
                 is_state=True,
             )
 
-        self.call(to, lambda: pupil.store.begin_catch_up(0, term, me, promised.number), learnt)
+        self.call(to, lambda: learner.store.begin_catch_up(0, term, me, promised.number), accepted)
 
-    def _taught(self, node: Node, to: str, promised: Term, taken: bool | None) -> None:
-        node.teaching = False
+    def _caught_up(self, node: Node, to: str, promised: Term, taken: bool | None) -> None:
+        node.catching_up = False
         owned = node.owned
         if owned is None or owned.learner != CONTACTS[to] or owned.promised != promised.number:
             return
@@ -280,13 +278,13 @@ class World:
             self.call(BY_ID[former.node_id], lambda: backup.release(0, promised, me), lambda _: None)
 
     def gossip(self, source: str, to: str) -> None:
-        """What one node believes now reaches another at any later time."""
+        """The owner that one node knows now is reported to another at any later time."""
         where = self.nodes[source].store.ownership.owner_info(0)
         if where is not None and self.nodes[source].alive and source != to:
             self.call(to, lambda: self.nodes[to].store.note_owners([where]), lambda _: None)
 
     def ask_owner(self, name: str) -> None:
-        """A backup asks whether its owner counts on it (confirming); here at any time, not only after a silence."""
+        """A backup asks whether its owner relies on it, here at any time, not only after an interval without deltas."""
         node = self.nodes[name]
         backed = node.store.backed.get(0)
         if not node.alive or backed is None or backed.owner_restarted:
@@ -304,10 +302,10 @@ class World:
 
         self.call(owner.name, answer, answered)
 
-    # -- hand-over (keeping) ------------------------------------------------------------------------------------
+    # -- hand-over ----------------------------------------------------------------------------------------------
 
     def hand_over(self, name: str) -> None:
-        """Once nothing is in flight; again, while no answer has come."""
+        """Once nothing is in flight; again, until an answer arrives."""
         node = self.nodes[name]
         owned = node.owned
         if owned is None or owned.backup is None or node.handing or node.flights or owned.learner is not None:
@@ -328,7 +326,7 @@ class World:
         backed = node.store.backed.get(0)
         if backed is None or backed.state is None or backed.owner.node_id != IDS[former]:
             return False
-        # Straight after the switch, before any delta, a hand-over is the owner's word like a forward.
+        # Right after the promotion, before any delta, a hand-over proves it as a forward does.
         if backed.promised is not None and backed.promised.number + 1 != term.number:
             return False
         if term < node.store.ownership.fence(0):
@@ -336,7 +334,7 @@ class World:
         owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, has_tenure=True)
         owned.backup = CONTACTS[former]
         if known != known_to(owned.state):
-            node.store.drop_backup(0, CONTACTS[name])  # The former one holds itself for a backup under `term`
+            node.store.drop_backup(0, CONTACTS[name])  # the former owner takes itself for the backup under `term`
         self.counts["handed"] += 1
         return True
 
@@ -353,7 +351,7 @@ class World:
         elif owned is not None and owned.moving:
             node.store.drop_backup(0, CONTACTS[node.name])
 
-    # -- death (keeping) ----------------------------------------------------------------------------------------
+    # -- failover -----------------------------------------------------------------------------------------------
 
     def acting(self) -> Node | None:
         """The living owner with the highest term."""
@@ -375,13 +373,13 @@ class World:
         return backup.alive and backed.owner == CONTACTS[acting.name]
 
     def crash(self, name: str) -> None:
-        """One node dies for good."""
+        """One node crashes and does not return."""
         if not self.crashed and self.may_vanish():
             self.crashed = True
             self.nodes[name].alive = False
 
     def notice_death(self, name: str) -> None:
-        """An owner drops dead partners. One that was handing over to the dead asks around like any backup."""
+        """An owner drops dead partners; one that was handing over to a dead node surveys like any backup."""
         owned = self.nodes[name].owned
         if owned is None:
             return
@@ -394,7 +392,7 @@ class World:
                 self.nodes[name].store.drop_backup(0, CONTACTS[name])
 
     def suspect(self, name: str) -> None:
-        """A backup holds its owner for dead, rightly or not, and takes over if nobody knows better."""
+        """A backup suspects its owner, rightly or not, and takes over if no node has a better copy."""
         node = self.nodes[name]
         backed = node.store.backed.get(0)
         if not node.alive or node.owned is not None or backed is None or backed.state is None:
@@ -405,22 +403,22 @@ class World:
         others = [other for other in self.nodes.values() if other.alive and other.name not in (name, suspected)]
         mine = copy_status(node.store, 0, None, 0)
         found = [copy_status(other.store, 0, None, 0) for other in others]
-        for other, standing in zip(others, found, strict=True):
-            if standing.role == "owner" and standing.term >= max(mine.term, mine.fence):
-                node.store.note_owner(0, standing.term, CONTACTS[other.name])
+        for other, status in zip(others, found, strict=True):
+            if status.role == "owner" and status.term >= max(mine.term, mine.fence):
+                node.store.note_owner(0, status.term, CONTACTS[other.name])
                 return
         if any(rank(one) > rank(mine) for one in found if one.role != "none"):
             return
-        term = node.store.next_term(0, *(one for standing in found for one in (standing.term, standing.fence)))
+        term = node.store.next_term(0, *(one for status in found for one in (status.term, status.fence)))
         node.store.own(0, backed.state, term, CONTACTS[name], 0.0, has_tenure=False)
         for other in others:
             other.store.note_owner(0, term, CONTACTS[name])
         self.counts["taken"] += 1
 
-    # -- what must hold -----------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """After every event."""
+        """Check every invariant; called after each event."""
         for node in self.nodes.values():
             for state in node.states:
                 check_state(state)
@@ -452,7 +450,7 @@ class World:
         assert not behind, f"the backup lacks {behind}"
 
     def settle(self) -> None:
-        """No more faults: one owner, nothing acknowledged is lost, every delta gets through, the pair agrees."""
+        """After the last fault: one owner, no acknowledged delta lost, every delta added, and a pair that agrees."""
         while self.waiting:
             self.time_out(0)
         self.drain()
@@ -470,16 +468,16 @@ class World:
         owned = owner.store.owned[0]
         self._check_pair(owner, owned)
         owned.moving, owned.backup, owned.learner = False, None, None
-        pupil = next(node.name for node in self.nodes.values() if node.alive and node is not owner)
+        learner = next(node.name for node in self.nodes.values() if node.alive and node is not owner)
         for _ in range(2):
-            self.teach(owner.name, pupil)
+            self.add_learner(owner.name, learner)
             self.drain()
         for number in self.pushed:
             self.push(number, owner.name)
             self.drain()
         assert sorted(self.acknowledged) == sorted(self.pushed)
         self.fold(owner.name, 10**6)
-        backed = self.nodes[pupil].store.backed[0]
+        backed = self.nodes[learner].store.backed[0]
         assert backed.state is not None
         backed.state.fold(owned.state.folded_step, PLAIN)
         assert owned.state.value.tolist() == [float(number in self.pushed) for number in range(DELTAS)]
@@ -489,19 +487,19 @@ class World:
 
 
 def known_to(state: ShardState) -> int:
-    """How many deltas are in a state, visible or held: `known_count` tells the same."""
+    """How many deltas are in a state, visible or pending; equal to `known_count`."""
     known = sum(state.knows(identity) for identity in IDENTITIES)
     assert state.known_count == known
     return known
 
 
 def rank(one: CopyStatus) -> tuple[Term, int, Term, int]:
-    """How much a copy is worth: of two learners, that with the later snapshot; the fence tells."""
+    """The rank of a copy. Of two learners, the one with the later snapshot ranks higher, by its fence."""
     return one.term, ROLE_RANK[one.role], one.fence if one.role == "learner" else ZERO_TERM, one.version
 
 
 def check_state(state: ShardState) -> None:
-    """The value is the sum of the deltas whose identities are in, each once; what is held is not in it yet."""
+    """The value is the sum of the deltas whose identities are in, each once; pending ones are not in it yet."""
     applied = [identity in state.applied for identity in IDENTITIES]
     assert state.value.tolist() == [float(there) for there in applied]
     assert state.version == sum(applied)

@@ -1,4 +1,4 @@
-"""Stores of small shards in the role of owner or backup, for unit tests."""
+"""Stores of small shards, in the roles that tests need."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def owner_of(name: str, number: int = 1) -> ShardStore:
 
 
 def backup_of(name: str, owner: str, number: int = 1) -> ShardStore:
-    """A store that backs shard 0 of `owner` under the term (number, owner)."""
+    """A store that backs up shard 0 of `owner` under the term (number, owner)."""
     store = store_of(name)
     assert store.begin_catch_up(0, term(number - 1, owner), contact(owner))
     snapshot = zeros(store)
     snapshot.applied.add(SEEN.identity)
     assert store.take_state(0, term(number, owner), contact(owner), snapshot)
-    # A delta that the snapshot has already: it adds nothing, and is the owner's first word under the new term.
+    # The snapshot has this delta already: it adds nothing, but is the owner's first forward under the new term.
     assert store.accept_forward(0, term(number, owner), SEEN, 0, IDS[owner])[0] == "ok"
     return store
 

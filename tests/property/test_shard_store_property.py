@@ -1,7 +1,7 @@
-"""One shard among four stores: whatever is late, lost, suspected, handed over or dead, no delta is lost or doubled.
+"""One shard among four stores: no delta is lost or added twice, whatever is late, lost, suspected, or dead.
 
-`tests.harness.store_histories` plays the services around the stores and knows what must hold. Random histories go far;
-Hypothesis makes a failing one short.
+`tests.harness.store_histories` plays the services around the stores and checks the invariants. Random histories reach
+far; Hypothesis shrinks a failing one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ACTIONS = {
     "deliver": 26,
     "lose": 2,
     "time_out": 2,
-    "teach": 4,
+    "add_learner": 4,
     "hand_over": 2,
     "suspect": 2,
     "crash": 1,
@@ -41,7 +41,7 @@ def play(seed: int, events: int) -> World:
         match rng.choices(names, weights)[0]:
             case "push":
                 world.push(rng.randrange(DELTAS), name)
-            case "teach" | "gossip" as action:
+            case "add_learner" | "gossip" as action:
                 getattr(world, action)(name, other)
             case "fold":
                 world.fold(name, rng.randrange(14))
@@ -56,7 +56,7 @@ def play(seed: int, events: int) -> World:
 
 @pytest.mark.parametrize("block", range(8))
 def test_random_histories_lose_and_double_nothing(block: int) -> None:
-    """Twenty histories of 250 events each hold every invariant and come to rest with one owner."""
+    """Twenty histories of 250 events each keep every invariant and end with one owner."""
     for seed in range(20 * block, 20 * block + 20):
         try:
             play(seed, 250)
@@ -66,7 +66,7 @@ def test_random_histories_lose_and_double_nothing(block: int) -> None:
 
 
 def test_the_histories_are_not_empty() -> None:
-    """Acknowledgements, switches of backup, hand-overs, take-overs and fenced owners all happen, and not rarely."""
+    """Acknowledgements, promotions, hand-overs, take-overs and fenced owners all happen often."""
     worlds = [play(seed, 250) for seed in range(200)]
     counts = {what: sum(world.counts[what] for world in worlds) for what in worlds[0].counts}
     print(counts)
@@ -85,7 +85,7 @@ class ShardMachine(RuleBasedStateMachine):
     @initialize(synchronous=st.booleans())
     def begin(self, synchronous: bool) -> None:
         self.world = World(synchronous=synchronous)
-        self.world.teach("a", "b")
+        self.world.add_learner("a", "b")
         self.world.drain()
 
     @rule(number=st.integers(0, DELTAS - 1), name=NODES)
@@ -119,8 +119,8 @@ class ShardMachine(RuleBasedStateMachine):
         self.world.time_out(place)
 
     @rule(name=NODES, to=NODES)
-    def teach(self, name: str, to: str) -> None:
-        self.world.teach(name, to)
+    def add_learner(self, name: str, to: str) -> None:
+        self.world.add_learner(name, to)
 
     @rule(name=NODES)
     def hand_over(self, name: str) -> None:

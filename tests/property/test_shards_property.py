@@ -22,7 +22,7 @@ IDENTITIES = st.builds(DeltaId, st.sampled_from(NODES), st.integers(0, 1), st.in
 @FIXED
 @given(st.lists(IDENTITIES, max_size=80))
 def test_ranges_are_a_set(added: list[DeltaId]) -> None:
-    """Whatever is added in whatever order, exactly that is in (fewer ranges than the limit can need)."""
+    """Whatever is added in any order, exactly that is in (with fewer ranges than the limit)."""
     applied = Applied()
     model: set[DeltaId] = set()
     for identity in added:
@@ -36,7 +36,7 @@ def test_ranges_are_a_set(added: list[DeltaId]) -> None:
 @FIXED
 @given(st.lists(IDENTITIES, max_size=80))
 def test_ranges_are_sorted_disjoint_and_as_few_as_can_be(added: list[DeltaId]) -> None:
-    """Neighbours are joined: a node that never skips a step costs one range however long it trains."""
+    """Neighbours are joined: a node that skips no step has one range."""
     applied = Applied()
     for identity in added:
         applied.add(identity)
@@ -49,7 +49,7 @@ def test_ranges_are_sorted_disjoint_and_as_few_as_can_be(added: list[DeltaId]) -
 @FIXED
 @given(st.lists(st.integers(0, 500), max_size=200, unique=True))
 def test_beyond_the_limit_only_old_gaps_close(steps: list[int]) -> None:
-    """What was added stays in; what was not and is taken for added lies below every range but the first."""
+    """What was added stays in; what is wrongly in is below every range but the first."""
     applied = Applied()
     for step in steps:
         applied.add(DeltaId(NODES[0], 1, step))
@@ -66,7 +66,7 @@ def test_beyond_the_limit_only_old_gaps_close(steps: list[int]) -> None:
 @FIXED
 @given(st.lists(IDENTITIES, max_size=40), st.lists(IDENTITIES, max_size=40))
 def test_the_order_of_adding_does_not_matter(first: list[DeltaId], second: list[DeltaId]) -> None:
-    """Two replicas that got the same identities in different orders, some twice, have equal sets."""
+    """The same identities in different orders, some twice, give equal sets."""
     one, other = Applied(), Applied()
     for identity in [*first, *second]:
         one.add(identity)
@@ -85,8 +85,8 @@ HELD = st.lists(
 
 @FIXED
 @given(HELD, st.lists(st.integers(0, 45), max_size=6), st.randoms(use_true_random=False))
-def test_any_folding_gives_each_held_delta_once(held: list[Any], folds: list[int], rng: Any) -> None:
-    """However deltas and folds alternate, in the end each identity is in the value exactly once."""
+def test_any_folding_gives_each_pending_delta_once(held: list[Any], folds: list[int], rng: Any) -> None:
+    """However deltas and folds alternate, each identity ends up in the value exactly once."""
     rule = Rule(outer_lr=1.0, outer_momentum=0.0)
     state = ShardState(value=np.zeros(1, dtype=np.float32), parameters=1)
     events: list[Any] = [*held, *folds]
@@ -113,7 +113,7 @@ def test_any_folding_gives_each_held_delta_once(held: list[Any], folds: list[int
 @FIXED
 @given(HELD, st.randoms(use_true_random=False))
 def test_folding_is_bitwise_independent_of_arrival(held: list[Any], rng: Any) -> None:
-    """Owner and backup fold the same held deltas to the same bits, momentum included."""
+    """Owner and backup fold the same pending deltas to the same bits, momentum included."""
     rule = Rule(outer_lr=0.7, outer_momentum=0.9)
     results = []
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_whole_rounds_are_nesterov_steps(workers: int, rounds: int, rate: float,
 @FIXED
 @given(st.lists(st.tuples(IDENTITIES, st.integers(-8, 8)), max_size=30, unique_by=lambda item: item[0]))
 def test_apply_commutes_without_momentum(deltas: list[tuple[DeltaId, int]]) -> None:
-    """Owner and backup may take deltas in any order: the values are equal (small whole numbers add exactly)."""
+    """Owner and backup may add deltas in any order: the values are equal (small whole numbers add exactly)."""
     rule = Rule(outer_lr=1.0, outer_momentum=0.0)
     states = []
     for order in (deltas, deltas[::-1], sorted(deltas)):

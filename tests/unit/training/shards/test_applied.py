@@ -14,7 +14,7 @@ def identity(step: int, node: int = 0, incarnation: int = 1) -> DeltaId:
 
 
 def test_a_gap_is_not_applied() -> None:
-    """After a split step 6 may be in and step 5 not: one number per node would take 5 for applied."""
+    """After a split step 6 may be in and step 5 not, so one number per node is not enough."""
     applied = Applied()
     for step in (1, 2, 3, 4, 6):
         applied.add(identity(step))
@@ -26,8 +26,8 @@ def test_a_gap_is_not_applied() -> None:
     assert applied.rows() == [(NODES[0], 1, [(1, 4), (6, 6)])]
 
 
-def test_nodes_and_incarnations_are_apart() -> None:
-    """Step 1 of a restarted node is another delta than step 1 of its former life."""
+def test_nodes_and_incarnations_are_separate() -> None:
+    """Step 1 of a restarted node is another delta than step 1 of its former incarnation."""
     applied = Applied()
     applied.add(identity(1, node=0, incarnation=1))
 
@@ -35,16 +35,16 @@ def test_nodes_and_incarnations_are_apart() -> None:
     assert identity(1, node=1, incarnation=1) not in applied
 
 
-def test_looking_changes_nothing() -> None:
-    """Asking for unknown identities leaves no trace in what is sent to a backup."""
+def test_a_lookup_changes_nothing() -> None:
+    """A lookup of unknown identities adds no row."""
     applied = Applied()
     assert identity(1) not in applied
 
     assert applied.rows() == []
 
 
-def test_forgetting_takes_one_incarnation() -> None:
-    """What a long dead incarnation pushed is forgotten; its successor's is kept; a second time is no error."""
+def test_one_incarnation_is_forgotten() -> None:
+    """The next one's identities are kept; a second time is no error."""
     applied = Applied()
     applied.add(identity(1, incarnation=1))
     applied.add(identity(1, incarnation=2))
@@ -56,7 +56,7 @@ def test_forgetting_takes_one_incarnation() -> None:
 
 
 def test_beyond_the_most_ranges_the_lowest_gap_closes() -> None:
-    """Memory is bounded: of 33 separate steps the two oldest are joined, the newer gaps stay open."""
+    """Memory is bounded: of 33 separate steps the two oldest are joined, the newer gaps stay."""
     applied = Applied()
     steps = range(0, 2 * (Applied.MAX_RANGES + 1), 2)
     for step in steps:
@@ -69,7 +69,7 @@ def test_beyond_the_most_ranges_the_lowest_gap_closes() -> None:
 
 
 def test_very_large_steps_are_exact() -> None:
-    """Steps beyond 2⁵³ are told apart: nothing passes through a float."""
+    """Steps above 2⁵³ are distinct: none passes through a float."""
     applied = Applied()
     applied.add(identity(2**53 + 1))
 
@@ -78,7 +78,7 @@ def test_very_large_steps_are_exact() -> None:
 
 
 def test_rows_survive_the_wire() -> None:
-    """Packed, unpacked and built again, the set answers the same, and shares nothing with the former."""
+    """The rebuilt set is equal, and shares no memory with the former."""
     applied = Applied()
     for step in (1, 2, 5, 9):
         applied.add(identity(step, node=step % 2))
@@ -93,7 +93,7 @@ def test_rows_survive_the_wire() -> None:
 
 
 def test_a_copy_of_the_set_is_independent() -> None:
-    """Additions to a copy do not show in the original, nor the other way round."""
+    """Additions to one do not change the other."""
     applied = Applied()
     applied.add(identity(1))
     twin = applied.copy()
@@ -105,7 +105,7 @@ def test_a_copy_of_the_set_is_independent() -> None:
 
 
 def test_applied_sets_subtract_and_merge_by_ranges() -> None:
-    """What one side has and the other has not, without walking through every step."""
+    """By ranges, not step by step."""
     one, other = Applied(), Applied()
     for step in (1, 2, 3, 4, 7, 8, 9):
         one.add(DeltaId(NODES[0], 1, step))

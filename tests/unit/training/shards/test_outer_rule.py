@@ -52,7 +52,7 @@ def test_delayed_nesterov_is_one_nesterov_step_on_the_average(period: int) -> No
 
 
 def test_between_two_whole_weights_a_push_is_plain() -> None:
-    """Before Σw reaches 1 a push adds η·w·delta and nothing else; momentum comes with the last one."""
+    """Before Σw reaches 1 a push adds η·w·delta only; the last one adds momentum."""
     state = shard(0.0)
     rule = Rule(outer_lr=1.0, outer_momentum=0.5)
     seen = []
@@ -66,7 +66,7 @@ def test_between_two_whole_weights_a_push_is_plain() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 6, 7, 10, 11, 49, 100, 333, 1000])
 def test_rounding_of_the_weights_does_not_shift_the_period(workers: int) -> None:
-    """N pushes of 1/N reach a whole weight at the N-th, for every N, though their float sum may fall short of 1."""
+    """N pushes of 1/N reach a whole weight at the N-th, although their float sum may be below 1."""
     state = shard(0.0)
     for step in range(workers):
         assert state.momentum is None or not state.momentum.any()
@@ -80,7 +80,7 @@ def test_rounding_of_the_weights_does_not_shift_the_period(workers: int) -> None
 
 
 def test_weights_above_one_step_at_every_push() -> None:
-    """With `weight = "sum"` each push is a whole weight of its own."""
+    """With `weight = "sum"` each push is a whole weight."""
     state = shard(0.0)
     rule = Rule(outer_lr=1.0, outer_momentum=0.5)
     state.apply(identity(1), 1.0, vector(1.0), rule)
@@ -91,7 +91,7 @@ def test_weights_above_one_step_at_every_push() -> None:
 
 
 def test_without_momentum_a_push_is_the_weighted_delta() -> None:
-    """μ = 0: value = start + η Σ w·delta, and no array for momentum is ever made."""
+    """μ = 0: value = start + η Σ w·delta, and no array for momentum is allocated."""
     state = shard(1.0, 2.0)
     for step, weight in enumerate((0.5, 1.0, 0.25)):
         state.apply(identity(step), weight, vector(4.0, -8.0), SUM)
@@ -103,7 +103,7 @@ def test_without_momentum_a_push_is_the_weighted_delta() -> None:
 
 
 def test_the_weights_of_a_round_are_summed_in_double_precision() -> None:
-    """A thousand weights of 1/1000 in float32 would be off by more than the tolerance allows for; in double not."""
+    """In float32 a thousand weights of 1/1000 would miss the tolerance."""
     state = shard(0.0)
     for step in range(999):
         state.apply(identity(step), 1 / 1000, vector(0.0), NESTEROV)

@@ -1,4 +1,4 @@
-"""Clipping, windows and the trimmed mean: pure rules."""
+"""Clipping, windows and the trimmed mean, as pure rules."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def member(number: int) -> bytes:
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_length_is_right_beyond_what_float32_can_square() -> None:
-    """Squares overflow at 1e19; the length of such a delta is finite all the same, and that of NaN is not."""
+def test_a_length_is_exact_where_float32_squares_overflow() -> None:
+    """Squares overflow at 1e19; such a length is still finite, and that of NaN is not."""
     assert norm_of(np.array([3.0, 4.0], np.float32)) == 5.0
     assert norm_of(np.full(4, 1e30, np.float32)) == pytest.approx(2e30)
     assert norm_of(np.array([1e-30, 0.0], np.float32)) < 1e-6
@@ -47,7 +47,7 @@ def test_a_length_is_right_beyond_what_float32_can_square() -> None:
 
 
 def test_norms_are_the_same_in_any_order() -> None:
-    """Owner and backup take the same deltas in different orders and come to the same table and the same median."""
+    """Owner and backup note lengths in different orders, and have the same median."""
     print(f"seed {SEED}")
     rows = [(member(node), 1, step, float(node + step)) for node in range(1, 9) for step in range(1, 6)]
     tables = []
@@ -74,7 +74,7 @@ def test_one_member_has_one_vote() -> None:
 
 
 def test_the_median_follows_when_all_deltas_grow() -> None:
-    """What is noted is the length before clipping: a median of clipped ones could only ever fall."""
+    """Lengths are noted before clipping: a median of clipped lengths could only fall."""
     norms = Norms()
     for step in range(1, 10):
         for node in range(1, 9):
@@ -84,7 +84,7 @@ def test_the_median_follows_when_all_deltas_grow() -> None:
 
 
 def test_norms_of_long_ago_do_not_count() -> None:
-    """Deltas shrink as training goes on: members that stopped long ago do not keep the median up."""
+    """Deltas shrink during training: members that stopped long ago do not keep the median high."""
     norms = Norms()
     for node in range(1, 5):
         norms.note(member(node), 1, 1, 100.0)
@@ -94,8 +94,8 @@ def test_norms_of_long_ago_do_not_count() -> None:
     assert norms.copy().reference() == 1.0
 
 
-def test_a_resting_shard_has_no_reference() -> None:
-    """Deltas of zeros are no measure: the first that moves the shard is not cut to nothing."""
+def test_a_shard_without_gradient_has_no_reference() -> None:
+    """Deltas of zeros are not noted: the first other one is not clipped to nothing."""
     norms = Norms()
     for node in range(1, 5):
         norms.note(member(node), 1, 1, 0.0)
@@ -105,7 +105,7 @@ def test_a_resting_shard_has_no_reference() -> None:
 
 
 def test_the_table_of_norms_is_bounded() -> None:
-    """Of more members than it holds the one with the oldest step goes."""
+    """With too many members the one with the oldest step goes."""
     norms = Norms()
     for number in range(MAX_NORMS + 10):
         norms.note(number.to_bytes(20, "big"), 1, number, 1.0)
@@ -116,13 +116,13 @@ def test_the_table_of_norms_is_bounded() -> None:
 
 @pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (1.0, 1.0), (4.0, 0.25), (1000.0, 0.001)])
 def test_a_long_delta_is_shortened_to_the_median(norm: float, factor: float) -> None:
-    """And a shorter one is left as it is."""
+    """A shorter one is unchanged."""
     assert clip_factor(norm, 1.0) == pytest.approx(factor)
     assert min(norm, CLIP_MULTIPLE) == pytest.approx(norm * clip_factor(norm, 1.0))
 
 
 def test_unusual_needs_a_majority() -> None:
-    """Five times the median of three members is worth a warning; of two, nobody knows which is the strange one."""
+    """Five times the median of three members is unusual; of two, either could be."""
     assert is_unusual(5.1, 1.0, 3)
     assert not is_unusual(4.9, 1.0, 3)
     assert not is_unusual(99.0, 1.0, 2)
@@ -130,7 +130,7 @@ def test_unusual_needs_a_majority() -> None:
 
 
 def test_nothing_is_accepted_before_three_lengths_are_known() -> None:
-    """Whoever is first, and sends a thousand times too much, is measured by the others all the same."""
+    """The first member, with a delta a thousand times too long, is compared with the others."""
     first = FirstNorms()
 
     assert first.reference(0, member(9), 1000.0, 8.0) is None
@@ -138,7 +138,7 @@ def test_nothing_is_accepted_before_three_lengths_are_known() -> None:
     assert first.reference(0, member(1), 1.0, 8.0) is None
     assert first.reference(0, member(2), 1.2, 8.0) == 1.2
     assert first.reference(0, member(9), 1000.0, 8.0) == 1.2
-    assert first.reference(1, member(1), 1.0, 1.0) == 1.0  # alone there is nobody to wait for
+    assert first.reference(1, member(1), 1.0, 1.0) == 1.0  # a member alone waits for no other
 
 
 # -- windows ----------------------------------------------------------------------------------------------------------
@@ -162,13 +162,13 @@ def test_nothing_is_accepted_before_three_lengths_are_known() -> None:
     ],
 )
 def test_when_a_window_is_complete(members: int, deltas: int, workers: float, complete: bool) -> None:
-    """By how many members are in it, never by what they claim to weigh."""
+    """By the number of members in it, never by their claimed weights."""
     assert is_complete(members, deltas, workers) is complete
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 10, 16, 31])
 def test_the_trimmed_sum_is_that_of_sorting(count: int) -> None:
-    """Per coordinate the same as to sort, drop the ends, and scale up; over several blocks, in any order of rows."""
+    """Per coordinate equal to sorting, dropping the ends, and scaling up; over several blocks, in any order of rows."""
     print(f"seed {SEED}")
     rows = [np.random.default_rng(SEED + row).normal(size=70_000).astype(np.float32) for row in range(count)]
     drop = trimmed(count)
@@ -182,16 +182,16 @@ def test_the_trimmed_sum_is_that_of_sorting(count: int) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_rows_that_agree_add_up() -> None:
-    """Without an outlier trimming takes nothing away: n equal rows are n times one."""
+def test_equal_rows_add_up() -> None:
+    """Without an outlier trimming removes nothing: n equal rows are n times one."""
     out = np.empty(5, np.float32)
     trimmed_sum([np.full(5, 0.125, np.float32)] * 8, out)
 
     assert out.tolist() == [1.0] * 5
 
 
-def test_no_single_row_can_reach_out() -> None:
-    """Whatever one of eight sends, infinitely far off or not, the result stays between the others' extremes times 8."""
+def test_no_single_row_decides_the_sum() -> None:
+    """Whatever one of eight sends, even infinity, the result is between the others' extremes times 8."""
     honest = [np.array([0.9 + 0.025 * row], np.float32) for row in range(7)]
     for lie in (1e38, -1e38, -10.0, 0.0):
         out = np.empty(1, np.float32)
@@ -200,7 +200,7 @@ def test_no_single_row_can_reach_out() -> None:
 
 
 def test_a_window_counts_a_member_once() -> None:
-    """Three deltas of one member are one row: they do not outvote two others, and all are in."""
+    """Three deltas of one member are one row, which does not outvote two others."""
     state = ShardState(value=np.zeros(2, np.float32), parameters=2)
     window = [DeltaId(member(9), 1, step) for step in (1, 2, 3)] + [DeltaId(member(node), 1, 1) for node in (1, 2, 3)]
     for identity in window:
@@ -213,8 +213,8 @@ def test_a_window_counts_a_member_once() -> None:
     assert all(state.knows(identity) for identity in window)
 
 
-def test_a_window_is_closed_once_and_only_whole() -> None:
-    """Told again it changes nothing; with a delta that is not here nothing is done, and that is said."""
+def test_a_window_is_closed_once_and_only_completely() -> None:
+    """A repetition changes nothing; with a missing delta nothing is done, and the answer is False."""
     state = ShardState(value=np.zeros(1, np.float32), parameters=1)
     here, there = DeltaId(member(1), 1, 1), DeltaId(member(2), 1, 1)
     state.add_pending(here, 1.0, np.ones(1, np.float32))
@@ -226,8 +226,8 @@ def test_a_window_is_closed_once_and_only_whole() -> None:
     assert (state.value.tolist(), state.version) == ([1.0], 1)
 
 
-def test_momentum_takes_a_window_for_its_weight() -> None:
-    """A window of Σw = 1 makes one momentum step, as the same deltas one by one do."""
+def test_a_window_of_whole_weight_is_one_momentum_step() -> None:
+    """As if its deltas were added one by one."""
     rule = Rule(outer_lr=0.5, outer_momentum=0.5, robust="trimmed-mean")
     held = ShardState(value=np.zeros(1, np.float32), parameters=1)
     plain = ShardState(value=np.zeros(1, np.float32), parameters=1)

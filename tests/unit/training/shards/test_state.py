@@ -36,7 +36,7 @@ def vector(*values: float) -> Vector:
 
 
 def test_buffers_are_averaged_without_momentum_and_without_outer_lr() -> None:
-    """The values after `parameters` take w·delta; a running mean moves to the average, not beyond."""
+    """The values after `parameters` take w·delta; a running mean reaches the average, no more."""
     rule = Rule(outer_lr=0.5, outer_momentum=0.5)
     state = shard(0.0, 0.0, 10.0, 10.0, parameters=2)
     for step in range(4):
@@ -49,7 +49,7 @@ def test_buffers_are_averaged_without_momentum_and_without_outer_lr() -> None:
 
 
 def test_a_shard_of_buffers_only_has_no_momentum() -> None:
-    """Where no parameter lies in a shard, momentum has nothing to act on."""
+    """Without parameters there is nothing for momentum to act on."""
     state = shard(1.0, 1.0, parameters=0)
     for step in range(3):
         state.apply(identity(step), 1.0, vector(1.0, 2.0), NESTEROV)
@@ -58,8 +58,8 @@ def test_a_shard_of_buffers_only_has_no_momentum() -> None:
     assert state.momentum is None
 
 
-def test_applying_leaves_the_delta_as_it_was() -> None:
-    """The same array goes to the owner's state and, over the wire, to its backup: it must not be scaled in place."""
+def test_the_added_delta_is_not_changed() -> None:
+    """The same array goes to the backup: it must not be scaled in place."""
     delta = vector(1.0, 2.0, 3.0)
     delta.flags.writeable = False
 
@@ -69,7 +69,7 @@ def test_applying_leaves_the_delta_as_it_was() -> None:
 
 
 def test_arrays_stay_float32() -> None:
-    """Weights and rules are Python floats; nothing is promoted to double on the way."""
+    """Weights and rules are Python floats; no array becomes float64."""
     state = shard(0.0, 0.0, parameters=1)
     state.apply(identity(1), 1.0, vector(1.0, 1.0), NESTEROV)
 
@@ -95,7 +95,7 @@ def test_the_order_of_arrival_does_not_matter_without_momentum() -> None:
 
 
 def test_folding_does_not_depend_on_the_order_of_arrival() -> None:
-    """Held deltas are folded in the order of their identities: bit for bit one value, momentum and all."""
+    """Pending deltas are folded in the order of identities: the same bits, with momentum."""
     seed = 4
     print(f"seed {seed}")
     rng, order = np.random.default_rng(seed), random.Random(seed)
@@ -112,8 +112,8 @@ def test_folding_does_not_depend_on_the_order_of_arrival() -> None:
     assert len(results) == 1
 
 
-def test_a_held_delta_is_known_but_not_visible() -> None:
-    """Until its step is folded a delta does not change the value; a retry of it is recognised all the same."""
+def test_a_pending_delta_is_known_but_not_visible() -> None:
+    """The value changes with the fold; a retry is recognised before."""
     state = shard(0.0)
     state.add_pending(identity(3), 1.0, vector(5.0))
 
@@ -126,7 +126,7 @@ def test_a_held_delta_is_known_but_not_visible() -> None:
 
 
 def test_folding_takes_the_steps_up_to_the_barrier_only() -> None:
-    """A node that is one step ahead has pushed step t + 1 already; nobody may see it yet."""
+    """A node that is one step ahead has pushed step t + 1, which must not be visible yet."""
     state = shard(0.0)
     for step in (1, 2, 3):
         state.add_pending(identity(step), 1.0, vector(10.0**step))
@@ -140,7 +140,7 @@ def test_folding_takes_the_steps_up_to_the_barrier_only() -> None:
 
 
 def test_folding_again_changes_nothing() -> None:
-    """Pulls of many nodes name the same step, and old ones come late."""
+    """Pulls of many nodes name the same step, and old ones arrive late."""
     state = shard(0.0)
     state.add_pending(identity(2), 1.0, vector(1.0))
     state.fold(2, SUM)
@@ -151,7 +151,7 @@ def test_folding_again_changes_nothing() -> None:
 
 
 def test_a_delta_that_comes_after_its_fold_is_kept_for_the_next() -> None:
-    """A straggler's delta of a step already folded is not lost: the next fold takes it."""
+    """A late delta of a folded step is not lost: the next fold takes it."""
     state = shard(0.0)
     state.fold(5, SUM)
     state.add_pending(identity(4), 1.0, vector(1.0))
@@ -164,7 +164,7 @@ def test_a_delta_that_comes_after_its_fold_is_kept_for_the_next() -> None:
 
 
 def test_a_copy_is_independent_in_every_part() -> None:
-    """A learner's snapshot does not move when the owner goes on, and the owner's not when the learner does."""
+    """A change of the owner's state does not change the snapshot, nor the other way round."""
     state = shard(0.0, 0.0)
     state.apply(identity(1), 0.5, vector(1.0, 1.0), NESTEROV)
     state.add_pending(identity(2), 1.0, vector(2.0, 2.0))
@@ -182,8 +182,8 @@ def test_a_copy_is_independent_in_every_part() -> None:
     assert not twin.momentum.any()
 
 
-def test_a_copy_goes_on_as_its_original_would() -> None:
-    """The same deltas into original and copy give the same bits: a copy leaves nothing out."""
+def test_a_copy_continues_like_its_original() -> None:
+    """The same deltas give the same bits: a copy leaves nothing out."""
     rng = np.random.default_rng(6)
     state = ShardState(value=np.zeros(9, dtype=np.float32), parameters=6)
     for step in range(5):
@@ -198,7 +198,7 @@ def test_a_copy_goes_on_as_its_original_would() -> None:
 
 
 def test_the_size_counts_every_array() -> None:
-    """Value, momentum, accumulated and each held delta, in bytes."""
+    """Value, momentum, accumulated and each pending delta, in bytes."""
     state = shard(*[0.0] * 10, parameters=4)
     assert state.size_bytes == 40
     state.apply(identity(1), 0.5, vector(*[0.0] * 10), NESTEROV)
@@ -207,8 +207,8 @@ def test_the_size_counts_every_array() -> None:
     assert state.size_bytes == 72 + 40
 
 
-def test_a_delta_out_of_a_split_moves_the_value_only() -> None:
-    """Momentum is the direction of now; a delta of another time is added without it."""
+def test_a_delta_from_a_split_changes_the_value_only() -> None:
+    """Momentum is the present direction; a delta of another time is added without it."""
     rule = Rule(outer_lr=0.5, outer_momentum=0.5)
     state = shard(0.0)
     state.apply(identity(1), 1.0, vector(1.0), rule, momentum=False)

@@ -106,7 +106,7 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
 
 
 def test_a_leaving_node_takes_no_learner_role_and_names_the_owner_it_knows() -> None:
-    """`others` tells the sender who owns the shard."""
+    """`others` names the owner of the shard."""
 
     async def scenario() -> None:
         store = store_of("b")

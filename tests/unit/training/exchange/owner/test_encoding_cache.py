@@ -1,4 +1,4 @@
-"""Values are encoded once for all who pull them, and anew as soon as they are others."""
+"""Values are encoded once per version, for all nodes that pull it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def state(seed: int = 1) -> ShardState:
     return ShardState(value=np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32), parameters=SIZE)
 
 
-def test_one_encoding_for_all_who_pull_a_version(encodings: list[int]) -> None:
-    """The second who pulls is sent what was encoded for the first; another piece or codec is another."""
+def test_a_version_is_encoded_once(encodings: list[int]) -> None:
+    """The second pull gets the first one's encoding; another piece or codec is encoded by itself."""
     kept, one = EncodingCache(), state()
     first = kept.piece(0, one, 0, one.value, "bfloat16")
     assert kept.piece(0, one, 0, one.value, "bfloat16") is first
@@ -48,8 +48,8 @@ def test_one_encoding_for_all_who_pull_a_version(encodings: list[int]) -> None:
     assert encodings == [SIZE, 500, SIZE]
 
 
-def test_a_delta_makes_it_anew(encodings: list[int]) -> None:
-    """After an addition the value that goes out is the value with it."""
+def test_a_new_version_is_encoded_anew(encodings: list[int]) -> None:
+    """After an addition the pulled value has it."""
     kept, one = EncodingCache(), state()
     before = bytes(kept.piece(0, one, 0, one.value, "bfloat16"))
     one.apply(DeltaId(b"n" * 20, 1, 1), 1.0, np.ones(SIZE, np.float32), Rule(outer_lr=1.0, outer_momentum=0.0))
@@ -59,8 +59,8 @@ def test_a_delta_makes_it_anew(encodings: list[int]) -> None:
     assert kept.size_bytes == len(after)
 
 
-def test_another_state_of_the_same_version_is_another(encodings: list[int]) -> None:
-    """A shard that was lost and came back may have the version it had, and other values; the old ones are not kept."""
+def test_another_state_of_the_same_version_is_encoded_anew(encodings: list[int]) -> None:
+    """A shard that was lost and returned may have the same version but other values."""
     kept, one = EncodingCache(), state(1)
     kept.piece(0, one, 0, one.value, "bfloat16")
     other = state(2)
@@ -70,8 +70,8 @@ def test_another_state_of_the_same_version_is_another(encodings: list[int]) -> N
     assert len(encodings) == 2
 
 
-def test_it_is_bounded() -> None:
-    """The oldest go first, and nothing that is asked for is refused."""
+def test_the_cache_is_bounded() -> None:
+    """The oldest pieces are dropped first."""
     kept = EncodingCache(max_bytes=5 * 2 * SIZE)
     one = state()
     pieces = [kept.piece(shard, one, 0, one.value, "bfloat16") for shard in range(8)]

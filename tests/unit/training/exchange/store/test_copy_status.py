@@ -8,8 +8,8 @@ from training.exchange.store.copy_status import copy_status
 from training.exchange.terms import ZERO_TERM
 
 
-def test_standings_of_all_roles() -> None:
-    """Owner, backup, learner, replica, none; a learner without its state has nothing to offer but its replica."""
+def test_the_status_of_every_role() -> None:
+    """Owner, backup, learner, replica, none; a learner without its state offers its replica."""
     store = store_of("b")
     mark = (term(1, "d"), 9)
     fence = (0, b"")
@@ -30,6 +30,6 @@ def test_standings_of_all_roles() -> None:
     assert state is not None
     store.own(0, state, term(4, "b"), contact("b"), 0.0, has_tenure=False)
     store.ownership.raise_fence(0, term(6, "c"))
-    standing = copy_status(store, 0, mark, 5)
-    assert standing == CopyStatus(0, "owner", 4, IDS["b"], 1, 6, IDS["c"], 5)
-    assert (standing.term, standing.fence) == (term(4, "b"), term(6, "c"))
+    status = copy_status(store, 0, mark, 5)
+    assert status == CopyStatus(0, "owner", 4, IDS["b"], 1, 6, IDS["c"], 5)
+    assert (status.term, status.fence) == (term(4, "b"), term(6, "c"))

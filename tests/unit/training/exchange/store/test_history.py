@@ -16,7 +16,7 @@ def applied(*identities: tuple[bytes, int, int]) -> Applied:
 
 
 def test_deltas_that_only_some_shards_have_are_lost_and_named() -> None:
-    """Per shard that lacks them; gaps below and shards without identities say nothing."""
+    """Per shard that lacks them; earlier gaps and shards without identities do not count."""
     one = applied((NODE, 1, 1), (NODE, 1, 2), (OTHER, 1, 4))
     two = applied((NODE, 1, 2), (NODE, 1, 5), (OTHER, 1, 4))
 
@@ -24,8 +24,8 @@ def test_deltas_that_only_some_shards_have_are_lost_and_named() -> None:
     assert incomplete_deltas([one, one.copy()]) == []
 
 
-def test_the_past_of_a_node_is_its_highest_start_and_step() -> None:
-    """Over all states, and each by itself: the highest step may be of an earlier start."""
+def test_the_history_of_a_node_is_its_highest_incarnation_and_step() -> None:
+    """Each over all states by itself: the highest step may be of an earlier incarnation."""
     states = [applied((NODE, 1, 30), (OTHER, 9, 99)), applied((NODE, 3, 12))]
 
     assert highest_step_of(NODE, states) == (3, 30)

@@ -30,8 +30,8 @@ def identities(store: ShardStore) -> list[int]:
     return [entry.identity.step for entry in store.log.entries(0)]
 
 
-def test_the_log_keeps_what_was_added_once() -> None:
-    """Owner's and backup's additions alike, by identity, with the weight they had."""
+def test_the_log_has_each_added_delta_once() -> None:
+    """By identity, with its weight."""
     store = logged("a")
     for step in (1, 2, 2):
         store.add(0, delta(step))
@@ -41,8 +41,8 @@ def test_the_log_keeps_what_was_added_once() -> None:
     assert [entry.weight for entry in store.log.entries(0)] == [1.0, 1.0]
 
 
-def test_the_log_forgets_by_age_but_not_what_is_being_offered() -> None:
-    """After `seconds` an entry goes, unless a remnant of its shard still waits to be settled."""
+def test_old_entries_are_dropped_unless_they_are_being_offered() -> None:
+    """After `seconds` an entry goes, unless its shard has a superseded copy to settle."""
     store = logged("a", seconds=10.0)
     store.log.tick(100.0, 4.0, {})
     store.add(0, delta(1))
@@ -59,8 +59,8 @@ def test_the_log_forgets_by_age_but_not_what_is_being_offered() -> None:
     assert (len(store.log), store.log.size_bytes) == (0, 0)
 
 
-def test_the_log_says_how_far_it_really_reaches() -> None:
-    """When bytes run out the oldest entry goes, and the reach is the time since then, not the time asked for."""
+def test_the_reach_is_shorter_when_bytes_run_out() -> None:
+    """The oldest entry goes, and the reach is the time since it was added."""
     store = logged("a", limit_bytes=3 * 16)
     for number in range(1, 6):
         store.log.tick(100.0 + number, 1.0, {})
@@ -71,7 +71,7 @@ def test_the_log_says_how_far_it_really_reaches() -> None:
 
 
 def test_a_log_of_no_seconds_keeps_nothing() -> None:
-    """`log_seconds = 0` costs no memory and repairs nothing."""
+    """`log_seconds = 0` uses no memory and repairs nothing."""
     store = logged("a", seconds=0.0)
     store.add(0, delta(1))
 
@@ -79,8 +79,8 @@ def test_a_log_of_no_seconds_keeps_nothing() -> None:
     assert store.log.reach_s == 0.0
 
 
-def test_a_comparison_offers_what_the_log_has_and_names_what_it_has_not() -> None:
-    """Of five deltas the winner has two, the log two more: the fifth is lost, and said to be."""
+def test_a_comparison_separates_logged_deltas_from_lost_ones() -> None:
+    """Of five deltas the owner has two and the log two more: the fifth is lost."""
     store = logged("a", limit_bytes=2 * 16)
     for step in (1, 2, 3, 4, 5):
         store.add(0, delta(step))

@@ -1,4 +1,4 @@
-"""What a node believes of owners, and how it learns a shard: fences, terms, news that comes late, snapshots."""
+"""Known owners and catch-up in the store: late and repeated claims, states, snapshots, and promised terms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.shards.applied import DeltaId
 
 
 def test_a_fresh_state_knows_where_the_buffers_begin() -> None:
-    """Parameters end inside a shard, before it, or after it: each shard has its own share."""
+    """The parameters may end inside a shard, before it, or after it."""
     store = store_of("a")
 
     assert len(store) == 4
@@ -26,7 +26,7 @@ def test_a_fresh_state_knows_where_the_buffers_begin() -> None:
 
 
 def test_a_fresh_state_does_not_share_its_value() -> None:
-    """The replica goes on changing; the state made of it does not."""
+    """The replica changes later; the state made from it does not."""
     replica = np.zeros(16, dtype=np.float32)
     state = store_of("a").fresh_state(1, replica[4:8])
     replica += 1
@@ -34,11 +34,11 @@ def test_a_fresh_state_does_not_share_its_value() -> None:
     assert not state.value.any()
 
 
-# -- terms and beliefs ------------------------------------------------------------------------------------------------
+# -- terms and known owners -------------------------------------------------------------------------------------------
 
 
-def test_terms_are_ordered_by_number_and_then_by_raiser() -> None:
-    """A higher number always wins; two take-overs at once differ by their raisers; nothing is below zero."""
+def test_terms_are_ordered_by_number_and_then_by_node() -> None:
+    """The higher number wins; simultaneous take-overs differ by node; no term is below zero."""
     assert term(2, "a") > term(1, "d")
     assert term(2, "b") > term(2, "a")
     assert term(0, "a") > ZERO_TERM
@@ -46,7 +46,7 @@ def test_terms_are_ordered_by_number_and_then_by_raiser() -> None:
 
 
 def test_the_next_term_is_above_all_that_was_seen() -> None:
-    """Above the fence and above what a survey found, and raised by ourselves."""
+    """Above the fence and above what a survey found, with this node's id."""
     store = store_of("a")
     assert store.next_term(0) == term(1, "a")
     store.ownership.raise_fence(0, term(7, "d"))
@@ -57,7 +57,7 @@ def test_the_next_term_is_above_all_that_was_seen() -> None:
 
 
 def test_the_next_term_is_above_the_own_one() -> None:
-    """An owner that raised its term by itself must not promise a lower one to its next backup."""
+    """An owner that raised its own term must not promise a lower one to its next backup."""
     store = owner_of("a")
     store.owned[0].term = term(3, "a")
 
@@ -65,7 +65,7 @@ def test_the_next_term_is_above_the_own_one() -> None:
 
 
 def test_owning_below_the_fence_is_impossible() -> None:
-    """A node that knows a higher term cannot make itself owner under a lower one, after a restart neither."""
+    """A node that knows a higher term cannot own under a lower one, not even after a restart."""
     store = store_of("a")
     store.ownership.fences = {0: term(5, "b")}
 
@@ -77,8 +77,8 @@ def test_owning_below_the_fence_is_impossible() -> None:
     assert store.ownership.fence(0) == term(6, "a")
 
 
-def test_older_news_of_an_owner_change_nothing() -> None:
-    """Lower terms, equal terms of another owner, and repetitions are no news."""
+def test_an_older_claim_changes_nothing() -> None:
+    """Lower terms, equal terms of another node, and repetitions are ignored."""
     store = store_of("a")
     assert store.note_owner(0, term(5, "c"), contact("b"))
 
@@ -91,7 +91,7 @@ def test_older_news_of_an_owner_change_nothing() -> None:
 
 
 def test_an_owner_that_moved_is_found_at_its_new_address() -> None:
-    """The same owner under the same term from another address replaces the old address."""
+    """The same owner under the same term, with another address, replaces the old address."""
     store = store_of("a")
     store.note_owner(0, term(5, "b"), contact("b"))
     moved = Contact(IDS["b"], Address("10.0.0.99", 7))
@@ -101,7 +101,7 @@ def test_an_owner_that_moved_is_found_at_its_new_address() -> None:
 
 
 @pytest.mark.parametrize("shard", [-1, 4, 4095])
-def test_news_of_shards_that_do_not_exist_are_passed_over(shard: int) -> None:
+def test_claims_of_shards_outside_the_layout_are_ignored(shard: int) -> None:
     """A shard index from the wire is checked against the layout."""
     store = store_of("a")
 
@@ -112,7 +112,7 @@ def test_news_of_shards_that_do_not_exist_are_passed_over(shard: int) -> None:
     assert (store.ownership.known_owners, store.ownership.fences, store.backed) == ({}, {}, {})
 
 
-def test_news_with_an_address_that_is_none_are_passed_over() -> None:
+def test_claims_with_a_malformed_address_are_skipped() -> None:
     """One malformed entry in a list does not cost the others."""
     store = store_of("a")
     store.note_owners(
@@ -127,8 +127,8 @@ def test_news_with_an_address_that_is_none_are_passed_over() -> None:
     assert store.ownership.fence(0) == ZERO_TERM
 
 
-def test_news_below_the_fence_are_not_believed() -> None:
-    """After a restart the fence is all that is left; an owner that it fences off must not be believed or told on."""
+def test_a_claim_below_the_fence_is_ignored() -> None:
+    """After a restart only the fence is left; an owner below it is neither recorded nor passed on."""
     store = store_of("a")
     store.ownership.fences = {0: term(5, "b")}
 
@@ -136,8 +136,8 @@ def test_news_below_the_fence_are_not_believed() -> None:
     assert store.ownership.owner_info(0) is None
 
 
-def test_what_is_believed_is_told() -> None:
-    """`where` gives term and owner as they were heard, and survives the wire; nothing for an unknown shard."""
+def test_the_known_owner_is_passed_on() -> None:
+    """`owner_info` has the recorded term and owner, and survives the wire; None for an unknown shard."""
     store = store_of("a")
     store.note_owner(2, term(5, "c"), contact("b"))
 
@@ -150,7 +150,7 @@ def test_what_is_believed_is_told() -> None:
 
 
 def test_a_higher_term_ends_an_own_claim() -> None:
-    """Whoever has the higher term is the owner: the state goes, and with it the right to acknowledge."""
+    """The node with the higher term is the owner: this one gives up state and role."""
     store = owner_of("a")
 
     assert store.note_owner(0, term(2, "b"), contact("b"))
@@ -168,8 +168,8 @@ def test_a_lower_or_equal_term_leaves_an_own_claim() -> None:
     assert store.owned[0].term == term(4, "c")
 
 
-def test_news_of_ourselves_leave_an_own_claim() -> None:
-    """Our own newer term may come back to us through a learner before its answer does."""
+def test_the_own_claim_under_a_newer_term_is_no_loss() -> None:
+    """This node's own newer term may come back from a learner before that one's answer."""
     store = owner_of("a")
 
     store.note_owner(0, term(2, "a"), contact("a"))
@@ -177,8 +177,8 @@ def test_news_of_ourselves_leave_an_own_claim() -> None:
     assert 0 in store.owned
 
 
-def test_claims_of_other_shards_are_left() -> None:
-    """Losing one shard loses one shard."""
+def test_a_claim_ends_ownership_of_its_own_shard_only() -> None:
+    """The other shards keep their owner."""
     store = owner_of("a")
     store.own(1, zeros(store, 1), term(1, "a"), contact("a"), 0.0, has_tenure=False)
     store.note_owner(0, term(2, "b"), contact("b"))
@@ -186,11 +186,11 @@ def test_claims_of_other_shards_are_left() -> None:
     assert list(store.owned) == [1]
 
 
-# -- learning ---------------------------------------------------------------------------------------------------------
+# -- catch-up ---------------------------------------------------------------------------------------------------------
 
 
 def test_forwards_before_the_state_are_acknowledged_and_kept() -> None:
-    """A learner takes every live delta at once; the state is put under them when it comes."""
+    """A learner buffers every live delta, and adds them to the state when it arrives."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     for step in (1, 2):
@@ -207,8 +207,8 @@ def test_forwards_before_the_state_are_acknowledged_and_kept() -> None:
     assert backed.term == store.ownership.fence(0) == term(1, "a")
 
 
-def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_term() -> None:
-    """Until then it is a learner whose claims are the old ones; then it is the backup, and what waited is let go."""
+def test_a_learner_becomes_the_backup_with_the_first_forward_under_the_promised_term() -> None:
+    """Until then its term is the old one; from then on it is the backup, and its buffer is empty."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
@@ -226,7 +226,7 @@ def test_a_learner_takes_office_when_its_owner_first_speaks_under_the_promised_t
 
 
 def test_a_take_over_is_above_the_term_promised_to_a_learner() -> None:
-    """Its owner may be using that term already: the learner's own take-over, and any that asks it, goes above."""
+    """Its owner may use that term already, so the learner's own take-over, and any that surveys it, is above."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(5, "a"), contact("a"), zeros(store))
@@ -236,8 +236,8 @@ def test_a_take_over_is_above_the_term_promised_to_a_learner() -> None:
     assert store.ownership.fence(0) == term(1, "a")
 
 
-def test_a_learner_whose_owner_went_on_with_another_has_nothing() -> None:
-    """A term of its owner above the promised one was given to a later learner: what is here may lack deltas."""
+def test_a_learner_whose_owner_promoted_another_drops_its_copy() -> None:
+    """A term of its owner above the promised one went to a later learner: this copy may lack deltas."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
@@ -246,8 +246,8 @@ def test_a_learner_whose_owner_went_on_with_another_has_nothing() -> None:
     assert 0 not in store.backed
 
 
-def test_news_of_an_owner_under_the_promised_term_put_a_learner_into_office() -> None:
-    """No term is promised twice: somebody's replica of that term outranked the learner until it took this for proof."""
+def test_a_claim_under_the_promised_term_makes_a_learner_the_backup() -> None:
+    """No term is promised twice, so the claim proves the promotion; else a replica of that term would rank higher."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
@@ -258,7 +258,7 @@ def test_news_of_an_owner_under_the_promised_term_put_a_learner_into_office() ->
 
 
 def test_a_newer_snapshot_of_a_learner_replaces_the_older_one() -> None:
-    """What was forwarded since `learn` is added to the newer one as well; the older one never comes back."""
+    """Deltas buffered since the catch-up began are added to the newer one too; the older one never returns."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(2, "a"), contact("a"), zeros(store))
@@ -270,8 +270,8 @@ def test_a_newer_snapshot_of_a_learner_replaces_the_older_one() -> None:
     assert store.backed[0].promised == term(3, "a")
 
 
-def test_a_forward_that_the_snapshot_has_already_is_not_doubled() -> None:
-    """Live stream and snapshot overlap: identities tell."""
+def test_a_forward_that_the_snapshot_has_already_is_added_once() -> None:
+    """Live deltas and snapshot overlap; identities separate them."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
@@ -283,8 +283,8 @@ def test_a_forward_that_the_snapshot_has_already_is_not_doubled() -> None:
     assert value_of(store.backed[0].state) == 1.0
 
 
-def test_a_state_nobody_asked_for_is_refused() -> None:
-    """Without `learn` there is no live stream beside the state, so it would have a gap."""
+def test_a_state_without_a_catch_up_is_refused() -> None:
+    """Without buffered deltas beside it, the state would have a gap."""
     store = store_of("b")
 
     assert not store.take_state(0, term(5, "a"), contact("a"), zeros(store))
@@ -292,8 +292,8 @@ def test_a_state_nobody_asked_for_is_refused() -> None:
     assert store.ownership.fence(0) == ZERO_TERM
 
 
-def test_a_state_from_another_than_the_teacher_is_refused() -> None:
-    """Learning from a: what c sends is another history."""
+def test_a_state_from_a_node_that_is_not_the_owner_is_refused() -> None:
+    """The state of another node has another history."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
 
@@ -302,7 +302,7 @@ def test_a_state_from_another_than_the_teacher_is_refused() -> None:
 
 
 def test_a_state_after_a_newer_term_is_refused() -> None:
-    """While the state was on its way another took over: the former owner's state is no longer wanted."""
+    """While the state was in transit, another node took over."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.note_owner(0, term(3, "c"), contact("c"))
@@ -312,7 +312,7 @@ def test_a_state_after_a_newer_term_is_refused() -> None:
 
 
 def test_a_state_below_a_fence_alone_is_refused() -> None:
-    """The newer term may be known without its owner (a refusal names a term only)."""
+    """The newer term may be known without its owner, as from the refusal of a forward."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.ownership.raise_fence(0, term(3, "c"))
@@ -321,8 +321,8 @@ def test_a_state_below_a_fence_alone_is_refused() -> None:
     assert store.backed[0].state is None
 
 
-def test_learning_below_the_fence_is_refused() -> None:
-    """A stale owner cannot make a backup of a node that knows better."""
+def test_a_catch_up_below_the_fence_is_refused() -> None:
+    """A stale owner cannot make a node with a higher fence its backup."""
     store = store_of("b")
     store.note_owner(0, term(3, "c"), contact("c"))
 
@@ -331,8 +331,8 @@ def test_learning_below_the_fence_is_refused() -> None:
     assert store.ownership.known_owners[0].owner == contact("c")
 
 
-def test_learning_under_a_higher_term_ends_an_own_claim() -> None:
-    """An owner that is asked to learn under a higher term is none any more."""
+def test_a_catch_up_under_a_higher_term_ends_an_own_claim() -> None:
+    """An owner that is asked under a higher term has lost the shard."""
     store = owner_of("b")
 
     assert store.begin_catch_up(0, term(2, "a"), contact("a"))
@@ -340,8 +340,8 @@ def test_learning_under_a_higher_term_ends_an_own_claim() -> None:
     assert store.backed[0].state is None
 
 
-def test_learning_from_a_new_owner_begins_anew() -> None:
-    """Deltas that waited for one owner's state are not put upon another's."""
+def test_a_catch_up_from_a_new_owner_starts_from_nothing() -> None:
+    """Deltas buffered for one owner's state are not added to another's."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
@@ -352,8 +352,8 @@ def test_learning_from_a_new_owner_begins_anew() -> None:
     assert value_of(store.backed[0].state) == 0.0
 
 
-def test_learning_again_begins_anew() -> None:
-    """What waited belongs to an attempt that was given up; the new one brings a later snapshot."""
+def test_a_repeated_catch_up_starts_from_nothing() -> None:
+    """The buffer belongs to an attempt that was given up; the new one brings a later snapshot."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
@@ -362,8 +362,8 @@ def test_learning_again_begins_anew() -> None:
     assert (store.backed[0].state, store.backed[0].buffered) == (None, [])
 
 
-def test_a_late_learn_does_not_undo_an_office() -> None:
-    """A `learn` held up until its owner has spoken under the term of a later attempt has an older term: refused."""
+def test_a_late_request_does_not_end_the_backup_role() -> None:
+    """A request from before the promotion has an older term, and is refused."""
     store = backup_of("b", "a", 2)
 
     assert not store.begin_catch_up(0, term(1, "a"), contact("a"))
@@ -371,7 +371,7 @@ def test_a_late_learn_does_not_undo_an_office() -> None:
 
 
 def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
-    """The first attempt's state was held up on the line; the second made us backup, and we have acknowledged since."""
+    """The first attempt's state arrives after the second made this node the backup."""
     owner, store = owner_of("a"), store_of("b")
     first = owner.owned[0].state.copy()
     store.begin_catch_up(0, term(1, "a"), contact("a"))
@@ -388,7 +388,7 @@ def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
 
 
 def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
-    """The state is in, the answer never reaches the owner, which goes on with its backup and then dies alone.
+    """The state has arrived, but not the answer: the owner continues with its backup, and then dies.
 
     A take-over ranks by (term, role, version): the acknowledged delta is at the backup only.
     """
@@ -398,14 +398,14 @@ def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
     backup.accept_forward(0, term(2, "a"), delta(1), 0, IDS["a"])
     owner.add(0, delta(1))
 
-    def rank(standing: CopyStatus) -> tuple[Term, int, int]:
-        return standing.term, ROLE_RANK[standing.role], standing.version
+    def rank(status: CopyStatus) -> tuple[Term, int, int]:
+        return status.term, ROLE_RANK[status.role], status.version
 
     assert rank(copy_status(backup, 0, None, 0)) > rank(copy_status(learner, 0, None, 0))
 
 
-def test_a_learner_whose_answer_was_lost_can_be_taught_again() -> None:
-    """As above, and the owner lives: its second attempt comes under the term it really has."""
+def test_a_learner_whose_answer_was_lost_can_catch_up_again() -> None:
+    """The owner lives, and its second attempt comes under its present term."""
     owner, learner = owner_of("a", 2), store_of("c")
     learner.begin_catch_up(0, term(2, "a"), contact("a"))
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
@@ -414,7 +414,7 @@ def test_a_learner_whose_answer_was_lost_can_be_taught_again() -> None:
 
 
 def test_gossip_of_a_switch_that_did_not_happen_keeps_the_backup() -> None:
-    """As above; the learner tells others what it believes. The backup must go on: its owner still forwards to it."""
+    """The learner reports a promotion that was never made. The backup stays, for its owner still forwards to it."""
     owner, backup, learner = owner_of("a", 2), backup_of("b", "a", 2), store_of("c")
     learner.begin_catch_up(0, term(2, "a"), contact("a"))
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())

@@ -1,4 +1,4 @@
-"""Owner and backup of a shard: forwards, bulk-synchronous deltas, appointments, hand-over, standings."""
+"""Owner and backup of a shard in the store: forwards, pending deltas, promotion, release and hand-over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_backup_adds_a_forward_once() -> None:
 
 
 def test_forwards_may_come_in_any_order() -> None:
-    """A backup that insisted on the order would stop for ever at the first abandoned forward."""
+    """A backup that required an order would stop at the first abandoned forward."""
     store = backup_of("b", "a")
     for step in (5, 2, 9, 1):
         assert store.accept_forward(0, term(1, "a"), delta(step), 0, IDS["a"])[0] == "ok"
@@ -30,8 +30,8 @@ def test_forwards_may_come_in_any_order() -> None:
     assert value_of(store.backed[0].state) == 4.0
 
 
-def test_a_fenced_forward_is_told_the_higher_term_and_adds_nothing() -> None:
-    """A former owner learns from its backup that it is none any more."""
+def test_a_fenced_forward_names_the_higher_term_and_adds_nothing() -> None:
+    """A former owner learns from its backup that it was replaced."""
     store = backup_of("b", "a")
     store.ownership.raise_fence(0, term(4, "c"))
 
@@ -40,7 +40,7 @@ def test_a_fenced_forward_is_told_the_higher_term_and_adds_nothing() -> None:
 
 
 def test_a_new_owner_fences_its_former_owner() -> None:
-    """The backup took over; the old owner, alive after all, forwards to it and is refused."""
+    """The backup took over; the former owner, alive after all, forwards to it and is refused."""
     store = backup_of("b", "a")
     taken = store.backed[0].state
     assert taken is not None
@@ -52,8 +52,8 @@ def test_a_new_owner_fences_its_former_owner() -> None:
 
 
 @pytest.mark.parametrize("sender", ["c", "b"])
-def test_a_forward_from_a_node_we_do_not_back_is_unknown(sender: str) -> None:
-    """Only the owner forwards; anybody else's delta, also under a high term, adds nothing."""
+def test_a_forward_from_another_node_than_the_owner_is_unknown(sender: str) -> None:
+    """Another node's delta adds nothing, even under a high term."""
     store = backup_of("b", "a")
 
     assert store.accept_forward(0, term(9, sender), delta(1), 0, IDS[sender])[0] == "unknown"
@@ -61,31 +61,31 @@ def test_a_forward_from_a_node_we_do_not_back_is_unknown(sender: str) -> None:
 
 
 def test_a_forward_to_a_node_that_backs_nothing_is_unknown() -> None:
-    """A restarted backup has forgotten its state: the owner must choose and teach another, or it again."""
+    """A restarted backup has lost its state; its owner must choose a learner again."""
     store = store_of("b")
 
     assert store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"]) == ("unknown", ZERO_TERM)
     assert not store.backed
 
 
-def test_another_owner_ends_a_backup() -> None:
-    """Somebody took over without us: what we have belongs to no pair any more."""
+def test_a_claim_of_another_owner_ends_the_backup_role() -> None:
+    """The pair that this copy belongs to exists no more."""
     store = backup_of("b", "a")
 
     assert store.note_owner(0, term(5, "c"), contact("c"))
     assert 0 not in store.backed
 
 
-def test_news_of_the_own_owner_leave_a_backup() -> None:
-    """Only the owner knows whether it has another backup now, and says so by `release`; gossip does not."""
+def test_a_newer_term_of_its_owner_leaves_a_backup() -> None:
+    """Only the owner knows whether it has another backup, and sends `Release` then."""
     store = backup_of("b", "a")
 
     assert store.note_owner(0, term(5, "a"), contact("a"))
     assert store.backed[0].is_active
 
 
-def test_a_release_ends_a_backup() -> None:
-    """Under the newer term of its own owner; memory is freed, and the new term believed."""
+def test_a_release_ends_the_backup_role() -> None:
+    """Under the newer term of its own owner; that term becomes the known one."""
     store = backup_of("b", "a")
 
     assert store.release(0, term(2, "a"), contact("a"))
@@ -94,16 +94,16 @@ def test_a_release_ends_a_backup() -> None:
 
 
 @pytest.mark.parametrize(("number", "sender"), [(3, "a"), (2, "a"), (5, "c")])
-def test_a_release_that_is_late_or_not_the_owners_is_none(number: int, sender: str) -> None:
-    """Under a term that is not newer than the office, or from somebody else: nothing happens."""
+def test_a_release_that_is_late_or_of_another_node_is_ignored(number: int, sender: str) -> None:
+    """Under a term that is not newer, or from a node that is not the owner."""
     store = backup_of("b", "a", 3)
 
     assert not store.release(0, term(number, sender), contact(sender))
     assert store.backed[0].is_active
 
 
-def test_a_release_of_a_former_office_does_not_end_a_later_apprenticeship() -> None:
-    """Released under term 2, but taught anew since, for term 3: the release was held up on the line."""
+def test_a_release_of_a_former_backup_does_not_end_a_later_catch_up() -> None:
+    """Released under term 2, but a learner for term 3 before the message arrived."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.take_state(0, term(3, "a"), contact("a"), zeros(store))
@@ -112,16 +112,16 @@ def test_a_release_of_a_former_office_does_not_end_a_later_apprenticeship() -> N
     assert store.backed[0].promised == term(3, "a")
 
 
-def test_news_of_the_own_pair_leave_a_backup() -> None:
-    """Hearing the term under which we are the backup is no reason to forget the state."""
+def test_a_claim_under_its_own_term_leaves_a_backup() -> None:
+    """Only the owner's address has changed."""
     store = backup_of("b", "a", 3)
     store.note_owner(0, term(3, "a"), Contact(IDS["a"], Address("10.0.0.9", 9)))
 
     assert store.backed[0].state is not None
 
 
-def test_a_higher_term_of_the_teacher_leaves_a_learner() -> None:
-    """A learner has no state that could be old; its snapshot is still to come."""
+def test_a_higher_term_of_its_owner_leaves_a_learner() -> None:
+    """It has no state yet that could be old."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"))
     store.note_owner(0, term(2, "a"), contact("a"))
@@ -132,8 +132,8 @@ def test_a_higher_term_of_the_teacher_leaves_a_learner() -> None:
 # -- bulk-synchronous -------------------------------------------------------------------------------------------------
 
 
-def test_synchronous_forwards_are_held_and_folded_with_the_owner() -> None:
-    """A backup holds a step's deltas until a forward tells that its owner has folded them."""
+def test_synchronous_forwards_are_pending_until_their_owner_folds() -> None:
+    """The next forward names the step that the owner has folded."""
     store = backup_of("b", "a")
     for step in (1, 2):
         store.accept_forward(0, term(1, "a"), delta(step, 10.0**step, synchronous=True), 0, IDS["a"])
@@ -148,7 +148,7 @@ def test_synchronous_forwards_are_held_and_folded_with_the_owner() -> None:
     assert list(state.pending) == [2, 3]
 
 
-def test_a_held_delta_is_not_held_twice() -> None:
+def test_a_pending_delta_is_not_added_twice() -> None:
     """A retry under bulk-synchronous rules is recognised before and after the fold."""
     store = backup_of("b", "a")
     for folded in (0, 0, 5, 5):
@@ -160,11 +160,11 @@ def test_a_held_delta_is_not_held_twice() -> None:
     assert state.version == 1
 
 
-# -- owning and handing over ------------------------------------------------------------------------------------------
+# -- promotion and hand-over ------------------------------------------------------------------------------------------
 
 
 def test_an_owner_adds_once_and_counts_versions() -> None:
-    """`add` gives the version that the puller will see; a repetition gives the same."""
+    """`add` returns the version that a puller will see; a repetition returns the same."""
     store = owner_of("a")
 
     assert [store.add(0, delta(step)) for step in (1, 2, 2, 3)] == [1, 2, 2, 3]
@@ -172,7 +172,7 @@ def test_an_owner_adds_once_and_counts_versions() -> None:
 
 
 def test_an_owner_is_no_backup() -> None:
-    """Taking over ends the role of backup: one state, one role."""
+    """A take-over ends the backup role: one state, one role."""
     store = backup_of("b", "a")
     state = store.backed[0].state
     assert state is not None
@@ -185,7 +185,7 @@ def test_an_owner_is_no_backup() -> None:
 
 
 def test_targets_are_backup_and_learner() -> None:
-    """Every delta goes to both while a new backup is learning."""
+    """Every delta goes to both during a catch-up."""
     owned = owner_of("a").owned[0]
     owned.learner = contact("c")
     assert owned.targets() == [contact("c")]
@@ -194,7 +194,7 @@ def test_targets_are_backup_and_learner() -> None:
 
 
 def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
-    """The former owner keeps the state, takes the new owner's forwards, and cannot add by itself."""
+    """The former owner keeps the state, takes the new owner's forwards, and adds nothing by itself."""
     old, new = owner_of("a"), backup_of("b", "a")
     for store in (old, new):
         state = store.owned[0].state if store is old else store.backed[0].state
@@ -216,7 +216,7 @@ def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
 
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_a_hand_over_shows_what_the_former_owner_lacks(synchronous: bool) -> None:
-    """The backup took a delta, its answer was lost, the owner added nothing: the counts of known deltas tell.
+    """The backup has a delta that the owner never added, for its answer was lost: the counts of deltas differ.
 
     The new owner must not take the former one for a complete backup then.
     """
@@ -231,7 +231,7 @@ def test_a_hand_over_shows_what_the_former_owner_lacks(synchronous: bool) -> Non
 
 
 def test_no_term_is_promised_twice() -> None:
-    """Attempts to teach that came to nothing have left their terms on the line; those of a hand-over lie above them."""
+    """Terms of abandoned attempts may still be in transit; the term of a hand-over is above them."""
     store = owner_of("a")
 
     promised = [store.promise(0) for _ in range(3)]
@@ -241,8 +241,8 @@ def test_no_term_is_promised_twice() -> None:
     assert store.next_term(0) == term(5, "a")
 
 
-def test_an_appointment_puts_the_owner_under_the_promised_term() -> None:
-    """New backup, no learner, the former backup to be released; tenure begins anew."""
+def test_a_promotion_gives_the_owner_the_promised_term() -> None:
+    """A new backup, no learner, the former backup to be released, and a new tenure."""
     store = owner_of("a")
     store.owned[0].backup, store.owned[0].learner = contact("b"), contact("c")
     promised = store.promise(0)
@@ -255,7 +255,7 @@ def test_an_appointment_puts_the_owner_under_the_promised_term() -> None:
 
 
 def test_a_dropped_backup_ranks_below_all_that_comes_after() -> None:
-    """It may still hold a state of the old term: what is acknowledged without it is acknowledged under a newer one."""
+    """It may still have a state of the old term; what it lacks is acknowledged under a newer one."""
     store = owner_of("a")
     store.owned[0].backup, store.owned[0].learner = contact("b"), contact("c")
     promised = store.promise(0)
@@ -267,19 +267,19 @@ def test_a_dropped_backup_ranks_below_all_that_comes_after() -> None:
     assert owned.term == store.ownership.fence(0) == store.ownership.known_owners[0].term > promised
 
 
-def test_a_demoted_owner_refuses_its_own_old_term() -> None:
-    """A forward that it sent as owner and that comes back late, or another's under the old term, is fenced."""
+def test_a_former_owner_refuses_its_own_old_term() -> None:
+    """A forward of its own that returns late, or another's under the old term, is fenced."""
     store = owner_of("a")
     store.become_backup(0, contact("b"), term(2, "b"))
 
     assert store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["b"]) == ("fenced", term(2, "b"))
 
 
-# -- standings and sizes ----------------------------------------------------------------------------------------------
+# -- sizes, ranks and corrections -------------------------------------------------------------------------------------
 
 
 def test_the_size_counts_both_roles() -> None:
-    """Memory of what is owned and what is backed up; a learner without its state holds none."""
+    """The memory of owned and backed states; a learner without a state uses none."""
     store = owner_of("b")
     store.begin_catch_up(1, term(1, "a"), contact("a"))
     assert store.size_bytes == 16
@@ -287,8 +287,8 @@ def test_the_size_counts_both_roles() -> None:
     assert store.size_bytes == 32
 
 
-def test_a_take_over_is_worth_its_copy_until_the_first_delta() -> None:
-    """Raised above a later pair's term it must not outrank that pair's copy on another disk: it has nothing new yet."""
+def test_a_take_over_ranks_as_its_copy_until_the_first_delta() -> None:
+    """Raised above a later pair's term, it must not outrank that pair's copy on another disk."""
     store = store_of("b")
     owned = store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, has_tenure=False)
     owned.first_copy = term(4, "a"), owned.state.known_count
@@ -299,8 +299,8 @@ def test_a_take_over_is_worth_its_copy_until_the_first_delta() -> None:
     assert owned.rank_term == term(9, "b")
 
 
-def test_of_two_said_to_own_under_one_term_the_corrected_one_is_believed() -> None:
-    """Who was believed in denies it, and the other says so itself; a claim under another term corrects nothing."""
+def test_a_wrong_owner_under_a_term_is_corrected() -> None:
+    """The known one denies it and the other confirms it; under another term nothing is corrected."""
     store = store_of("c")
     store.note_owner(0, term(3, "a"), contact("b"))
     store.note_owner(0, term(3, "a"), contact("a"))

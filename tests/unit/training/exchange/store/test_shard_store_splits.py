@@ -38,7 +38,7 @@ def identities(store: ShardStore) -> list[int]:
 
 
 def test_a_delta_without_a_payload_is_added_exactly_and_logged_in_its_codec() -> None:
-    """What a node adds of its own: the value gets every bit of it, the log two bytes of each value or four."""
+    """A node's own delta: the value gets every bit, the log two or four bytes of each value."""
     own = np.array([1.0 + 2.0**-20, -3.0, 0.5, 2.0**-20], dtype=np.float32)
     for codec, per_value, rounded in (("float32", 4, own), ("bfloat16", 2, [1.0, -3.0, 0.5, 2.0**-20])):
         store = logged("a")
@@ -50,8 +50,8 @@ def test_a_delta_without_a_payload_is_added_exactly_and_logged_in_its_codec() ->
         assert (codecs.decoded(entry.payload, entry.codec, 4) == rounded).all()
 
 
-def test_what_nobody_else_will_ask_for_is_added_once_and_not_logged() -> None:
-    """A delta of a node that never met another: exact, counted, known by its identity; again it changes nothing."""
+def test_an_unlogged_delta_is_added_once() -> None:
+    """For a node that has never met another: exact, counted, and known by its identity."""
     store = logged("a")
     own = np.array([1.0 + 2.0**-20, -3.0, 0.5, 2.0**-20], dtype=np.float32)
     identity = DeltaId(IDS["a"], 1, 1)
@@ -65,7 +65,7 @@ def test_what_nobody_else_will_ask_for_is_added_once_and_not_logged() -> None:
 
 
 def test_an_owner_that_loses_keeps_its_copy_to_offer() -> None:
-    """Somebody took over: what this side acknowledged since may be nowhere else."""
+    """Deltas that this side acknowledged may be in no other copy."""
     store = logged("a")
     store.add(0, delta(1))
 
@@ -77,7 +77,7 @@ def test_an_owner_that_loses_keeps_its_copy_to_offer() -> None:
 
 
 def test_a_backup_whose_shard_another_pair_took_keeps_its_copy() -> None:
-    """Its owner may have died in the split: then this copy is all there is of that side."""
+    """Its owner may have died during the split: then this is the only copy of that side."""
     store = backup_of("b", "a")
     store.note_owner(0, term(5, "c"), contact("c"))
 
@@ -86,7 +86,7 @@ def test_a_backup_whose_shard_another_pair_took_keeps_its_copy() -> None:
 
 
 def test_of_two_copies_the_later_stays_and_the_identities_of_both() -> None:
-    """Lost twice before the first was settled: nothing is forgotten."""
+    """The shard was lost twice before the first copy was settled."""
     store = logged("a")
     store.add(0, delta(1))
     store.note_owner(0, term(5, "c"), contact("c"))
@@ -99,16 +99,16 @@ def test_of_two_copies_the_later_stays_and_the_identities_of_both() -> None:
     assert all(DeltaId(IDS["x"], 1, step) in known for step in (1, 2))
 
 
-def test_taking_anothers_copy_keeps_the_own_one() -> None:
-    """A take-over that goes on from what another node had."""
+def test_a_take_over_from_another_copy_keeps_the_own_one() -> None:
+    """The own copy may have deltas that the other lacks."""
     store = backup_of("b", "a")
     store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, has_tenure=False)
 
     assert store.superseded[0].term == term(1, "a")
 
 
-def test_news_of_the_own_hand_over_make_a_backup() -> None:
-    """The new owner counts on the former one as its backup; found by the model: it forgot its copy instead."""
+def test_the_report_of_the_own_hand_over_makes_this_node_the_backup() -> None:
+    """The new owner relies on it. Found by the model: the copy was forgotten instead."""
     store = owner_of("a")
     owned = store.owned[0]
     owned.backup, owned.moving = contact("b"), True
@@ -123,17 +123,17 @@ def test_news_of_the_own_hand_over_make_a_backup() -> None:
 
 
 def test_an_owner_rises_above_a_fence() -> None:
-    """`drop_backup` above a term that nobody owns any more, and no lesson under way survives it."""
+    """`drop_backup` raises the term above a fence without an owner, and voids the promise to a learner."""
     store = owner_of("a")
-    lesson = store.promise(0)
+    promised = store.promise(0)
     store.drop_backup(0, contact("a"), term(7, "x"))
 
     assert store.owned[0].term == store.ownership.fence(0) == term(8, "a")
-    assert store.owned[0].promised > lesson.number
+    assert store.owned[0].promised > promised.number
 
 
-def test_a_node_knows_which_of_its_fences_to_show() -> None:
-    """Those above the term of the owner it believes in, and those for which it believes in none."""
+def test_stale_fences_are_those_above_the_known_owner() -> None:
+    """And those of shards without a known owner."""
     store = store_of("b")
     store.note_owner(0, term(5, "a"), contact("a"))
     store.note_owner(1, term(5, "a"), contact("a"))
@@ -154,8 +154,8 @@ def test_a_backup_follows_its_owner_to_a_higher_term() -> None:
     assert store.backed[0].term == store.ownership.fence(0) == term(8, "a")
 
 
-def test_a_call_to_learn_that_comes_late_is_not_heard() -> None:
-    """It would throw away the deltas that were taken for the lesson under way; found by the model."""
+def test_a_late_request_for_a_catch_up_is_ignored() -> None:
+    """It would discard the deltas buffered for the present one. Found by the model."""
     store = store_of("b")
     assert store.begin_catch_up(0, term(1, "a"), contact("a"), 3)
     store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
@@ -167,8 +167,8 @@ def test_a_call_to_learn_that_comes_late_is_not_heard() -> None:
     assert store.begin_catch_up(0, term(1, "a"), contact("a"), 4)
 
 
-def test_an_owner_learns_from_nobody() -> None:
-    """A lower term's call to learn does not make a backup of an owner."""
+def test_an_owner_does_not_become_a_learner() -> None:
+    """Not by a request under a lower term."""
     store = owner_of("a")
 
     assert not store.begin_catch_up(0, term(1, "a"), contact("b"), 1)
@@ -176,8 +176,8 @@ def test_an_owner_learns_from_nobody() -> None:
     assert 0 not in store.backed
 
 
-def test_a_restarted_owner_leaves_a_bereft_backup() -> None:
-    """It answers, and owns nothing: found by the model, where nobody ever took over."""
+def test_the_backup_of_a_restarted_owner_may_take_over() -> None:
+    """The owner answers, but owns nothing. Found by the model, where no node took over."""
     store = backup_of("b", "a")
     store.on_restart(IDS["a"], contact("b"))
 
@@ -188,7 +188,7 @@ def test_a_restarted_owner_leaves_a_bereft_backup() -> None:
 
 
 def test_a_restarted_backup_is_no_backup() -> None:
-    """It has forgotten the state: the owner goes on under a new term, and teaches again."""
+    """It has lost its state: the owner continues under a new term."""
     store = owner_of("a")
     store.owned[0].backup, store.owned[0].learner = contact("b"), contact("b")
     store.on_restart(IDS["b"], contact("a"))
@@ -198,7 +198,7 @@ def test_a_restarted_backup_is_no_backup() -> None:
 
 
 def test_a_learner_without_a_state_forgets_a_restarted_owner() -> None:
-    """The state will never come."""
+    """The state will never arrive."""
     store = store_of("b")
     store.begin_catch_up(0, term(1, "a"), contact("a"), 2)
     store.on_restart(IDS["a"], contact("b"))

@@ -1,4 +1,4 @@
-"""Windows of the trimmed mean at owner, backup, learner and heir: none loses a delta, none closes another window."""
+"""Windows of the trimmed mean at owner, backup, learner and new owner: all close the same ones, and lose no delta."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def delta(
 
 
 def pair() -> tuple[ShardStore, ShardStore]:
-    """An owner `a` and its backup in office `b`, of shard 0."""
+    """An owner `a` of shard 0 and its backup `b`."""
     owner = ShardStore(IDS["a"], BOUNDS, PARAMETERS, TRIMMED)
     owner.own(0, owner.fresh_state(0, np.zeros(4, np.float32)), term(1, "a"), contact("a"), 0.0, has_tenure=False)
     backup = ShardStore(IDS["b"], BOUNDS, PARAMETERS, TRIMMED)
-    teach(owner, backup, "b")
+    catch_up(owner, backup, "b")
     return owner, backup
 
 
-def teach(owner: ShardStore, store: ShardStore, name: str) -> None:
+def catch_up(owner: ShardStore, store: ShardStore, name: str) -> None:
     owned = owner.owned[0]
     promised = owner.promise(0)
     assert store.begin_catch_up(0, owned.term, contact("a"), promised.number)
@@ -41,18 +41,18 @@ def teach(owner: ShardStore, store: ShardStore, name: str) -> None:
 
 
 def push(owner: ShardStore, backup: ShardStore, item: BufferedDelta, *, to: str = "b", workers: float = 4.0) -> None:
-    """Forward, hear the answer, add, close: as `exchange.serving` does."""
+    """Forward, note the answer, add, close: as the replicator does."""
     owned = owner.owned[0]
-    untold, closed = owned.unsent_windows(IDS[to]), owned.closed_count
-    status, _ = backup.accept_forward(0, owned.term, item, 0, IDS["a"], untold)
+    unsent, closed = owned.unsent_windows(IDS[to]), owned.closed_count
+    status, _ = backup.accept_forward(0, owned.term, item, 0, IDS["a"], unsent)
     assert status == "ok"
     owned.ack_windows(IDS[to], closed)
     owner.add(0, item)
     owner.close_complete(0, workers)
 
 
-def test_the_backup_closes_what_the_owner_has_closed() -> None:
-    """With the next delta, and not what it would have closed itself: it may have one more."""
+def test_the_backup_closes_the_windows_of_its_owner() -> None:
+    """With the next delta, and not the window it would have closed itself: it may have one delta more."""
     owner, backup = pair()
     for node in range(4):
         push(owner, backup, delta(node, 1, amount=float(node)))
@@ -66,8 +66,8 @@ def test_the_backup_closes_what_the_owner_has_closed() -> None:
     assert [held.identity.node for held in backup.backed[0].state.pending_deltas()] == [NODES[5], NODES[7]]
 
 
-def test_what_the_backup_knows_is_forgotten() -> None:
-    """The owner keeps windows until all that must hear of them have, and no longer."""
+def test_an_acknowledged_window_is_dropped() -> None:
+    """The owner keeps a window until all its targets have it, and no longer."""
     owner, backup = pair()
     for step in range(1, 5):
         for node in range(4):
@@ -79,7 +79,7 @@ def test_what_the_backup_knows_is_forgotten() -> None:
 
 
 def test_a_lost_answer_loses_no_window() -> None:
-    """A backup that has heard of a window and could not say so hears of it again, and closes it once."""
+    """A backup whose answer was lost receives the window again, and closes it once."""
     owner, backup = pair()
     for node in range(4):
         push(owner, backup, delta(node, 1))
@@ -91,16 +91,16 @@ def test_a_lost_answer_loses_no_window() -> None:
     assert (backup.backed[0].state.version, backup.backed[0].state.value[0]) == (4, 1.0)
 
 
-def test_a_backup_that_lacks_a_delta_of_a_window_says_so() -> None:
-    """Then it is no copy any more: `unknown` makes the owner go on without it and teach it anew."""
+def test_a_backup_that_lacks_a_delta_of_a_window_answers_unknown() -> None:
+    """It is no copy any more: the owner drops it until a new catch-up."""
     owner, backup = pair()
     window = [delta(0, 1).identity, delta(1, 1).identity]
 
     assert backup.accept_forward(0, owner.owned[0].term, delta(0, 1), 0, IDS["a"], [window])[0] == "unknown"
 
 
-def test_a_learner_closes_what_was_closed_while_its_state_was_on_the_way() -> None:
-    """The window has deltas of the snapshot and live ones; the learner comes to the owner's value."""
+def test_a_learner_closes_the_windows_closed_during_its_catch_up() -> None:
+    """The window has deltas of the snapshot and buffered ones; the learner reaches the owner's value."""
     owner, backup = pair()
     for node in (0, 1):
         push(owner, backup, delta(node, 1, amount=float(node)))
@@ -124,8 +124,8 @@ def test_a_learner_closes_what_was_closed_while_its_state_was_on_the_way() -> No
     assert state.known_count == owned.state.known_count
 
 
-def test_an_heir_has_what_its_owner_had_collected() -> None:
-    """The backup of an owner that died mid-window owns all of it, and closes it with what comes then."""
+def test_a_take_over_continues_the_window_of_the_dead_owner() -> None:
+    """The backup has its deltas, and closes it with those that follow."""
     owner, backup = pair()
     for node in range(3):
         push(owner, backup, delta(node, 1))
@@ -140,7 +140,7 @@ def test_an_heir_has_what_its_owner_had_collected() -> None:
 
 
 def test_windows_travel_with_a_hand_over() -> None:
-    """A window that was closed since the last delta is closed by the new owner too, before it begins."""
+    """A window closed since the last delta is closed by the new owner first."""
     owner, backup = pair()
     for node in range(4):
         push(owner, backup, delta(node, 1))
@@ -149,8 +149,8 @@ def test_windows_travel_with_a_hand_over() -> None:
     assert np.array_equal(backup.backed[0].state.value, owner.owned[0].state.value)
 
 
-def test_what_comes_out_of_a_split_is_not_voted_on() -> None:
-    """Its fellows of that time are in already: alone in a window it would wait for nobody."""
+def test_a_delta_from_a_split_joins_no_window() -> None:
+    """The others of its step are in already: alone in a window it would wait until cancelled."""
     owner, _ = pair()
     owner.add(0, delta(0, 1, momentum=False))
 
@@ -158,7 +158,7 @@ def test_what_comes_out_of_a_split_is_not_voted_on() -> None:
 
 
 def test_under_bsp_a_step_is_a_window() -> None:
-    """The deltas of a step are trimmed together when its barrier passes, and the backup is told which they were."""
+    """The deltas of a step are trimmed together when its barrier passes; the backup receives their identities."""
     owner, backup = pair()
     for node in range(4):
         item = delta(node, 1, amount=-9.0 if node == 3 else 1.0, synchronous=True)
@@ -168,6 +168,6 @@ def test_under_bsp_a_step_is_a_window() -> None:
 
     assert owner.owned[0].state.value[0] == 1.0
     assert backup.accept_forward(0, owner.owned[0].term, delta(0, 2, synchronous=True), 1, IDS["a"])[0] == "ok"
-    assert backup.backed[0].state.value[0] == 0.0  # the step alone does not tell which deltas the owner had
+    assert backup.backed[0].state.value[0] == 0.0  # the step alone does not show which deltas the owner had
     assert backup.close_backed_windows(0, owner.owned[0].unsent_windows(IDS["b"]))
     assert backup.backed[0].state.value[0] == 1.0

@@ -37,7 +37,7 @@ def both() -> list[tuple[int, Term, ShardState]]:
 
 
 def test_states_come_back_bit_by_bit() -> None:
-    """Value, momentum, accumulated delta, held deltas, identities, version and term are as they were."""
+    """Value, momentum, accumulated delta, pending deltas, identities, version and term."""
     found = decode(encode(GENESIS, both(), clean=True), GENESIS, BOUNDS, PARAMETERS)
 
     for shard, term, before in both():
@@ -67,8 +67,8 @@ def test_states_come_back_bit_by_bit() -> None:
         (lambda raw: b"", "damaged"),
     ],
 )
-def test_a_torn_file_is_told_from_a_whole_one(change, why: str) -> None:  # type: ignore[no-untyped-def]
-    """Cut, flipped or empty: it is refused, and nothing of it counts."""
+def test_a_damaged_file_is_refused(change, why: str) -> None:  # type: ignore[no-untyped-def]
+    """Cut, changed or empty: nothing of it is used."""
     with pytest.raises(BadStates, match=why):
         decode(change(encode(GENESIS, both(), clean=False)), GENESIS, BOUNDS, PARAMETERS)
 
@@ -106,7 +106,7 @@ def test_a_damaged_file_costs_its_own_shards_only() -> None:
 
 
 def test_small_states_share_a_file_and_large_ones_do_not() -> None:
-    """Files of at most 64 MiB, a larger state alone in its own."""
+    """A file has at most 64 MiB, unless a single state is larger."""
     mib = 1 << 20
 
     assert batches([(0, 40 * mib), (1, 24 * mib), (2, 1), (3, 200 * mib), (4, 5)]) == [[0, 1], [2], [3], [4]]

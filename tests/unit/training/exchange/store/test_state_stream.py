@@ -1,4 +1,4 @@
-"""A shard's state on the wire: it arrives whole, or not at all."""
+"""A shard's state in the body of a request: it arrives completely, or is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
 
 
 def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
-    """A state with everything in it: momentum, gaps, held deltas of two steps, an era."""
+    """A state with all parts: momentum, gaps, pending deltas of two steps, an era."""
     rng = np.random.default_rng(shard)
     state = store.fresh_state(shard, rng.normal(size=4))
     for step in (1, 2, 4):
@@ -58,8 +58,8 @@ def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, Sh
 
 
 @pytest.mark.parametrize("rule", [SUM, Rule(0.7, 0.9)], ids=["plain", "momentum"])
-def test_a_state_survives_the_wire_whole(rule: Rule) -> None:
-    """Every part arrives, for shards of parameters, of both, and of buffers; and both go on to the same bits."""
+def test_a_state_survives_the_wire(rule: Rule) -> None:
+    """For shards of parameters, of both, and of buffers; both states continue with the same bits."""
     store = store_of("a", rule)
     states = {shard: rich_state(store, shard, rule) for shard in range(4)}
 
@@ -124,7 +124,7 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
     ids=str,
 )
 def test_a_malformed_head_is_refused_when_it_is_decoded(change: dict[str, object]) -> None:
-    """Impossible numbers and shapes end at the decoder, not in the store."""
+    """Values out of range fail in the decoder, not in the store."""
     store = store_of("a")
     head = msgspec.structs.replace(describe(0, term(1, "a"), zeros(store)), **change)
 
