@@ -1,7 +1,7 @@
 """Announces this node in the local network, and joins a swarm through the nodes announced there.
 
 `overlay.bootstrap.local_network` has the rules (which announcements count, who founds); this is the service around
-them. Without a `Lan` it announces nothing and finds nobody.
+them. Without a `Lan` it announces nothing and finds no node.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Estimator:
         self._observations: deque[_Observation] = deque(maxlen=WINDOW_LOOKUPS)
 
     def observe(self, distances: Sequence[float], now: float) -> None:
-        """One completed lookup of a uniformly random target. Fewer than `k` distances mean: that is everybody."""
+        """One completed lookup of a uniformly random target. Fewer than `k` distances mean that these are all."""
         self._observations.append(_Observation(now, tuple(sorted(distances)[: self.k])))
         self._drop_contradicted()
 

@@ -75,7 +75,7 @@ class Reachability:
     def assume_reached(self) -> None:
         """This node founds: without peers it is the only one that can own."""
         if not self.client_only:
-            self._decide(True, "founder, nobody to confirm it")
+            self._decide(True, "founder, no peer to confirm it")
 
     def check_now(self) -> None:
         """Check without waiting for the interval to end."""

@@ -10,7 +10,7 @@ from tests.harness.environment import MemoryDisk, SeededEntropy
 
 
 def test_an_identity_is_made_once_and_kept_private() -> None:
-    """The second start on a directory has the same id; the key is written as private; it signs."""
+    """The second start on a directory has the same id; the key file is private; the key signs."""
     disk = MemoryDisk()
     first = load_identity(disk, SeededEntropy(1))
     second = load_identity(disk, SeededEntropy(2))
@@ -21,8 +21,8 @@ def test_an_identity_is_made_once_and_kept_private() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * 33])
-def test_a_damaged_identity_is_an_error_with_a_way_out(content: bytes) -> None:
-    """Junk in place of the key is never replaced by a new key."""
+def test_a_damaged_identity_is_an_error_that_names_the_file(content: bytes) -> None:
+    """A damaged key is never replaced by a new one."""
     disk = MemoryDisk()
     disk.write("identity.key", content)
 
@@ -32,7 +32,7 @@ def test_a_damaged_identity_is_an_error_with_a_way_out(content: bytes) -> None:
 
 
 def test_an_unreadable_identity_is_an_error() -> None:
-    """No permission to read is said, not worked around."""
+    """A key without permission to read is an error, not a reason for a new key."""
     disk = MemoryDisk()
     disk.unreadable.add("identity.key")
 
@@ -41,7 +41,7 @@ def test_an_unreadable_identity_is_an_error() -> None:
 
 
 def test_incarnations_count_starts() -> None:
-    """1, 2, 3 …, each on disk before it is used; junk is an error."""
+    """1, 2, 3 …, each on disk before it is used; a damaged count is an error."""
     disk = MemoryDisk()
     assert [next_incarnation(disk) for _ in range(3)] == [1, 2, 3]
     assert disk.files["incarnation"] == b"3"

@@ -7,7 +7,7 @@ from overlay.peers import Activity, PeerTable
 from tests.harness.peers import heartbeat
 
 
-def test_steps_only_rise_within_an_incarnation() -> None:
+def test_steps_only_increase_within_an_incarnation() -> None:
     """A heartbeat that was overtaken on its way changes nothing; a newer incarnation starts again."""
     table = PeerTable()
     changes = [
@@ -24,7 +24,7 @@ def test_steps_only_rise_within_an_incarnation() -> None:
 
 
 def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
-    """`last_progress` moves with the step, with the incarnation, READY and TRAINING; nothing else moves it."""
+    """`last_progress` changes with step, incarnation, READY and TRAINING, and with nothing else."""
     table = PeerTable()
     progress = []
     for now, change in enumerate(
@@ -46,14 +46,14 @@ def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
     assert progress == [0.0, 0.0, 2.0, 3.0, 3.0, 5.0, 5.0]
 
 
-def test_a_worker_is_skipped_when_it_is_heard_without_progress() -> None:
-    """Silence alone is no stall; life signs without a step for more than 10 s or four steps are."""
+def test_a_worker_that_sends_heartbeats_without_progress_is_skipped() -> None:
+    """Missing heartbeats are not a stall; heartbeats without a step for more than 10 s and four step times are."""
     table = PeerTable()
     table.observe(heartbeat(activity=2), "10.0.0.1", 0.0)
     peer = table.get(b"n" * 20)
     assert peer is not None
 
-    assert peer.is_worker(50.0), "not heard since"
+    assert peer.is_worker(50.0), "no heartbeat since"
     table.observe(heartbeat(activity=2, step_seconds=5.0), "10.0.0.1", 19.0)
     assert peer.is_worker(19.0), "four steps of 5 s"
     table.observe(heartbeat(activity=2, step_seconds=5.0), "10.0.0.1", 21.0)
@@ -62,7 +62,7 @@ def test_a_worker_is_skipped_when_it_is_heard_without_progress() -> None:
     assert peer.is_worker(22.0)
 
 
-def test_changes_of_address_and_eligibility_and_clones_are_told() -> None:
+def test_changes_of_address_and_eligibility_and_clones_are_reported() -> None:
     """`moved`, `eligible` and `clone`; a clone changes nothing."""
     table = PeerTable()
     table.observe(heartbeat(), "10.0.0.1", 0.0)

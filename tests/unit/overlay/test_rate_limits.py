@@ -1,4 +1,4 @@
-"""Token buckets and their table: who may ask how often, on a clock that is passed in."""
+"""Token buckets, their table, and concurrency limits, on a clock that is passed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEN = RateLimit(rate_per_s=10.0, burst=5.0)
 
 
 def test_a_burst_passes_and_then_the_rate_holds() -> None:
-    """Five at once pass, the sixth is told when, and asking at that moment succeeds."""
+    """Five at once pass; the sixth gets the time to wait, and succeeds after it."""
     bucket = TokenBucket(TEN, now=100.0)
 
     assert [bucket.take(100.0) for _ in range(5)] == [0.0] * 5
@@ -25,14 +25,14 @@ def test_a_burst_passes_and_then_the_rate_holds() -> None:
 
 
 def test_a_rate_of_zero_is_no_limit() -> None:
-    """Who sets the rate to zero is never refused."""
+    """A rate of zero never refuses."""
     bucket = TokenBucket(RateLimit(0.0, 0.0), now=0.0)
 
     assert [bucket.take(0.0) for _ in range(1000)] == [0.0] * 1000
 
 
 def test_a_clock_that_steps_back_neither_gives_nor_takes() -> None:
-    """After a step back the bucket stands as it was, and fills again only past the old time."""
+    """After a step back the bucket is unchanged, and fills again only after the old time."""
     bucket = TokenBucket(TEN, now=10.0)
     for _ in range(5):
         bucket.take(10.0)
@@ -42,8 +42,8 @@ def test_a_clock_that_steps_back_neither_gives_nor_takes() -> None:
     assert bucket.take(10.1) == 0.0
 
 
-def test_more_than_a_bucket_is_had_once_and_leaves_a_debt() -> None:
-    """A request larger than the bucket is possible when it is full, and the next waits for the whole debt."""
+def test_a_request_larger_than_the_bucket_leaves_a_negative_balance() -> None:
+    """It succeeds when the bucket is full, and the next request waits until the balance is positive again."""
     bucket = TokenBucket(TEN, now=0.0)
 
     assert bucket.take(0.0, 20.0) == 0.0
@@ -56,7 +56,7 @@ def test_more_than_a_bucket_is_had_once_and_leaves_a_debt() -> None:
     gaps=st.lists(st.floats(0, 5), min_size=1, max_size=200),
 )
 def test_never_more_than_burst_and_rate_allow(rate: float, burst: float, gaps: list[float]) -> None:
-    """What is granted stays below burst + rate · time, whenever it is asked for; whoever waits as told gets it."""
+    """The total granted stays below burst + rate · time for any timing; waiting the time given always succeeds."""
     bucket = TokenBucket(RateLimit(rate, burst), now=0.0)
     now = 0.0
     for granted, gap in enumerate(gaps, 1):
@@ -70,38 +70,38 @@ def test_never_more_than_burst_and_rate_allow(rate: float, burst: float, gaps: l
 
 
 def test_parties_do_not_take_from_each_other() -> None:
-    """One who has used its allowance up does not keep another from its own."""
-    quotas: RateLimiter[str] = RateLimiter(TEN)
-    while not quotas.take("greedy", 0.0):
+    """A party at its limit does not restrict another one."""
+    limits: RateLimiter[str] = RateLimiter(TEN)
+    while not limits.take("greedy", 0.0):
         pass
 
-    assert quotas.take("modest", 0.0) == 0.0
+    assert limits.take("modest", 0.0) == 0.0
 
 
-def test_inventing_parties_does_not_multiply_the_allowance() -> None:
+def test_inventing_parties_does_not_multiply_the_limit() -> None:
     """With the table full, newcomers share one bucket, and the table does not grow."""
     print("seed 7")
     generator = random.Random(7)
-    quotas: RateLimiter[int] = RateLimiter(TEN, max_parties=10)
-    granted = sum(not quotas.take(generator.randrange(1 << 60), 0.0) for _ in range(10_000))
+    limits: RateLimiter[int] = RateLimiter(TEN, max_parties=10)
+    granted = sum(not limits.take(generator.randrange(1 << 60), 0.0) for _ in range(10_000))
 
-    assert len(quotas) == 10
+    assert len(limits) == 10
     assert granted == 10 + 5
 
 
 def test_recovered_parties_make_room_first() -> None:
-    """A full table forgets those who have all their tokens back, and keeps who has not."""
-    quotas: RateLimiter[str] = RateLimiter(TEN, max_parties=2)
-    quotas.take("old", 0.0)
-    while not quotas.take("busy", 10.0):
+    """A full table removes parties whose bucket is full again, and keeps the others."""
+    limits: RateLimiter[str] = RateLimiter(TEN, max_parties=2)
+    limits.take("old", 0.0)
+    while not limits.take("busy", 10.0):
         pass
 
-    assert quotas.take("new", 10.0) == 0.0
-    assert quotas.take("busy", 10.0) > 0.0
+    assert limits.take("new", 10.0) == 0.0
+    assert limits.take("busy", 10.0) > 0.0
 
 
-def test_open_things_are_counted_apart() -> None:
-    """Each party has its share; what was closed can be opened again; the table forgets who has nothing open."""
+def test_open_operations_are_counted_by_party() -> None:
+    """Each party has its own limit; ended operations free a place; parties without open operations are removed."""
     count: ConcurrencyLimit[str] = ConcurrencyLimit(2)
 
     assert [count.enter("a"), count.enter("a"), count.enter("a"), count.enter("b")] == [True, True, False, True]

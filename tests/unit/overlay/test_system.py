@@ -1,4 +1,4 @@
-"""The real doors: a disk that writes whole files or none, entropy, clocks, and a pool of threads."""
+"""The real environment: a disk that writes whole files or none, entropy, clocks, and a pool of threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_disk_round_trip(tmp_path: Path) -> None:
 
 
 def test_private_files(tmp_path: Path) -> None:
-    """A private file is its owner's only, whatever it replaces; others are not hidden."""
+    """A private file is readable by its owner only, whatever it replaces; other files are not restricted."""
     disk = FolderDisk(tmp_path)
     disk.write("key", b"open")
     disk.write("key", b"secret", private=True)
@@ -80,7 +80,7 @@ def test_unreadable(tmp_path: Path) -> None:
 
 
 def test_entropy() -> None:
-    """Tokens have the asked size and differ, and so do the generators of two doors."""
+    """Tokens have the asked size and differ, and so do two generators."""
     one, two = SystemEntropy(), SystemEntropy()
     assert len(one.token(20)) == 20
     assert one.token(20) != one.token(20)
@@ -88,13 +88,13 @@ def test_entropy() -> None:
 
 
 def test_clock() -> None:
-    """Both clocks are the machine's."""
+    """Both clocks are those of the machine."""
     clock = SystemClock()
     assert abs(clock.wall() - time.time()) < 5
     assert abs(clock.monotonic() - time.monotonic()) < 5
 
 
-def test_thread_workers() -> None:
+def test_thread_executor() -> None:
     """A function runs off the loop's thread, with its arguments, and its exception comes back."""
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Announcements in the local network: which are read, which are junk, and who founds."""
+"""Announcements in the local network: which count, which are malformed, and which node founds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = Announcement("run", b"\x60" * ID_BYTES, 8468, joined=True)
 
 
 def test_an_announcement_of_our_run_is_read() -> None:
-    """Its id, whether it is in, and its local addresses, a few at most."""
+    """The result has its id, whether it has joined, and at most a few of its local addresses."""
     hosts = ["192.168.1.5", "fe80::5", *(f"10.0.0.{n}" for n in range(1, 9))]
 
     sighting = read(OTHER.properties(), hosts, 9000, OWN)
@@ -31,7 +31,7 @@ def test_an_announcement_of_our_run_is_read() -> None:
 
 
 def test_what_is_announced_names_run_id_and_state_and_nothing_else() -> None:
-    """No key, no address beside the service's own."""
+    """It contains no key, and no address but that of the service."""
     assert OTHER.properties() == {"v": OTHER.properties()["v"], "run": "run", "id": "60" * ID_BYTES, "in": "1"}
 
 
@@ -57,7 +57,7 @@ GOOD = OTHER.properties()
     ],
 )
 def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int) -> None:
-    """Other runs and versions, ourselves, ids and addresses that are none, and addresses of elsewhere."""
+    """Other runs and versions, our own announcement, invalid ids and addresses, and addresses of other networks."""
     place = LocalNetwork(OWN)
     place.on_announcement("x", properties, hosts, port)
 
@@ -66,7 +66,7 @@ def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int
 
 
 def test_the_lowest_of_those_that_start_together_founds() -> None:
-    """Unless one is in a swarm already; those that only said so and are silent are given up."""
+    """Unless one is in a swarm already; a node that should found but does not answer is dropped."""
     place = LocalNetwork(OWN)
     assert place.should_found()
     place.on_announcement("higher", OTHER._replace(joined=False).properties(), ["10.0.0.1"], 1)
@@ -84,7 +84,7 @@ def test_the_lowest_of_those_that_start_together_founds() -> None:
 
 
 def test_a_flood_of_announcements_is_bounded() -> None:
-    """Beyond so many names new ones are counted and forgotten, and known ones may still change."""
+    """Beyond the limit new names are counted and ignored, and known ones may still change."""
     place = LocalNetwork(OWN)
     for number in range(1000):
         place.on_announcement(str(number), OTHER.properties(), [f"10.0.{number // 250}.{number % 250 + 1}"], 1)

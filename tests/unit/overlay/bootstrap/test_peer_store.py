@@ -1,4 +1,4 @@
-"""Peers kept on disk: soon after they were met, one address each, whatever the file holds."""
+"""Peers stored on disk: written soon, one address each, and read whatever the file contains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.training.test_checkpoint import Lines
 
 
 class WallClock:
-    """Shows what it is told."""
+    """A clock that the test sets."""
 
     now = 1_700_000_000.0
 
@@ -33,7 +33,7 @@ class WallClock:
 
 
 def peer(number: int, port: int = 0) -> Peer:
-    """Number `number`, at a port of its own unless one is named."""
+    """Peer number `number`, at its own port unless one is given."""
     return Peer(
         contact=Contact(number.to_bytes(20, "big"), Address("10.0.0.1", port or 1000 + number)),
         incarnation=1,
@@ -60,8 +60,8 @@ def ports(found: PeerStore) -> list[int]:
     return [address.port for address in found.addresses()]
 
 
-def test_who_was_met_is_there_after_a_restart() -> None:
-    """Those met last come first, and those who were not met for two weeks are forgotten."""
+def test_stored_peers_survive_a_restart() -> None:
+    """The most recently seen come first; peers not seen for two weeks are removed."""
     disk, clock = MemoryDisk(), WallClock()
     first, _ = memory(disk, clock)
     first.add_live([peer(1)])
@@ -77,7 +77,7 @@ def test_who_was_met_is_there_after_a_restart() -> None:
     assert ports(later) == [1002]
 
 
-def test_a_peer_that_moved_is_remembered_where_it_is() -> None:
+def test_a_peer_that_moved_is_stored_at_its_new_address() -> None:
     """A node that was started again on another port is one peer, not two."""
     disk = MemoryDisk()
     first, _ = memory(disk)
@@ -90,7 +90,7 @@ def test_a_peer_that_moved_is_remembered_where_it_is() -> None:
 
 
 def test_it_is_written_soon_until_it_is_full() -> None:
-    """A swarm of seconds is remembered; a large one, whose peers come and go, costs the disk little."""
+    """A swarm that ran for seconds is stored; a large one, whose peers come and go, causes few writes."""
     found, _ = memory(MemoryDisk())
     found.add_live(peer(number) for number in range(MAX_STORED - 1))
     assert found.write_interval_s == WRITE_INTERVAL_S
@@ -125,8 +125,8 @@ def test_the_file_of_an_older_version_is_read() -> None:
         b'{"peers": [{"address": "nowhere", "met": 1}]}',
     ],
 )
-def test_a_spoilt_file_costs_a_line_in_the_log(junk: bytes) -> None:
-    """What cannot be read is left out, and said; the next write mends it."""
+def test_a_damaged_file_is_logged_and_replaced(junk: bytes) -> None:
+    """Unreadable entries are left out and logged; the next write replaces the file."""
     disk = MemoryDisk()
     disk.write(PEERS_FILE, junk)
     found, log = memory(disk)

@@ -8,7 +8,7 @@ from tests.harness.peers import ids
 
 
 def test_a_leave_moves_only_its_own_share() -> None:
-    """Without a node its keys go elsewhere and all others stay; shares are balanced."""
+    """Without a node only its keys move; the shares are balanced."""
     nodes = ids(10)
     keys = [key_id(bytes([number // 256, number % 256])) for number in range(2000)]
     before = {key: rank(key, nodes)[0] for key in keys}

@@ -16,7 +16,7 @@ K = 20
 
 
 @pytest.mark.parametrize("nodes", [50, 200, 1000])
-def test_the_estimate_has_the_theoretical_error_and_its_interval_keeps_its_word(nodes: int) -> None:
+def test_the_estimate_has_the_theoretical_error_and_its_interval_the_stated_coverage(nodes: int) -> None:
     """16 lookups: no bias beyond 2 %, the spread of theory (at most 5.6 %), 93 to 97 % covered."""
     print("seed 4")
     errors = estimate_often(4, nodes, 1000)
@@ -58,8 +58,8 @@ def test_an_estimate_drops_what_was_before_a_change() -> None:
     assert population.estimate == pytest.approx(500, rel=0.15)
 
 
-def test_the_same_swarm_contradicts_itself_next_to_never() -> None:
-    """2000 lookups of 300 nodes through one window: nothing is dropped but what is more than the window holds."""
+def test_the_same_swarm_almost_never_contradicts_itself() -> None:
+    """2000 lookups of 300 nodes through one window: only what exceeds the window is dropped."""
     print("seed 7")
     rng = random.Random(7)
     estimator = Estimator(K)
@@ -84,7 +84,7 @@ def simulate_lookups(n: int, k: int, lookups: int, rng: random.Random) -> Estima
 
 @pytest.mark.parametrize(("n", "lookups", "expected_sd"), [(1000, 20, 0.050), (64, 16, 0.050), (1000, 4, 0.110)])
 def test_the_pooled_estimate_has_the_golden_error(n: int, lookups: int, expected_sd: float) -> None:
-    """Bias below 1.2 %, relative deviation as in population-and-sampling.md section 2, interval right 9 times of 10."""
+    """Bias below 1.2 %, relative deviation as computed in advance, interval right 9 times of 10."""
     rng = random.Random(5)
     found = []
     for _ in range(250):
@@ -100,7 +100,7 @@ def test_the_pooled_estimate_has_the_golden_error(n: int, lookups: int, expected
 
 
 def test_the_interval_holds_the_truth_for_fixed_ids() -> None:
-    """Many lookups over one set of ids: the interval keeps the spread of the ids themselves."""
+    """Many lookups over one set of ids: the interval includes the spread of the ids themselves."""
     rng = random.Random(6)
     covered = 0
     for _ in range(60):
@@ -117,7 +117,7 @@ def test_the_interval_holds_the_truth_for_fixed_ids() -> None:
 
 
 def test_fewer_than_k_answers_are_an_exact_count() -> None:
-    """A lookup that found 7 found everybody; older, fuller lookups no longer count, nor do older counts later."""
+    """A lookup that found 7 nodes found all; older lookups no longer count, nor do older counts later."""
     estimator = Estimator(20)
     estimator.observe([i / 100 for i in range(1, 21)], 0.0)
     estimator.observe([0.1] * 7, 1.0)
@@ -133,7 +133,7 @@ def test_fewer_than_k_answers_are_an_exact_count() -> None:
 
 
 def test_old_lookups_age_out() -> None:
-    """Two minutes later an estimator knows nothing."""
+    """Two minutes later there is no estimate."""
     estimator = Estimator(20)
     estimator.observe([i / 100 for i in range(1, 21)], 0.0)
 

@@ -24,7 +24,7 @@ def test_draws_from_the_pool_are_uniform_and_the_closest_node_is_not() -> None:
     assert ours.total_variation < 1.2 * ours.noise
 
 
-def test_the_judge_finds_a_small_bias() -> None:
+def test_the_chi_square_test_finds_a_small_bias() -> None:
     """A tenth of 200 nodes drawn a tenth too often fails at 200,000 draws; fair counts do not."""
     print("seed 3")
     rng = random.Random(3)
@@ -39,7 +39,7 @@ def test_the_judge_finds_a_small_bias() -> None:
     assert judge(fair).p_value > 0.001
 
 
-def test_a_ball_is_kept_in_proportion_to_what_is_in_it() -> None:
+def test_a_ball_is_kept_in_proportion_to_its_size() -> None:
     """|S| / m: never when empty, always when full."""
     rng = random.Random(4)
     kept = [sum(is_kept(size, SLOTS, rng) for _ in range(4000)) / 4000 for size in (0, 5, 10, 20)]
@@ -61,8 +61,8 @@ def test_a_sample_takes_each_peer_from_another_ball_while_there_are_balls() -> N
         assert len(set(pool.sample(5, lambda _: True, rng))) == 5
 
 
-def test_the_dead_leave_a_pool_and_the_oldest_ball_makes_room() -> None:
-    """What is discarded is in no ball; beyond its size a pool forgets from the oldest on; its age is known."""
+def test_dead_nodes_leave_a_pool_and_the_oldest_ball_is_dropped() -> None:
+    """A discarded node is in no ball; beyond its size a pool drops the oldest ball; its age is known."""
     nodes = ids(30)
     pool = SamplePool()
     for at in range(5):
@@ -104,7 +104,7 @@ def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
 
 
 def test_a_pool_forgets_and_draws_without_replacement() -> None:
-    """Balls age out after two minutes; a draw holds nobody twice and only those allowed."""
+    """Balls age out after two minutes; a sample has only allowed nodes, and none twice."""
     pool = SamplePool()
     nodes = ids(12)
     pool.add(nodes[:8], 0.0, 12)
