@@ -1,0 +1,118 @@
+"""The dialer: order, backoff, and the one case in which it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.bootstrap import dialer as module
+from overlay.bootstrap.dialer import BOOTSTRAP_DELAY_S, Dialer, NotThisSwarm
+from overlay.bootstrap.hello import HelloRejected, HelloResult
+from overlay.local_node import LocalNode
+from overlay.peers import Contact
+from tests.harness.environment import make_environment
+from tests.harness.virtual_loop import run
+
+FOUNDER, OTHER, OLD = (Address(f"10.0.0.{number}", 8468) for number in (1, 2, 3))
+GENESIS = b"genesis of tests"
+
+Answers = dict[Address, HelloRejected | None]
+
+
+def dialer(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, *, bound: str = "10.0.0.9"
+) -> tuple[Dialer, list[Address]]:
+    """A dialer, and the addresses it dials; None in `answers` is a node of our swarm."""
+    dialled: list[Address] = []
+
+    async def say_hello(_transport: object, address: Address, **_: object) -> HelloResult:
+        dialled.append(address)
+        await asyncio.sleep(0.01)
+        rejected = answers[address]
+        if rejected is not None:
+            raise rejected
+        return HelloResult(Contact(b"n" * 20, address), GENESIS, "10.0.0.9", [])
+
+    async def resolver(label: str) -> Sequence[Address]:
+        return [FOUNDER, OTHER] if label == "swarm:8468" else [Address.checked(label.partition(":")[0], 8468)]
+
+    monkeypatch.setattr(module, "say_hello", say_hello)
+    local = LocalNode(b"o" * 20, 1, 1, "tests", Address(bound, 8468))
+    made = Dialer(
+        local,
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        make_environment(),
+        on_duplicate_identity=lambda *_: None,
+        resolver=resolver,
+    )
+    return made, dialled
+
+
+def play(story: Callable[[], Awaitable[None]]) -> None:
+    async def body() -> None:
+        await story()
+
+    run(body())
+
+
+def test_remembered_peers_are_dialled_before_bootstraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers at once makes the bootstraps unnecessary."""
+
+    async def story() -> None:
+        made, dialled = dialer({OLD: None, FOUNDER: None, OTHER: None}, monkeypatch)
+        result = await made.dial(["swarm:8468"], lambda: [OLD], None)
+
+        assert result.contact.address == OLD
+        assert dialled == [OLD]
+
+    play(story)
+
+
+def test_bootstraps_follow_when_remembered_peers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All addresses of a name are tried; success clears the failures."""
+
+    async def story() -> None:
+        gone = HelloRejected("refused", final=False)
+        made, dialled = dialer({OLD: gone, FOUNDER: gone, OTHER: None}, monkeypatch)
+        began_s = asyncio.get_running_loop().time()
+        result = await made.dial(["swarm:8468"], lambda: [OLD], None)
+
+        assert result.contact.address == OTHER
+        assert sorted(dialled) == sorted([OLD, FOUNDER, OTHER])
+        assert asyncio.get_running_loop().time() - began_s >= BOOTSTRAP_DELAY_S
+        assert made.attempts == {}
+
+    play(story)
+
+
+def test_dialling_ends_when_no_bootstrap_belongs_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only final rejections of every bootstrap count, and each keeps its reason."""
+
+    async def story() -> None:
+        foreign = HelloRejected("belongs to run 'other'", final=True)
+        made, _ = dialer({FOUNDER: foreign, OTHER: HelloRejected("timed out", final=False)}, monkeypatch)
+        with pytest.raises(NotThisSwarm, match="belongs to run 'other'") as caught:
+            await made.dial(["10.0.0.1:8468"], list, None)
+
+        assert caught.value.attempts == [(str(FOUNDER), "belongs to run 'other'")]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await made.dial(["10.0.0.1:8468", "10.0.0.2:8468"], list, None)
+
+    play(story)
+
+
+def test_an_address_of_the_other_family_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket bound to an IPv6 address cannot send to IPv4; bound to all of them it can."""
+
+    async def story() -> None:
+        for bound, expected in (("2001:db8::1", []), ("::", [FOUNDER])):
+            made, dialled = dialer({FOUNDER: None}, monkeypatch, bound=bound)
+            await made.try_once(FOUNDER, None)
+            assert dialled == expected
+
+    play(story)

@@ -1,0 +1,164 @@
+"""The request service: what the envelope guards, and the limits of one peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlay import requests
+from overlay.addresses import Address, NodeAddress
+from overlay.local_node import LocalNode
+from overlay.peers import Contact, Heartbeat
+from overlay.rate_limits import RateLimit
+from overlay.requests import RATE_LIMIT_DELAY_S, Envelope, RequestService
+from overlay.transport import Buffer, Request, RequestRejected, Response
+from tests.harness.environment import VirtualClock
+from tests.harness.peers import heartbeat
+from tests.harness.virtual_loop import run
+
+OWN_ID, THEIR_ID = b"o" * 20, b"t" * 20
+SOURCE = Address("10.0.0.2", 50_000)
+
+
+class Events:
+    """Records the requests that count as signs of life."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[bytes, Address]] = []
+
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
+        self.requests.append((heartbeat.node_id, source))
+
+    def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
+        raise AssertionError
+
+    def on_failure(self, to: Contact, reason: str) -> None:
+        raise AssertionError
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        return True
+
+
+async def no_body() -> AsyncIterator[Buffer]:
+    return
+    yield b""
+
+
+async def echo(contact: Contact, payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
+    return Response(payload + str(contact.address).encode())
+
+
+def service() -> tuple[RequestService, LocalNode, Events]:
+    local = LocalNode(OWN_ID, 1, 1, "tests", Address("10.0.0.1", 8468))
+    local.enter(b"genesis of tests")
+    events = Events()
+    made = RequestService(local, None, events, VirtualClock())  # type: ignore[arg-type]
+    made.register("echo", echo)
+    return made, local, events
+
+
+def request(local: LocalNode, *, name: str = "echo", source: Address = SOURCE, **changes: Any) -> Request:
+    assert local.tag is not None
+    fields = {"tag": local.tag, "heartbeat": heartbeat(THEIR_ID), "to": OWN_ID, "payload": b"hi ", **changes}
+    return Request(name, source, msgspec.msgpack.encode(Envelope(**fields)), no_body())
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    return run(story)
+
+
+def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
+    """The contact has the port that the peer listens on; the response carries our tag and heartbeat."""
+
+    async def story() -> None:
+        made, local, events = service()
+        answer = msgspec.msgpack.decode((await made.serve(request(local))).head, type=Envelope)
+
+        assert answer == Envelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
+        assert events.requests == [(THEIR_ID, Address("10.0.0.2", 8468))]
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("changes", "counter", "is_seen"),
+    [
+        ({"tag": b"swarmtag"}, "other_swarm", False),
+        ({"to": b"x" * 20}, "other_node", False),
+        ({"source": NodeAddress.of(SOURCE, b"x" * 20)}, "anothers_name", False),
+        ({"heartbeat": heartbeat(OWN_ID)}, "own_id", True),
+        ({"name": "whisper"}, "no_handler", True),
+    ],
+)
+def test_a_misdirected_request_never_reaches_a_handler(changes: dict[str, Any], counter: str, is_seen: bool) -> None:
+    """Each kind is counted; only a request of our swarm, to us, and under the sender's own id is a sign of life."""
+
+    async def story() -> None:
+        made, local, events = service()
+        with pytest.raises(RequestRejected):
+            await made.serve(request(local, **changes))
+
+        assert made.counters[f"requests_refused_{counter}"] == 1
+        assert bool(events.requests) is is_seen
+
+    play(story())
+
+
+def test_a_node_outside_any_swarm_serves_no_request() -> None:
+    """Before `enter` there is no tag to compare with."""
+
+    async def story() -> None:
+        made, local, _ = service()
+        incoming = request(local)
+        local.tag = None
+        with pytest.raises(RequestRejected, match="not joined a swarm"):
+            await made.serve(incoming)
+
+    play(story())
+
+
+def test_a_request_beyond_the_rate_is_refused_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delay slows the peer down; another address has its own rate."""
+    monkeypatch.setattr(requests, "REQUEST_RATE", RateLimit(1.0, 2.0))
+
+    async def story() -> None:
+        made, local, _ = service()
+        for _ in range(2):
+            await made.serve(request(local))
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(RequestRejected, match="more requests in a second"):
+            await made.serve(request(local))
+
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(RATE_LIMIT_DELAY_S)
+        await made.serve(request(local, source=Address("10.0.0.3", 50_000)))
+        assert made.counters["refused_rate"] == 1
+
+    play(story())
+
+
+def test_a_peer_has_a_limited_number_of_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ended request frees its place."""
+    monkeypatch.setattr(requests, "MAX_CONCURRENT_PER_PEER", 1)
+
+    async def story() -> None:
+        made, local, _ = service()
+        may_end = asyncio.Event()
+
+        async def wait(_contact: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
+            await may_end.wait()
+            return Response(b"")
+
+        made.register("wait", wait)
+        first = asyncio.create_task(made.serve(request(local, name="wait")), name="first")
+        await asyncio.sleep(0)
+        with pytest.raises(RequestRejected, match="more than 1 requests of yours"):
+            await made.serve(request(local))
+        may_end.set()
+        await first
+        await made.serve(request(local))
+
+    play(story())
