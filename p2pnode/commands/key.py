@@ -283,7 +283,12 @@ def _keys(config: Config) -> KeyRing:
     from p2pnode.keys.key_files import find_keys, own_input
 
     keys = find_keys(config, dict(os.environ), own_input())
-    assert keys is not None  # `_settings` names a file where none is named
+    if keys is None:
+        raise UserError(
+            "this node has no swarm key: swarm.key_file is set to an empty text",
+            "remove the setting to use the key of the state directory, or make a key with `p2pnode key new`",
+            ExitCode.CONFIGURATION,
+        )
     return keys
 
 

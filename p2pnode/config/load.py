@@ -65,7 +65,8 @@ def load(
     """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong.
 
     `remembered` returns, given the configuration so far, values that override only defaults: those that an earlier
-    start left in the state directory.
+    start left in the state directory. A file that lists a setting with its default value, as `p2pnode config default`
+    writes it, leaves it at the default.
     """
     draft = _Draft()
     if path is not None:
@@ -75,7 +76,7 @@ def load(
     config = draft.config()
     if not draft.errors:
         for override in remembered(config):
-            if override.key not in draft.origins:
+            if draft.has_default(override.key):
                 draft.merge(override)
         config = draft.config()
     complaints = draft.errors or [SettingError("", *problem) for problem in check(config)]
@@ -102,6 +103,7 @@ class _Draft:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.errors: list[SettingError] = []
+        self._from_file: set[str] = set()
 
     def merge_file(self, path: Path, text: str) -> None:
         try:
@@ -121,6 +123,7 @@ class _Draft:
             else:
                 for name, value in table.items():
                     self._set(section, name, value, _place(path, text, section, name))
+                    self._from_file.add(f"{section}.{name}")
 
     def merge(self, override: Override) -> None:
         """Merge a value in text form; a key of three or more parts sets an entry of a table (training.options)."""
@@ -139,6 +142,12 @@ class _Draft:
         else:
             self.errors.append(SettingError(override.source, f"{key} has no settings below it"))
 
+    def has_default(self, key: str) -> bool:
+        """Whether nothing has chosen a value: a file with every setting at its default chooses none of them."""
+        section, _, name = key.partition(".")
+        default = getattr(getattr(Config(), section), name)
+        return key not in self.origins or (key in self._from_file and self.values[key] == default)
+
     def config(self) -> Config:
         """The configuration so far; a value that cannot be converted becomes an error and its default is used."""
         sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
@@ -155,6 +164,7 @@ class _Draft:
         if key in KEYS:
             self.values[key] = value
             self.origins[key] = origin
+            self._from_file.discard(key)
         else:
             self.errors.append(_unknown_key(origin, section, name))
 
