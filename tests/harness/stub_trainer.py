@@ -101,7 +101,7 @@ class StubTrainer:
     # -- faults
 
     def crash_next(self, times: int = 1) -> None:
-        """The next `times` steps die half way through, as an out-of-memory kill does."""
+        """The next `times` steps crash halfway, as if killed for lack of memory."""
         self._crashes += times
 
     def hang(self) -> None:

@@ -67,7 +67,7 @@ class OneCycle(Line):
 
 
 class Plateau(Line):
-    """A schedule that no swarm can share."""
+    """A schedule that depends on the node's own loss."""
 
     def build(self) -> TrainSpec:
         model = self.model()
@@ -139,7 +139,7 @@ class Noisy(Line):
 
 
 class Vectorial(Plain):
-    """Its loss is no scalar."""
+    """Its loss is not a scalar."""
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return model(batch[0])
@@ -181,7 +181,7 @@ class SaysWhatToDo(Plain):
 
 
 class NoTask:
-    """Lacks everything."""
+    """Has none of the methods of a task."""
 
 
 not_a_class = 7

@@ -1,4 +1,4 @@
-"""`p2pnode run -- python train.py`: the user's own loop in real daemons, to the end, and what is said when it fails."""
+"""`p2pnode run -- python train.py`: the user's own loop in real daemons, to the end, and the message when it fails."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Run:
         return self._err.read_text()
 
     def status(self) -> dict[str, Any]:
-        """Its status, empty while it cannot be asked."""
+        """Its status, empty while the API does not answer."""
         found = find(self.state_dir)
         try:
             return NodeClient(found.address).status() if found and found.pid == self.process.pid else {}
@@ -146,7 +146,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def address_of(run: Run) -> str:
-    """Where a node listens, as soon as it says so."""
+    """The address of a node, as soon as its status has one."""
     end_s = time.monotonic() + START_S
     while not (status := run.status()):
         assert run.process.poll() is None, run.error
@@ -207,7 +207,7 @@ def test_a_script_that_cannot_train_is_explained(script: str, words: str, launch
 
     assert run.wait() == 8, run.error
     lines = run.error.splitlines()
-    # The hint may quote the script's last lines, indented; a traceback of the node's own would stand unindented.
+    # The hint may quote the script's last lines, indented; a traceback of the node's own would not be indented.
     assert "Traceback (most recent call last):" not in lines
     assert '"exception"' not in run.error
     [at] = [number for number, line in enumerate(lines) if line.startswith("error:")]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.harness.repository import ROOT
-from tests.process.harness.trainer_world import World, lives, until
+from tests.process.harness.trainer_world import World, is_running, until
 from training.trainer_link.interface import StepOrder, TrainerFailed
 
 #: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).
@@ -99,7 +99,7 @@ def test_a_script_trains_and_ends_with_the_shared_weights(world: World) -> None:
     assert (world.state_dir / "model.pt").exists()
 
 
-def test_a_script_resumes_and_goes_on_as_if_nothing_had_been(world: World, tmp_path: Path) -> None:
+def test_a_script_resumes_as_if_it_had_not_been_interrupted(world: World, tmp_path: Path) -> None:
     """Optimiser, schedule and the script's own state come back; the result equals that of an uninterrupted run."""
 
     async def whole(world: World) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_a_script_resumes_and_goes_on_as_if_nothing_had_been(world: World, tmp_p
 
 
 def test_a_late_joiner_has_the_schedule_of_the_others(world: World) -> None:
-    """The scheduler given to attach stands where the swarm is, and the swarm's weights replace the script's own."""
+    """The scheduler is moved to the swarm's position, and the swarm's weights replace the script's own."""
 
     async def scenario(world: World) -> None:
         trainer = world.script(LOOP)
@@ -142,7 +142,7 @@ def test_a_late_joiner_has_the_schedule_of_the_others(world: World) -> None:
     world.run(scenario)
 
 
-def test_a_script_that_ends_too_early_is_told_so(world: World) -> None:
+def test_a_script_that_ends_too_early_fails_with_a_hint(world: World) -> None:
     """Exit code 0 without being done is a script that would do the same again."""
 
     async def scenario(world: World) -> None:
@@ -237,7 +237,7 @@ def test_attach_outside_of_a_node_says_how_to_start_the_script(tmp_path: Path) -
 
 
 def test_importing_p2pnode_does_not_import_torch() -> None:
-    """`attach` brings torch when it is asked for, and not before."""
+    """Accessing `p2pnode.attach` imports torch; importing `p2pnode` does not."""
     text = (
         "import sys, p2pnode; print(p2pnode.__version__, 'torch' in sys.modules, 'numpy' in sys.modules); "
         "p2pnode.attach; print('torch' in sys.modules)"
@@ -249,7 +249,7 @@ def test_importing_p2pnode_does_not_import_torch() -> None:
 
 
 def test_a_cancelled_turn_of_a_script_is_left(world: World) -> None:
-    """The script goes on with the next turn, from the vector, and what was cancelled is not in it."""
+    """The script continues with the next turn, from the vector, without the cancelled steps."""
 
     async def scenario(world: World) -> None:
         trainer = world.script(LOOP.replace('state["count"] += 1', "import time; time.sleep(0.01)"))
@@ -267,7 +267,7 @@ def test_a_cancelled_turn_of_a_script_is_left(world: World) -> None:
 
 
 def test_a_script_ends_with_its_daemon(tmp_path: Path) -> None:
-    """A daemon killed without a word takes the script along."""
+    """When the daemon is killed the script ends too."""
     (tmp_path / "train.py").write_text(LOOP)
     text = f"""
 import asyncio, sys
@@ -288,9 +288,9 @@ asyncio.run(main())
     daemon.communicate()
 
     end_s = time.monotonic() + 10
-    while lives(pid) and time.monotonic() < end_s:
+    while is_running(pid) and time.monotonic() < end_s:
         time.sleep(0.05)
-    assert not lives(pid)
+    assert not is_running(pid)
 
 
 RANKS = (

@@ -1,4 +1,4 @@
-"""The trainer as a real process: start, orders, crash, hang, stop, and a daemon that dies or is stopped."""
+"""The trainer as a real process: start, orders, crash, hang, stop, and a daemon that is killed or stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.harness.repository import ROOT
-from tests.process.harness.trainer_world import World, descriptors, lives, until, wait_until
+from tests.process.harness.trainer_world import World, descriptors, is_running, until, wait_until
 from training.layout import Layout
 from training.trainer_link import shared_memory
 from training.trainer_link.interface import StepOrder, TrainerFailed
@@ -59,7 +59,7 @@ def test_a_trainer_trains_evaluates_saves_exports_and_stops(world: World, uvloop
         await trainer.stop()
         await trainer.stop()
         assert time.monotonic() - began < 4
-        assert not lives(hello.pid)
+        assert not is_running(hello.pid)
 
     world.run(scenario, uvloop=uvloop)
     assert world.states == ["starting", "running", "stopped"]
@@ -111,7 +111,7 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
         ("signal", "signal SIGSEGV"),
     ],
 )
-def test_a_crash_is_told_and_the_vector_survives_it(world: World, how: str, reason: str) -> None:
+def test_a_crash_is_reported_and_the_vector_survives_it(world: World, how: str, reason: str) -> None:
     """However the process ends, the order fails with a sentence, another start takes the same buffers, and training
     goes on from the vector and the saved state."""
 
@@ -178,7 +178,7 @@ def test_a_trainer_silent_ten_times_as_long_is_killed(world: World) -> None:
         with pytest.raises(TrainerFailed, match=r"was silent for \d+ s and was killed") as failure:
             await trainer.train(order(2))
         assert not failure.value.fatal
-        assert not lives(hello.pid)
+        assert not is_running(hello.pid)
         assert trainer.state == "crashed"
         return time.monotonic() - began
 
@@ -207,7 +207,7 @@ def test_a_hung_trainer_is_stopped_in_time(world: World) -> None:
         os.kill(hello.pid, signal.SIGSTOP)
         began = time.monotonic()
         await trainer.stop()
-        assert not lives(hello.pid)
+        assert not is_running(hello.pid)
         return time.monotonic() - began
 
     assert world.run(scenario) < 4
@@ -251,7 +251,7 @@ def test_a_stop_ends_an_order_under_way(world: World) -> None:
 
 
 def test_a_file_that_cannot_be_written_fails_the_order_and_not_the_trainer(world: World) -> None:
-    """The sentence names the file, and the trainer goes on."""
+    """The message names the file, and the trainer continues."""
 
     async def scenario(world: World) -> None:
         trainer = world.trainer("Plain")
@@ -309,7 +309,7 @@ def test_a_start_that_must_fail_again_is_fatal(world: World, settings: dict[str,
     [("BuildsOnce", "out of memory", False), ("Growing", "another model than before", True)],
 )
 def test_a_restart_that_fails(world: World, tmp_path: Path, kind: str, reason: str, fatal: bool) -> None:
-    """What has stood once may stand again later; a model that has changed cannot take the old vector."""
+    """A fault on a restart may pass; a model that has changed cannot use the old vector."""
 
     async def scenario(world: World) -> None:
         trainer = world.trainer(kind, options={"mark": str(tmp_path / "mark")})
@@ -323,7 +323,7 @@ def test_a_restart_that_fails(world: World, tmp_path: Path, kind: str, reason: s
 
 
 def test_a_start_can_be_cancelled(world: World) -> None:
-    """A node that is told to leave while its trainer starts leaves no process."""
+    """A node that leaves while its trainer starts leaves no process behind."""
 
     async def scenario(world: World) -> None:
         trainer = world.trainer("Plain")
@@ -338,7 +338,7 @@ def test_a_start_can_be_cancelled(world: World) -> None:
     world.run(scenario)
 
 
-def test_too_little_memory_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is trained."""
     monkeypatch.setattr(shared_memory, "available_memory_bytes", lambda: 100)
 
@@ -389,32 +389,32 @@ def start_daemon(folder: Path, seconds: float) -> tuple[subprocess.Popen[str], i
 
 @pytest.mark.parametrize("seconds", [0.01, 30.0])
 def test_a_trainer_ends_with_its_daemon(tmp_path: Path, seconds: float) -> None:
-    """Killed without a word: the trainer is gone within seconds, in the middle of a long optimiser step too."""
+    """After SIGKILL of the daemon the trainer ends within seconds, even during a long optimiser step."""
     daemon, pid = start_daemon(tmp_path, seconds)
     try:
         daemon.kill()
         daemon.wait()
 
-        assert wait_until(lambda: not lives(pid), 5)
+        assert wait_until(lambda: not is_running(pid), 5)
     finally:
         daemon.kill()
         daemon.communicate()
 
 
 def test_a_stopped_daemon_keeps_its_trainer(tmp_path: Path) -> None:
-    """SIGSTOP of the daemon is no death: after SIGCONT the same trainer goes on and is not taken for hung."""
+    """After SIGSTOP and SIGCONT of the daemon the same trainer continues and does not count as hung."""
     daemon, pid = start_daemon(tmp_path, 0.01)
     try:
         assert daemon.stdout is not None
         daemon.stdout.readline()
         daemon.send_signal(signal.SIGSTOP)
-        assert not wait_until(lambda: not lives(pid), 1.5)
+        assert not wait_until(lambda: not is_running(pid), 1.5)
         daemon.send_signal(signal.SIGCONT)
         rows = [daemon.stdout.readline().split() for _ in range(30)]
 
-        assert lives(pid)
+        assert is_running(pid)
         assert {row[2] for row in rows} == {"running"}
     finally:
         daemon.kill()
         daemon.communicate()
-    assert wait_until(lambda: not lives(pid), 5)
+    assert wait_until(lambda: not is_running(pid), 5)

@@ -39,7 +39,7 @@ class QuietLog:
 
 
 class World:
-    """Makes trainers and ends them all, whatever a test does."""
+    """Creates trainers, and ends all of them after a test."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
@@ -87,8 +87,8 @@ class World:
         return asyncio.run(with_end())
 
 
-def lives(pid: int) -> bool:
-    """Whether the process is there and not a zombie."""
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     return False
@@ -105,13 +105,13 @@ def wait_until(holds: Callable[[], bool], deadline_s: float) -> bool:
 
 
 async def until(holds: Callable[[], bool], deadline_s: float = 10.0) -> None:
-    """Raises `TimeoutError` where it does not hold before the deadline."""
+    """Wait until it holds. Raises `TimeoutError` after the deadline."""
     async with asyncio.timeout(deadline_s):
         while not holds():  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(0.02)
 
 
 def descriptors() -> int:
-    """Open ones of this process, garbage aside."""
+    """Open file descriptors of this process, after a garbage collection."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))

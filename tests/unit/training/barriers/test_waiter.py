@@ -1,4 +1,4 @@
-"""The gate at a barrier over an overlay that is told what to say, on a virtual clock."""
+"""Waiting at a barrier, over a scripted overlay and on a virtual clock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FakeOverlay:
         self.estimate = 1.0
         self.asked: list[list[int]] = []
         self.draws: list[int] = []
-        #: The sample of each draw, the last one for ever; None: everybody.
+        #: The sample of each draw, the last one from then on; None: all peers.
         self.samples: list[list[int]] | None = None
 
     def add(self, number: int, step: int, *, known: int | None = None, activity: Activity = Activity.TRAINING) -> None:
@@ -110,7 +110,7 @@ def later(delay_s: float, change: Callable[[], None]) -> None:
 
 
 def test_asp_draws_nobody() -> None:
-    """Without a barrier nothing is sampled, asked or waited for."""
+    """Without a barrier nothing is sampled, queried or waited for."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
@@ -122,7 +122,7 @@ def test_asp_draws_nobody() -> None:
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
 def test_a_node_alone_goes_on(method: BarrierMethod) -> None:
-    """Nobody to look at holds nobody."""
+    """Without peers no node waits."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         assert await gate.wait(MINE, 1.0) == 0.0
@@ -149,7 +149,7 @@ def test_peers_known_to_be_far_enough_are_not_asked(method: BarrierMethod, far_e
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
 def test_only_those_believed_behind_are_asked(method: BarrierMethod) -> None:
-    """Of four peers the two whose last news is old are asked; their answers let us pass in one round."""
+    """Of four peers the two whose known step is too low are queried; their answers let the node pass in one round."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         for number, known in [(1, MINE), (2, MINE - 3), (3, MINE + 5), (4, MINE - 1)]:
@@ -165,7 +165,7 @@ def test_only_those_believed_behind_are_asked(method: BarrierMethod) -> None:
 
 
 def test_every_re_poll_draws_a_fresh_sample() -> None:
-    """A laggard that stays behind holds nobody who does not draw it again: PSP, not a held sample."""
+    """A laggard does not block a node that does not draw it again: PSP, not a held sample."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
@@ -180,7 +180,7 @@ def test_every_re_poll_draws_a_fresh_sample() -> None:
 
 
 def test_the_sample_follows_the_population() -> None:
-    """β is asked for anew at each draw: the swarm may grow while we wait."""
+    """β is computed at each draw: the swarm may grow during a wait."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
@@ -233,7 +233,7 @@ def test_a_peer_that_moves_lets_us_on() -> None:
 
 
 def test_a_peer_that_restarted_is_taken_at_its_new_step() -> None:
-    """A new incarnation may be behind where the former was ahead: what it says now counts."""
+    """A new incarnation may be behind where the former was ahead: its present step counts."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 3, known=MINE + 7)
@@ -247,7 +247,7 @@ def test_a_peer_that_restarted_is_taken_at_its_new_step() -> None:
 
 
 def test_a_peer_that_vanished_between_draw_and_answer_is_not_counted() -> None:
-    """Forgotten while it was asked: nobody is there to wait for."""
+    """A peer that is removed during its query is not waited for."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 1)
@@ -258,12 +258,12 @@ def test_a_peer_that_vanished_between_draw_and_answer_is_not_counted() -> None:
     play(scenario)
 
 
-# -- silence and death ------------------------------------------------------------------------------------------------
+# -- peers that do not answer -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["pbsp", "pssp"])
 def test_a_silent_peer_leaves_a_sampled_barrier(method: BarrierMethod) -> None:
-    """Alive as far as anybody knows, but no answer: the sample goes on without it."""
+    """A peer that counts as alive but does not answer leaves the sample."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
@@ -276,7 +276,7 @@ def test_a_silent_peer_leaves_a_sampled_barrier(method: BarrierMethod) -> None:
 
 
 def test_a_silent_peer_does_not_excuse_one_that_answers() -> None:
-    """Who answers "behind" holds a sampled barrier, whoever else is silent."""
+    """A peer that answers with too low a step blocks a sampled barrier, even if the others do not answer."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
@@ -291,7 +291,7 @@ def test_a_silent_peer_does_not_excuse_one_that_answers() -> None:
 
 @pytest.mark.parametrize("method", ["bsp", "ssp"])
 def test_a_silent_peer_holds_a_complete_barrier_until_it_is_dead(method: BarrierMethod) -> None:
-    """bsp and ssp wait for everybody that liveness has not given up, and not a poll longer."""
+    """bsp and ssp wait for every peer until the failure detector reports it dead, and not one poll longer."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
@@ -332,7 +332,7 @@ def test_an_answer_in_the_same_instant_is_an_answer() -> None:
     play(scenario)
 
 
-# -- who takes part ---------------------------------------------------------------------------------------------------
+# -- peers that count -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_an_answer_in_the_same_instant_is_an_answer() -> None:
 )
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
 def test_who_does_not_train_is_not_waited_for(method: BarrierMethod, activity: Activity) -> None:
-    """Paused, stalled, finished, leaving and joining nodes hold nobody, sampled or not."""
+    """Paused, stalled, finished, leaving and joining nodes block no node, sampled or not."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0, activity=activity)
@@ -351,7 +351,7 @@ def test_who_does_not_train_is_not_waited_for(method: BarrierMethod, activity: A
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
 def test_a_ready_node_is_waited_for(method: BarrierMethod) -> None:
-    """Its first step is waited for like any other's: those who begin together begin together."""
+    """Its first step is waited for like any other: nodes that start together stay together."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0, activity=Activity.READY)
@@ -398,7 +398,7 @@ def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
 def test_a_peer_without_progress_is_skipped_until_it_moves(method: BarrierMethod) -> None:
-    """It answers, it says "training", and its step stands still: after max(10 s, 4 steps) nobody waits for it."""
+    """A peer that answers but makes no progress is not waited for after max(10 s, 4 steps)."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, MINE - 9)
@@ -416,7 +416,7 @@ def test_a_peer_without_progress_is_skipped_until_it_moves(method: BarrierMethod
 
 
 def test_a_quantile_lets_the_slowest_behind() -> None:
-    """Three of four are far enough for 0.75; the fourth is asked, and not waited for."""
+    """Three of four are far enough for 0.75; the fourth is queried, but not waited for."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
@@ -432,7 +432,7 @@ def most_are_near(mine: int, others: Sequence[int]) -> bool:
 
 
 def test_a_custom_barrier_sees_fresh_steps_of_the_whole_sample() -> None:
-    """Only the predicate knows what is enough, so everybody is asked at each test."""
+    """Only the predicate knows which step is sufficient, so every sampled peer is queried at each test."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         for number in (1, 2, 3):
@@ -447,7 +447,7 @@ def test_a_custom_barrier_sees_fresh_steps_of_the_whole_sample() -> None:
 
 
 def test_a_custom_barrier_may_refuse_an_empty_sample() -> None:
-    """ "At least two others" with nobody there is a wait, not a crash of the step loop."""
+    """A predicate that requires two others waits without peers; the step loop does not crash."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         def arrive() -> None:
@@ -503,7 +503,7 @@ def test_the_shown_peer_follows_the_last_sample() -> None:
 
 
 def test_a_cancelled_wait_shows_nothing_more() -> None:
-    """Leaving while waiting: the node does not claim to wait for somebody for ever."""
+    """A wait that is cancelled leaves no entry behind in the status."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)

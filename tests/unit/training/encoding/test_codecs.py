@@ -174,7 +174,7 @@ def test_the_wire_is_little_endian() -> None:
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 4999, 9999])
 def test_one_bad_value_anywhere_is_seen(poison: float, place: int) -> None:
-    """A single NaN or infinity among ten thousand is found wherever it stands."""
+    """A single NaN or infinity among ten thousand values is found at any position."""
     values = np.ones(10_000, dtype=np.float32)
     values[place] = poison
 
@@ -188,7 +188,7 @@ def test_infinities_of_both_signs_do_not_cancel() -> None:
 
 
 def test_finite_values_whose_squares_overflow_are_finite() -> None:
-    """The quick proof fails for huge values; the slow look says what is true, without a warning."""
+    """The fast proof fails for huge values; the slow test gives the right result, without a warning."""
     huge = np.full(1000, np.finfo(np.float32).max, dtype=np.float32)
 
     assert codecs.all_finite(huge)
@@ -204,7 +204,7 @@ def test_nothing_and_denormals_are_finite() -> None:
 
 
 def test_the_codec_numbers_never_change() -> None:
-    """The numbers stand in frame headers: they are protocol."""
+    """The numbers are sent in frame headers: they are part of the protocol."""
     assert codecs.CODES == {"float32": 0, "bfloat16": 1, "int8": 2}
     assert codecs.NAMES == {0: "float32", 1: "bfloat16", 2: "int8"}
 

@@ -221,7 +221,7 @@ def test_an_int8_array_cut_inside_a_block_is_a_bad_frame() -> None:
     ],
 )
 def test_a_body_that_is_not_what_was_announced(buffers: list[bytes], reason: str) -> None:
-    """Every disagreement with the head is `BadFrame` and says what it is."""
+    """Every disagreement with the head is a `BadFrame` that names it."""
     with pytest.raises(BadFrame, match=reason):
         read(buffers, 2)
 
@@ -235,7 +235,7 @@ def test_an_unknown_codec_is_a_bad_frame() -> None:
 
 
 def test_the_announced_size_is_checked_before_it_is_allocated() -> None:
-    """A header that announces four gibibytes costs nothing: the body behind it is never asked for."""
+    """A header that announces four gibibytes costs nothing: its payload is not read."""
     asked = []
 
     async def body() -> AsyncIterator[Buffer]:
@@ -262,7 +262,7 @@ def test_one_array_has_one_codec() -> None:
 
 
 def test_an_error_of_the_transport_passes_through() -> None:
-    """A broken stream is the transport's error, not a bad frame: it says something about the line, not the peer."""
+    """A broken stream is an error of the transport, not a bad frame: the peer is not at fault."""
 
     async def broken() -> AsyncIterator[Buffer]:
         yield head()[:10]

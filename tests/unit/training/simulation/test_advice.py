@@ -37,7 +37,7 @@ def test_the_rule_takes_the_closest_of_those_that_keep_enough() -> None:
 
 
 def test_stragglers_are_waited_for_where_that_is_asked() -> None:
-    """With a slow node no complete barrier keeps 85 %; asked to keep a quarter only, bsp is closest together."""
+    """With a slow node no complete barrier keeps 85 %; if a quarter suffices, bsp has the least spread."""
     measured = Measured(TRACE, (0.7,) * 19 + (2.8,), 20)
     found = advise(measured)
 
@@ -49,7 +49,7 @@ def test_stragglers_are_waited_for_where_that_is_asked() -> None:
 
 
 def test_samples_are_below_the_population() -> None:
-    """Among three workers nobody can sample ten."""
+    """Of three workers none can sample ten; one worker alone is refused."""
     assert all(barrier.sample < 3 for barrier in candidates(3).values())
     with pytest.raises(ValueError, match="a barrier needs two"):
         advise(Measured(TRACE, (0.7,), 1))

@@ -22,7 +22,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def test_a_trainer_keeps_its_memory_unless_the_user_decides(
     world: World, monkeypatch: pytest.MonkeyPatch, users: str
 ) -> None:
-    """The C library is told to keep freed pages, except where the environment says something of its own about them."""
+    """The C library keeps freed pages, unless the user's environment configures malloc."""
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
     if users:

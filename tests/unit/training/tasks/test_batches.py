@@ -23,7 +23,7 @@ def test_every_sample_belongs_to_exactly_one_part(parts: int, lacking: int) -> N
         assert set(labels[share]) == set(range(10)) - set(lacking_classes(part, lacking))
 
 
-def test_each_class_is_dealt_out_evenly() -> None:
+def test_each_class_is_divided_evenly() -> None:
     """The parts that hold a class hold equally much of it, to one sample."""
     _, labels = load_digits()
     shares = [divide(labels, part, 4, 3) for part in range(4)]
@@ -47,7 +47,7 @@ def test_the_classes_lacked_are_three_apart() -> None:
     [(4, 4, 0, "part = 4 of parts = 4"), (0, 1, 10, "leaves no class"), (0, 1, 3, "no part would hold class 0")],
 )
 def test_a_division_that_cannot_be_is_refused(part: int, parts: int, lacking: int, reason: str) -> None:
-    """A part that does not exist, and classes that nobody would hold."""
+    """A part that does not exist, and classes that no part would hold."""
     with pytest.raises(TaskError, match=reason):
         divide(np.arange(10), part, parts, lacking)
 
@@ -78,7 +78,7 @@ def test_batches_resume_where_they_were() -> None:
 
 
 def test_a_share_smaller_than_a_batch_is_one_batch() -> None:
-    """Few data do not stop a node; none at all do."""
+    """A node can train on few samples, but not on none."""
     data = torch.arange(3)
 
     assert len(next(ShuffledBatches(data, data, 32, seed=1))[0]) == 3

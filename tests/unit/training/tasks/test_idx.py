@@ -49,7 +49,7 @@ def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, content: bytes, reason: str) -> None:
-    """Empty, a web page, cut off, or not to be decompressed."""
+    """Empty, a web page, truncated, or with broken compression."""
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(content)
 
     with pytest.raises(TaskError, match=reason):
@@ -66,7 +66,7 @@ def test_missing_files_are_named_with_what_was_tried(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mirror_with_another_file_is_not_believed(tmp_path: Path) -> None:
+def test_a_mirror_with_another_file_is_refused(tmp_path: Path) -> None:
     """A download whose sum is wrong is not kept."""
     (tmp_path / "mirror").mkdir()
     write_idx(tmp_path / "mirror" / "t10k-labels-idx1-ubyte.gz", np.zeros(3))
@@ -77,7 +77,7 @@ def test_a_mirror_with_another_file_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second mirror is asked when the first fails; what was fetched is kept and used the next time."""
+    """The second mirror is used if the first fails; the downloaded file is kept and used the next time."""
     (tmp_path / "mirror").mkdir()
     source = tmp_path / "mirror" / "t10k-labels-idx1-ubyte.gz"
     write_idx(source, np.arange(3))

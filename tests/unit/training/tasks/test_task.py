@@ -34,7 +34,7 @@ def build(task: str, options: dict[str, Any], data_dir: str = "") -> TaskRunner:
 def test_what_cannot_be_is_refused_in_a_sentence(
     task: str, options: dict[str, Any], data_dir: str, reason: str
 ) -> None:
-    """Misspelt options, impossible values and missing files; the hint says what to do."""
+    """Misspelt options, impossible values and missing files; each has a hint."""
     with pytest.raises(TrainerFailed) as failure:
         build(task, options, data_dir)
 

@@ -1,4 +1,4 @@
-"""From a task's name to a task that stands: every fault is one sentence with a hint, and fatal."""
+"""Loading a task: every fault is one sentence with a hint, and fatal."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_an_interrupted_evaluation_gives_nothing() -> None:
 
 
 def test_batches_that_end_begin_anew() -> None:
-    """A finite iterator is asked for again."""
+    """`batches` is called again when its iterator ends."""
     (report,) = Node("Finite").train(range(1, 2), local_steps=7)
 
     assert report.optimizer_steps == 7
@@ -242,6 +242,6 @@ def test_batches_that_end_begin_anew() -> None:
     ("kind", "message"), [("Empty", "yields nothing"), ("Vectorial", r"scalar tensor is expected.*\(8, 2\)")]
 )
 def test_a_task_that_cannot_train_is_named(kind: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Without data, or with a loss that is no scalar, the sentence says so."""
+    """A task without data, or whose loss is not a scalar, is named in the message."""
     with pytest.raises(TrainerFailed, match=message):
         Node(kind).train(range(1, 2))

@@ -48,7 +48,7 @@ class Node:
 
 
 def test_a_late_joiner_has_the_learning_rate_of_the_others() -> None:
-    """A cosine schedule is a function of the swarm's step: who begins at step 9 stands where one of step 1 is."""
+    """A cosine schedule depends only on the swarm's step: a node that starts at step 9 has the rate of the others."""
     founder, joiner = Node("Adaptive"), Node("Adaptive")
     reports = founder.train(range(1, 10))
 
@@ -69,7 +69,7 @@ def test_a_schedule_goes_back_with_the_swarm() -> None:
 
 
 def test_a_schedule_that_has_an_end_is_left_there() -> None:
-    """OneCycleLR raises when it is stepped beyond its end: one warning, and training goes on."""
+    """OneCycleLR raises when it is stepped beyond its end: one warning, and training continues."""
     node = Node("OneCycle")
 
     node.train(range(1, 4))

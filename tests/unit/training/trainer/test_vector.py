@@ -67,7 +67,7 @@ class Tied(nn.Module):
 
 
 def test_tied_parameters_are_in_the_vector_once() -> None:
-    """The smallest of the names stands for the storage."""
+    """A shared storage has the smallest of its names."""
     vector = ModelVector(Tied())
 
     assert names(vector) == ["reader.weight"]
@@ -161,7 +161,7 @@ def test_the_base_of_a_rounded_model_is_its_own() -> None:
 
 
 def test_vectors_may_change_between_loads() -> None:
-    """A delta is measured from the vector loaded last and goes where it is wanted, for a float32 model too."""
+    """A delta is relative to the vector loaded last and is written into the given array, for a float32 model too."""
     model = nn.Linear(3, 2)
     vector = ModelVector(model)
     for base in (1.0, 4.0):

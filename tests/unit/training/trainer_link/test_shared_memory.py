@@ -1,4 +1,4 @@
-"""The shared buffers: both sides see the same numbers, and too little memory is said in a sentence."""
+"""The shared buffers: both sides see the same values, and too little memory is reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_machine_without_anonymous_memory_takes_an_unlinked_file(monkeypatch: 
 
 
 def test_too_little_memory_names_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure says what is needed and what is there, and that another start will not help."""
+    """The failure names needed and available memory, and is fatal."""
     monkeypatch.setattr(shared_memory, "available_memory_bytes", lambda: 100_000_000)
 
     with pytest.raises(TrainerFailed, match=r"2 × 200\.0 MB of memory, and 100\.0 MB are free") as failure:

@@ -55,8 +55,8 @@ def test_delay_slows_a_barrier_by_its_round_trips() -> None:
     assert 60 <= slowed.steps.mean() <= 100 / 1.5 + 1
 
 
-def test_the_dead_hold_a_complete_barrier_until_they_are_found() -> None:
-    """Under bsp deaths cost about their detection time; newcomers begin at the median and the swarm stays as large."""
+def test_crashed_nodes_block_a_complete_barrier_until_they_are_detected() -> None:
+    """Under bsp a crash costs about its detection time; new nodes start at the median, and the size stays the same."""
     still = small_plan("bsp", 20, 0, duration_s=200.0, seed=5)
     quick = simulate(replace(still, churn=Churn(0.002, detection_s=1.0)))
     late = simulate(replace(still, churn=Churn(0.002, detection_s=10.0)))

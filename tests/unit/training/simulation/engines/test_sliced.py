@@ -1,4 +1,4 @@
-"""Slices of time that carry their nodes make the history of one plain queue, and the distribution of drawn samples."""
+"""Slices of time give the history of a single queue, and the distribution of drawn samples."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def plain(swarm: Plan) -> tuple[list[tuple[float, int]], list[int], int]:
         # Longer than a year of slices, and steps of a part of a slice.
         {"steps": "lognormal:0:2", "duration_s": 60.0},
         {"steps": "0.001+exp:0.01", "duration_s": 0.5, "repoll_s": 0.0003},
-        # Everybody in one part, which is more than it has room for at first.
+        # All nodes in one part, which has too few rows at first.
         {"steps": "constant:1", "nodes": 4200, "duration_s": 1.5},
     ],
 )
@@ -89,7 +89,7 @@ def test_slices_make_the_history_of_one_queue(changes: dict[str, Any]) -> None:
 
 
 def test_the_end_of_a_budget_changes_nothing() -> None:
-    """A run that comes up for air after each few completions is the run that does not."""
+    """A run that returns after each few completions equals the run that does not."""
     from training.simulation.engines.sliced import SlicedEngine
 
     swarm = plan(nodes=300, duration_s=20.0)
@@ -106,7 +106,7 @@ def test_the_end_of_a_budget_changes_nothing() -> None:
 
 
 def test_moments_and_waiting_are_those_of_the_drawing_engine() -> None:
-    """With everybody in the sample a chance is certain: slices and drawn samples agree in all they keep."""
+    """With all nodes in the sample the probability is 0 or 1: slices and drawn samples agree in every figure."""
     swarm = plan(nodes=5, self_sampled=False, slow="20%x3")
     drawn = simulate(swarm, engine="compiled", moments_s=(10.0, 20.0))
     sliced = simulate(swarm, engine="grouped", moments_s=(10.0, 20.0))

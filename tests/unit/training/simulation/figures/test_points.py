@@ -58,7 +58,7 @@ def value(verdicts: list[Verdict], series: str, x: float) -> float:
     ],
 )
 def test_the_golden_values_are_reproduced(figure: str, least: int) -> None:
-    """Every value of the table lies within its tolerance."""
+    """Every value of the table is within its tolerance."""
     verdicts = measured(figure)
     for verdict in verdicts:
         print(f"{verdict.point.series} {verdict.point.x:g}: {verdict.point.published}, ours {verdict.ours:.2f}")

@@ -1,4 +1,4 @@
-"""A parameter server of one thread that evaluates before it hands out: what its evaluations stand for."""
+"""A single-threaded parameter server: how its evaluations relate to deltas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan(name: str, seed: int) -> Plan:
 
 @pytest.mark.parametrize("name", list(published.MNIST))
 def test_evaluations_are_counted_as_the_figure_counts(name: str) -> None:
-    """The mean number of evaluations lies within a quarter of the published one, for each of the five barriers."""
+    """The mean number of evaluations is within a quarter of the published one, for each of the five barriers."""
     print(f"seeds {list(SEEDS)}")
     counts = [learn_at_server(plan(name, seed), SERVER, None)[0].updates[-1] for seed in SEEDS]
 

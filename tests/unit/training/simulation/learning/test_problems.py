@@ -81,7 +81,7 @@ def test_every_problem_is_learnt_by_a_swarm(images: Images) -> None:
 
 
 def test_images_that_are_not_there_are_named(tmp_path: Path) -> None:
-    """The message says which file was looked for, and where."""
+    """The message names the file and its folder."""
     with pytest.raises(BadData, match="train-images-idx3-ubyte"):
         Images(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x01nonsense")

@@ -6,7 +6,7 @@ from training.simulation.model.barrier_names import parse_barrier
 
 
 def test_pbsp_of_no_sample_is_asp() -> None:
-    """β = 0 looks at nobody: the shared predicate passes on an empty sample, as asp does."""
+    """With β = 0 the sample is empty, and the shared predicate passes, as asp does."""
     from training.barriers.predicates import make_barrier
 
     for mine in range(50):

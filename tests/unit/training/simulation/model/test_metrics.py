@@ -58,7 +58,7 @@ def test_bsp_is_nearly_consistent_and_asp_is_not() -> None:
 
 
 def test_lag_share_counts_pairs() -> None:
-    """F(s): of all ordered pairs those where the other lies at most s behind."""
+    """F(s): the share of ordered pairs whose second node is at most s steps behind."""
     steps = np.array([3, 5, 5, 9])
     pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
     for staleness in (0, 2, 4, 6):

@@ -36,7 +36,7 @@ def test_a_model_has_its_mean_and_variance(text: str, mean_s: float, variance: f
 
 
 def test_a_trace_is_drawn_from(tmp_path: Path) -> None:
-    """What `/steps` answers, or bare seconds: only those values come, and all of them."""
+    """Rows of `/steps`: only their values are drawn, and all of them."""
     file = tmp_path / "steps.json"
     file.write_text(json.dumps([{"step": 1, "train_seconds": 0.5}, {"step": 2, "train_seconds": 1.5}, {"step": 3}]))
     model, stream = parse_step_times(f"trace:{file}"), Stream(1, 0, 0)
@@ -48,7 +48,7 @@ def test_a_trace_is_drawn_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "exp", "exp:0", "exp:-1", "exp:1:2", "gamma:1", "nothing:1", "x+exp:1",
                                   "trace:/no/such/file", "exp:nan"])  # fmt: skip
 def test_a_text_that_names_no_model_is_refused(text: str) -> None:
-    """The message says what was expected."""
+    """An unknown name, wrong numbers, or a file that is not there."""
     with pytest.raises(BadModel):
         parse_step_times(text)
 
