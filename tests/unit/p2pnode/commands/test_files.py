@@ -1,15 +1,94 @@
-"""`p2pnode export` to PyTorch's own form; the conversion runs in a process of its own."""
+"""`p2pnode init`, `config` and `export`: files written, shown and converted."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from p2pnode import cli
+from p2pnode.config.load import load
+from p2pnode.config.settings import Config
 from tests.harness.repository import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node.toml of the repository and no variable of the caller reaches these tests."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("P2PNODE_NODE__PORT",):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("P2PNODE_STATUS__PORT", "1")
+    monkeypatch.setenv("P2PNODE_NODE__STATE_DIR", str(tmp_path / "state"))
+
+
+def run(*arguments: str) -> int:
+    return cli.main(list(arguments))
+
+
+def test_init_writes_a_file_that_loads_and_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """init writes every default; a second time it refuses and leaves the file as it was, until --force."""
+    assert run("init") == 0
+    path = tmp_path / "node.toml"
+    assert load(path).config == Config()
+    path.write_text("[node]\nport = 1\n")
+
+    assert run("init") == 7
+    assert "exists already" in capsys.readouterr().err
+    assert path.read_text() == "[node]\nport = 1\n"
+
+    assert run("init", str(tmp_path), "--force") == 0
+    assert load(path).config == Config()
+    assert run("init", "absent/node.toml") == 7
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["node.toml"]
+
+
+def test_config_show_prints_what_a_node_would_start_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """File, environment and --set are merged; --origin says which gave what; --json is for machines."""
+    (tmp_path / "node.toml").write_text("[node]\nport = 5\n")
+
+    assert run("config", "show", "--origin", "--set", "swarm.run=mine") == 0
+    shown = capsys.readouterr().out
+    assert "port = 5  # node.toml line 2" in shown
+    assert "port = 1  # environment variable P2PNODE_STATUS__PORT" in shown
+    assert 'run = "mine"  # --set swarm.run' in shown
+
+    assert run("config", "show", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["config"]["node"]["port"]) == (1, 5)
+
+
+def test_config_default_and_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """default prints a whole file; check says that all is well, warnings apart."""
+    assert run("config", "default") == 0
+    assert "[exchange]" in capsys.readouterr().out
+    assert run("config", "check", "--set", "exchange.outer_momentum=0.9") == 0
+    output = capsys.readouterr()
+    assert output.out == "the configuration is valid\n"
+    assert output.err.startswith("warning: exchange.outer_momentum = 0.9")
+
+
+def test_export_takes_the_newest_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The checkpoint with the highest step that was written whole is exported; an existing file is not replaced."""
+    for step, whole in [(9, True), (10, True), (11, False)]:
+        folder = tmp_path / "state" / "checkpoints" / f"step-{step:010d}"
+        folder.mkdir(parents=True)
+        save_file({"weight": np.full((2, 2), step, np.float32)}, folder / "vector.safetensors")
+        if whole:
+            (folder / "state.json").write_text("{}")
+
+    assert run("export", "model.safetensors") == 0
+    assert "the model of step 10" in capsys.readouterr().out
+    assert load_file("model.safetensors")["weight"].tolist() == [[10, 10], [10, 10]]
+    assert run("export", "model.safetensors") == 7
+    assert "exists already" in capsys.readouterr().err
+    assert run("export", "model.safetensors", "--force") == 0
+    assert run("export", "absent/model.safetensors") == 7
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.safetensors", "state"]
 
 
 @pytest.fixture

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 from typing import Any
 
 import msgspec
 import pytest
 
 from overlay.addresses import Address
-from p2pnode.config.settings import LogSettings
-from p2pnode.logs import configure
 from p2pnode.status.events import EventLog, EventRing, plain
 
 
@@ -163,29 +159,6 @@ def test_the_log_writes_everything_and_keeps_what_matters() -> None:
         ("error", "bad", 1.5),
     ]
     assert events[0].fields == {"peer": "01"} == writer.lines[1][2]
-
-
-def test_logs_are_json_lines_where_there_is_no_terminal() -> None:
-    """Each event is one JSON object with its level, and what is below the level is not written."""
-    stream = io.StringIO()
-    writer = configure(LogSettings(level="info"), stream)
-
-    writer.debug("hidden")
-    writer.info("shown", step=3)
-
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [(line["event"], line["level"], line["step"]) for line in lines] == [("shown", "info", 3)]
-
-
-def test_console_logs_are_readable_lines_without_colour_codes_in_a_file() -> None:
-    """A console log that goes to a file has the event and its fields, and no escape codes."""
-    stream = io.StringIO()
-
-    configure(LogSettings(format="console"), stream).warning("port_unreachable", port=8468)
-
-    assert "port_unreachable" in stream.getvalue()
-    assert "port=8468" in stream.getvalue()
-    assert "\x1b" not in stream.getvalue()
 
 
 def test_evaluations_in_quick_succession_are_thinned_in_the_log_and_not_in_the_ring() -> None:

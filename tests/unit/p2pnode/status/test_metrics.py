@@ -1,56 +1,77 @@
-"""The metrics page: what Prometheus' own parser makes of it."""
+"""The metric families: which counter becomes which metric."""
 
 from __future__ import annotations
 
-import math
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
+import msgspec
 
-from p2pnode.status.prometheus import Family, render, single
+from overlay.discovery.population import counted
+from overlay.report import OverlayReport, ReachabilityReport, SamplingReport
+from p2pnode.status.metrics import collect
+from p2pnode.status.prometheus import render
+from p2pnode.status.schema import ExchangeStatus, LoopStatus
+from training.progress import Progress
+
+NODE: Any = SimpleNamespace(
+    progress=Progress(step=7),
+    state="training",
+    overlay=SimpleNamespace(population=lambda: counted(3), workers=lambda: 2.0),
+    gate=SimpleNamespace(waiting=None, queries=5),
+)
+OVERLAY = OverlayReport(
+    counters={"datagrams_in": 4, "dropped_content": 2, "refused_rate": 3, "requests_timeout": 1, "retries": 6},
+    socket={"seal_pairs": 2, "seal_dropped_unknown": 8, "not_sent": 9},
+    peers=2,
+    calls_waiting=1,
+    contacts=2,
+    suspects=0,
+    lost=0,
+    sampling=SamplingReport(0, 0, None, 0.0, None, None, 0),
+    lookup=None,
+    local_health=0,
+    round_trip_ms=5.0,
+    reachable=ReachabilityReport(reached=True, reason="", confirmed_by=[]),
+    mapping=None,
+)
+LOOP = LoopStatus(delay_ms_p50=1.0, delay_ms_p99=2.0, delay_ms_max=3.0, tasks=1)
 
 
-def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    return {
-        sample.name: [(s.labels, s.value) for s in family.samples if s.name == sample.name]
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+def page(overlay: OverlayReport = OVERLAY, exchange: ExchangeStatus | None = None) -> list[str]:
+    return render(collect(NODE, overlay, exchange, LOOP, uptime_s=1.0)).splitlines()
 
 
-def test_the_parser_reads_what_was_written() -> None:
-    """Names, labels, values and kinds survive, whatever a label holds."""
-    nasty = 'a "quote", a \\ backslash\nand a new line'
-    page = render(
-        [
-            single("p2pnode_step", "gauge", "Completed\nsteps \\ all.", 12),
-            Family("p2pnode_dropped_total", "counter", "Dropped.", [({"reason": nasty}, 3), ({"reason": "b"}, 1.5)]),
-        ]
-    )
+def test_counters_become_labelled_metrics_by_their_prefix() -> None:
+    """Reasons and kinds become labels; a counter without a metric of its own is an event."""
+    lines = page()
 
-    assert parsed(page) == {
-        "p2pnode_step": [({}, 12.0)],
-        "p2pnode_dropped_total": [({"reason": nasty}, 3.0), ({"reason": "b"}, 1.5)],
-    }
-    assert "# TYPE p2pnode_dropped_total counter" in page
+    assert 'p2pnode_datagrams_total{direction="in"} 4' in lines
+    assert 'p2pnode_datagrams_dropped_total{reason="content"} 2' in lines
+    assert 'p2pnode_requests_refused_total{reason="rate"} 3' in lines
+    assert 'p2pnode_requests_failed_total{kind="timeout"} 1' in lines
+    assert [line for line in lines if line.startswith("p2pnode_overlay_events_total")] == [
+        'p2pnode_overlay_events_total{event="calls_waiting"} 1',
+        'p2pnode_overlay_events_total{event="retries"} 6',
+    ]
+    assert 'p2pnode_strangers_refused_total{channel="datagram",reason="unknown"} 8' in lines
+    assert 'p2pnode_transport_events_total{event="not_sent"} 9' in lines
+    assert 'p2pnode_state{state="training"} 1' in lines
 
 
-def test_numbers_that_are_none_and_values_that_are_missing() -> None:
-    """Infinite and undefined numbers have their names; None, and a family without values, are left out."""
-    page = render(
-        [
-            single("a", "gauge", "A.", math.inf),
-            single("b", "gauge", "B.", -math.inf),
-            single("c", "gauge", "C.", math.nan),
-            single("d", "gauge", "D.", None),
-            Family("e", "gauge", "E.", []),
-            single("f", "gauge", "F.", True),
-        ]
-    )
-    found = parsed(page)
+def test_times_are_seconds_and_unknown_values_are_left_out() -> None:
+    """Milliseconds of the status become seconds; without a round trip there is no sample."""
+    assert "p2pnode_round_trip_seconds 0.005" in page()
+    assert 'p2pnode_loop_delay_seconds{quantile="0.99"} 0.002' in page()
+    unknown = page(msgspec.structs.replace(OVERLAY, round_trip_ms=None))
+    assert not any("p2pnode_round_trip_seconds" in line for line in unknown)
 
-    assert found["a"] == [({}, math.inf)]
-    assert found["b"] == [({}, -math.inf)]
-    assert math.isnan(found["c"][0][1])
-    assert found["f"] == [({}, 1.0)]
-    assert "d" not in found
-    assert "# HELP e" not in page
+
+def test_the_exchange_has_metrics_only_when_there_is_one() -> None:
+    """Before the node has an exchange its families are absent; later they have the status' numbers."""
+    assert not any("p2pnode_shards" in line for line in page())
+
+    lines = page(exchange=ExchangeStatus(arithmetic="numpy", shards_owned=3, outstanding_steps=[1, 2]))
+
+    assert 'p2pnode_shards{role="owner"} 3' in lines
+    assert "p2pnode_outstanding_steps 2" in lines
