@@ -190,20 +190,38 @@ def test_the_contracts_hold() -> None:
     assert "0 broken" in result.stdout
 
 
+def copied(folder: Path) -> None:
+    """Copy the packages and their contracts."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def broken_contracts(folder: Path) -> list[str]:
+    """The contracts that the packages of a folder break."""
+    result = lint_imports(folder)
+    assert result.returncode == 1, result.stdout + result.stderr
+    return [line for line in result.stdout.splitlines() if " BROKEN" in line]
+
+
 @pytest.mark.parametrize(("path", "breach", "contract"), BREACHES)
 def test_a_breach_is_noticed(tmp_path: Path, path: str, breach: str, contract: str) -> None:
     """One forbidden import anywhere breaks the contract that forbids it: no contract is vacuous."""
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "data"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    copied(tmp_path)
     with (tmp_path / path).open("a", encoding="utf-8") as file:
         file.write(f"\n{breach}\n")
 
-    result = lint_imports(tmp_path)
-    broken = [line for line in result.stdout.splitlines() if " BROKEN" in line]
+    assert [line for line in broken_contracts(tmp_path) if line.startswith(contract)] != []
 
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert [line for line in broken if line.startswith(contract)] != []
+
+def test_a_module_without_a_layer_is_a_breach(tmp_path: Path) -> None:
+    """A new module of each layered package has to be given a layer."""
+    copied(tmp_path)
+    folders = ["overlay", "training", "training/exchange", "training/simulation", "p2pnode"]
+    for folder in folders:
+        (tmp_path / folder / "new_module.py").touch()
+
+    assert sum(line.startswith("Layers of ") for line in broken_contracts(tmp_path)) == len(folders)
 
 
 def test_every_contract_has_a_breach() -> None:
