@@ -143,18 +143,18 @@ class SplitReconciler:
         answer = await self._rpc.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
         wanted: list[tuple[int, LogEntry]] = []
         unknown: list[int] = []
-        for holding in answer.histories:
-            copy = self._store.superseded.get(holding.shard)
-            if copy is None or holding.status == "retry":
+        for history in answer.histories:
+            copy = self._store.superseded.get(history.shard)
+            if copy is None or history.status == "retry":
                 continue
-            if holding.status == "not_owner":
-                self._store.note_owners([] if holding.where is None else [holding.where])
-                self._directory.denied(holding.shard, owner)
-                unknown.append(holding.shard)
-            elif self._takes_back(copy, holding):
-                self._take_back(holding, copy)
+            if history.status == "not_owner":
+                self._store.note_owners([] if history.where is None else [history.where])
+                self._directory.denied(history.shard, owner)
+                unknown.append(history.shard)
+            elif self._takes_back(copy, history):
+                self._take_back(history, copy)
             else:
-                wanted += await self._settle(holding.shard, copy, holding)
+                wanted += await self._settle(history.shard, copy, history)
         await self._directory.refresh(unknown)
         while wanted:
             batch: list[tuple[int, LogEntry]] = []
@@ -164,21 +164,21 @@ class SplitReconciler:
                 batch.append(wanted.pop())
             await self._send(owner, batch)
 
-    def _takes_back(self, copy: SupersededCopy, holding: OwnedHistory) -> bool:
-        newer_era = holding.era_step > copy.state.era_step
+    def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
+        newer_era = history.era_step > copy.state.era_step
         # A term with the same number is the other side's: its state cannot descend from this copy.
-        if not newer_era or self._run.is_leaving or copy.term.number < holding.era_term[0]:
+        if not newer_era or self._run.is_leaving or copy.term.number < history.era_term[0]:
             return False
         # If the new era started from a state on disk, it knows its deltas, and may have all of ours.
-        return bool(copy.known().without(Applied.of_rows(holding.known)).rows())
+        return bool(copy.known().without(Applied.of_rows(history.known)).rows())
 
-    def _take_back(self, holding: OwnedHistory, copy: SupersededCopy) -> None:
-        shard = holding.shard
-        if shard in self._store.owned or self._store.ownership.fence(shard) > holding.term:
+    def _take_back(self, history: OwnedHistory, copy: SupersededCopy) -> None:
+        shard = history.shard
+        if shard in self._store.owned or self._store.ownership.fence(shard) > history.term:
             return
-        self._own_again(shard, copy, holding.term)
+        self._own_again(shard, copy, history.term)
         self._claimed_at = 0.0  # the other node learns it at once
-        self._returned[holding.term.node] = None
+        self._returned[history.term.node] = None
 
     def _own_again(self, shard: int, copy: SupersededCopy, above: Term) -> None:
         term = self._store.next_term(shard, above)
@@ -187,11 +187,11 @@ class SplitReconciler:
         self._log.warning("shard_taken_back", shard=shard, term=term.number)
         self._rebalance.wake()
 
-    async def _settle(self, shard: int, copy: SupersededCopy, holding: OwnedHistory) -> list[tuple[int, LogEntry]]:
+    async def _settle(self, shard: int, copy: SupersededCopy, history: OwnedHistory) -> list[tuple[int, LogEntry]]:
         """Deltas that the winner lacks and we have. If there are none, report what is lost and drop the copy."""
-        known = Applied.of_rows(holding.known)
+        known = Applied.of_rows(history.known)
         # An old copy against a newer replica: no node can tell which deltas that one has, so none is added.
-        unclear = holding.era_step > copy.state.era_step
+        unclear = history.era_step > copy.state.era_step
         difference = compare(copy, known, () if unclear else self._store.log.entries(shard))
         if difference.wanted:
             return [(shard, entry) for entry in difference.wanted]
@@ -245,14 +245,14 @@ class SplitReconciler:
         if copy.state is owned.state:
             del self._store.superseded[shard]
             return
-        holding = self._holding(shard)
-        if holding.status == "owner" and self._takes_back(copy, holding):
+        history = self._history(shard)
+        if history.status == "owner" and self._takes_back(copy, history):
             # The owned state started from a replica and the former copy has the whole history: exchange them.
             del self._store.superseded[shard]
             self._store.step_down(shard)
             self._own_again(shard, copy, owned.term)
             return
-        for _, entry in await self._settle(shard, copy, holding) if holding.status == "owner" else ():
+        for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
             delta = np.empty(self._store.size(shard), dtype=np.float32)
             codecs.decode(entry.payload, entry.codec, delta)
             await self._add(
@@ -282,9 +282,9 @@ class SplitReconciler:
 
     async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
-        return Response(encode(OwnedHistories([self._holding(shard) for shard in shards])))
+        return Response(encode(OwnedHistories([self._history(shard) for shard in shards])))
 
-    def _holding(self, shard: int) -> OwnedHistory:
+    def _history(self, shard: int) -> OwnedHistory:
         owned = self._store.owned.get(shard)
         if owned is None:
             return OwnedHistory(shard, "not_owner", where=self._store.ownership.owner_info(shard))
