@@ -49,7 +49,7 @@ ME = Contact(b"o" * 20, Address("127.0.0.1", 1))
 
 @dataclass
 class Owner:
-    """All shards, and what `exchange.judging` and `exchange.deltas` decide of a delta, without the messages."""
+    """The owner of all shards: the decisions of `owner/validation.py` and `owner/deltas.py`, without messages."""
 
     kind: Robust
     value: Vector
