@@ -1,0 +1,141 @@
+"""Dial-back: how many peers must connect, and which reports cause another check."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlay.addresses import Address
+from overlay.kademlia.messages import StreamsFailing
+from overlay.local_node import LocalNode
+from overlay.nat.reachability import DialBackAnswer, Reachability
+from overlay.peers import Contact, PeerTable
+from overlay.transport import ReceivedResponse, TransportError
+from tests.harness.environment import make_environment
+from tests.harness.peers import heartbeat
+from tests.harness.virtual_loop import run
+
+
+class Requests:
+    """Dial-back requests: what each peer answers, by its number; None where it cannot be asked."""
+
+    def __init__(self, answers: dict[int, bool | None]) -> None:
+        self.answers = answers
+        self.asked: list[int] = []
+
+    def register(self, name: str, handler: object) -> None:
+        assert name == "dialback"
+
+    @asynccontextmanager
+    async def request(
+        self, to: Contact, _name: str, _payload: bytes, *, timeout_s: float
+    ) -> AsyncIterator[ReceivedResponse]:
+        assert timeout_s > 0
+        number = to.node_id[0]
+        self.asked.append(number)
+        reached = self.answers[number]
+        if reached is None:
+            raise TransportError("timeout", to.address, "does not answer")
+        answer = DialBackAnswer(reached, "" if reached else "connection refused")
+        yield ReceivedResponse(msgspec.msgpack.encode(answer), None)  # type: ignore[arg-type]
+
+
+def reachability(
+    answers: dict[int, bool | None], *, eligible: tuple[int, ...] = (), client_only: bool = False
+) -> tuple[Reachability, LocalNode, Requests]:
+    local = LocalNode(b"o" * 20, 1, 1, "tests", Address("10.0.0.1", 8468))
+    peers, requests = PeerTable(), Requests(answers)
+    for number in answers:
+        peers.observe(heartbeat(bytes([number]) * 20, eligible=number in eligible), f"10.0.1.{number}", 0.0)
+    made = Reachability(
+        local,
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        requests,  # type: ignore[arg-type]
+        peers,
+        make_environment(),
+        client_only=client_only,
+    )
+    return made, local, requests
+
+
+def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("answers", "reached"),
+    [
+        ({1: True}, True),
+        ({1: True, 2: True, 3: False}, True),
+        ({1: True, 2: False, 3: False}, False),
+        ({1: False}, False),
+        ({1: True, 2: None, 3: None}, True),
+        ({1: None, 2: None}, False),
+    ],
+)
+def test_two_peers_must_connect_or_the_only_one(answers: dict[int, bool | None], reached: bool) -> None:
+    """A peer that is not eligible and cannot be asked lowers the number needed."""
+
+    async def story() -> None:
+        made, local, _ = reachability(answers)
+
+        assert await made.check() is reached
+        assert local.reached is local.heartbeat.eligible is reached
+
+    play(story)
+
+
+def test_eligible_peers_are_asked_first_and_count_even_when_silent() -> None:
+    """They can be reached themselves, so one that cannot be asked is a failure, not a NAT."""
+
+    async def story() -> None:
+        made, local, requests = reachability({1: None, 2: True, 3: True}, eligible=(2, 3))
+        assert await made.check()
+        assert sorted(requests.asked) == [2, 3]
+
+        made, local, _ = reachability({1: None, 2: True}, eligible=(1, 2))
+        assert not await made.check()
+        assert not local.reached
+
+    play(story)
+
+
+def test_a_founder_is_reached_without_peers_but_never_a_client() -> None:
+    """`client_only` is the user's decision."""
+
+    async def story() -> None:
+        made, local, _ = reachability({})
+        made.assume_reached()
+        assert local.reached
+        made, local, _ = reachability({}, client_only=True)
+        made.assume_reached()
+        assert not local.reached
+        assert made.reason == "client_only is set"
+
+    play(story)
+
+
+def test_reports_count_from_two_peers_at_their_own_addresses() -> None:
+    """Unknown peers, and known ones from another host, are ignored."""
+
+    async def story() -> None:
+        made, _, _ = reachability({1: True, 2: True})
+
+        def report(number: int, host: str) -> bool:
+            made.on_unreachable_report(
+                StreamsFailing(), heartbeat(bytes([number]) * 20), Address(host, 8468), b"m" * 20
+            )
+            return made._wake.is_set()
+
+        assert not report(9, "10.0.1.9")
+        assert not report(2, "10.0.1.7")
+        assert not report(1, "10.0.1.1")
+        assert not report(1, "10.0.1.1")
+        assert report(2, "10.0.1.2")
+
+    play(story)
