@@ -1,5 +1,5 @@
-"""The overlay on real sockets, under asyncio and uvloop: both address families, names, and the faults of the package
-that only a real socket shows (1 and 12 of reference/kademlia.md section 2).
+"""The overlay on real sockets, under asyncio and uvloop: both address families, names, and two faults of `kademlia`
+that only real sockets show (1 and 12; the others are in tests/simulated/test_kademlia_faults.py).
 """
 
 from __future__ import annotations

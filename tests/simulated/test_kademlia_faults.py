@@ -1,5 +1,6 @@
-"""The numbered faults of `kademlia` 2.2.3 and `rpcudp` 5.0.1 (reference/kademlia.md section 2): each shown on the stock
-classes, and gone from ours. Faults 1 and 12 need real sockets: tests/process/test_kademlia_fault_sockets.py.
+"""The numbered faults of `kademlia` 2.2.3 and `rpcudp` 5.0.1: each is shown on the stock classes, and absent from ours.
+
+Faults 1 and 12 need real sockets: tests/process/test_overlay_sockets.py.
 """
 
 from __future__ import annotations
