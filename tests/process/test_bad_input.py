@@ -257,7 +257,7 @@ def test_a_bootstrap_that_is_no_p2pnode_is_refused(answer: bytes, tmp_path: Path
 
 
 def test_two_nodes_on_one_state_directory_are_refused(tmp_path: Path) -> None:
-    """A second node on a directory in use: exit code 7, and the first one goes on."""
+    """A second node on a directory in use: exit code 7, and the first one continues."""
     state = str(tmp_path / "state")
     flags = ["--port", "0", "--status-port", "0", "--state-dir", state]
     first = subprocess.Popen(

@@ -70,7 +70,7 @@ def test_without_the_exchange_it_fails(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_daemon_that_crashes_early_is_named_with_its_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """The demo stops at once, says which node, its exit code and what it wrote last."""
+    """The demo stops at once and prints the node, its exit code and its last lines."""
     assert run(dataclasses.replace(PLAN, task="fake:Die")) == 10
 
     printed = capsys.readouterr().out
@@ -95,7 +95,7 @@ def impatient(processes: Any, hurry: Any) -> list[str]:
 
 
 def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--keep leaves configurations and logs where it says."""
+    """--keep leaves configurations and logs in the folder that is printed."""
     assert run(dataclasses.replace(PLAN, nodes=1, keep=tmp_path / "kept")) == 0
 
     (folder,) = (tmp_path / "kept").iterdir()

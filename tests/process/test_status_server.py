@@ -246,7 +246,7 @@ def test_large_bodies_are_refused() -> None:
 
 
 def test_a_fault_of_the_source_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
-    """A source that raises gives 500 with the kind of the error, and the server goes on."""
+    """A source that raises gives 500 with the kind of the error, and the server continues."""
 
     async def scenario(asked: Asked) -> None:
         def broken() -> Any:
@@ -366,7 +366,7 @@ def test_beyond_the_loopback_the_token_opens_everything_and_nothing_opens_withou
 
 
 def test_too_many_requests_are_429_with_a_time() -> None:
-    """Beyond the rate the answer says when to ask again, and `/metrics` counts it."""
+    """Beyond the rate the answer has the time of the next try, and `/metrics` counts it."""
 
     async def scenario(asked: Asked) -> None:
         statuses = [(await asked("POST", "/pause", POST)).status for _ in range(30)]

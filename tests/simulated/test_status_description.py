@@ -1,4 +1,4 @@
-"""The published description of the HTTP API against what a node really says, in every state of its life.
+"""The published description of the HTTP API, compared with the real answers of a node in every state.
 
 The answers of `p2pnode.status.report` for nodes on the simulated network are validated against the OpenAPI schemas, and
 held to describe every key: a key that is added to an answer without a word in `p2pnode.status.openapi` fails here.

@@ -1,4 +1,4 @@
-"""What `/status` says of a split: how far the log reaches, what waits to be mended, what was repaired, what is lost."""
+"""What `/status` shows of a split: the reach of the log, what awaits repair, what was repaired, what is lost."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_split_within_the_reach_is_shown_as_repaired() -> None:
 
 
 def test_a_split_beyond_the_reach_is_shown_with_what_it_cost() -> None:
-    """A log of two seconds says so; after a split of forty the losses are counted as the events name them."""
+    """A log of two seconds is shown as such; after a split of forty the losses are counted as the events name them."""
 
     async def scenario(swarm: Swarm) -> None:
         most = await split(swarm, 40.0)

@@ -82,7 +82,7 @@ def test_stack_traces_come_only_on_request(capsys: pytest.CaptureFixture[str]) -
 def test_an_unexpected_fault_is_one_line_with_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fault of ours is said to be one, without a stack trace."""
+    """An unexpected exception is reported as such, without a stack trace."""
 
     def broken() -> None:
         raise ZeroDivisionError("by nought")

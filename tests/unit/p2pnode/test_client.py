@@ -34,7 +34,7 @@ def run(*arguments: str) -> int:
 
 
 def test_a_node_is_found_by_its_state_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """status.json leads to the node; one left by a dead process is said to be that."""
+    """status.json leads to the node; one left behind by an ended process is reported as such."""
     folder = tmp_path / "state"
     folder.mkdir()
     assert find(folder) is None

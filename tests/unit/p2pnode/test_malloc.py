@@ -46,7 +46,7 @@ def test_buffers_that_come_and_go_do_not_cost_fresh_pages_each_time() -> None:
 
 
 def test_the_environment_has_the_last_word() -> None:
-    """Whoever sets glibc's own variables is not overruled."""
+    """glibc's own environment variables take precedence."""
     command = [sys.executable, "-c", "from p2pnode.malloc import tune_malloc; print(tune_malloc())"]
     environment = {"PYTHONPATH": str(ROOT), "MALLOC_TRIM_THRESHOLD_": "131072"}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)

@@ -17,7 +17,7 @@ TRACE = tuple(0.5 + 0.05 * (number % 10) for number in range(40))
 
 
 class FakeClient:
-    """What a node of twelve says."""
+    """The answers of a node in a swarm of twelve."""
 
     def __init__(self, address: str) -> None:
         assert address == "127.0.0.1:8080"

@@ -48,7 +48,7 @@ def test_init_writes_a_file_that_loads_and_never_overwrites(tmp_path: Path, caps
 
 
 def test_config_show_prints_what_a_node_would_start_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """File, environment and --set are merged; --origin says which gave what; --json is for machines."""
+    """File, environment and --set are merged; --origin prints the source of each value; --json is for machines."""
     (tmp_path / "node.toml").write_text("[node]\nport = 5\n")
 
     assert run("config", "show", "--origin", "--set", "swarm.run=mine") == 0
@@ -63,7 +63,7 @@ def test_config_show_prints_what_a_node_would_start_with(tmp_path: Path, capsys:
 
 
 def test_config_default_and_check(capsys: pytest.CaptureFixture[str]) -> None:
-    """default prints a whole file; check says that all is well, warnings apart."""
+    """default prints a whole file; check accepts it, with warnings on standard error."""
     assert run("config", "default") == 0
     assert "[exchange]" in capsys.readouterr().out
     assert run("config", "check", "--set", "exchange.outer_momentum=0.9") == 0
@@ -116,7 +116,7 @@ def test_pt_is_a_plain_state_dict(checkpoint: Path) -> None:
 def test_a_damaged_checkpoint_leaves_no_file(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A conversion that fails says why, with exit code 8, and leaves nothing half-written."""
+    """A failed conversion reports its reason with exit code 8 and leaves no partial file."""
     checkpoint.write_bytes(b"damaged")
 
     assert cli.main(["export", "model.pt", "--state-dir", "state"]) == 8

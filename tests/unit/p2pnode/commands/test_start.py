@@ -58,7 +58,7 @@ def test_start_hands_the_configuration_to_the_daemon(monkeypatch: pytest.MonkeyP
 
 
 def test_a_daemon_runs_with_its_garbage_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collection rests while the daemon's modules are imported, and goes on before it runs."""
+    """Garbage collection is off while the daemon's modules are imported, and on before it runs."""
     from p2pnode import daemon
     from p2pnode.commands import start
 

@@ -1,4 +1,4 @@
-"""node.toml and docs/config.md are what the code says, and what is written can be read back."""
+"""node.toml and docs/config.md equal the code, and a written configuration can be read back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_configuration_survives_being_written(tmp_path: Path) -> None:
 
 
 def test_origins_are_shown_beside_the_values() -> None:
-    """`config show --origin` says of each value where it came from."""
+    """`config show --origin` prints the source of each value."""
     loaded = load(None, {"P2PNODE_NODE__PORT": "1"})
 
     text = node_toml(loaded.config, loaded.origins, explain=False)

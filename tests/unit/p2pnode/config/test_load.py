@@ -182,7 +182,7 @@ def test_a_wrong_variable_is_named(variable: str, value: str, message: str) -> N
 
 
 def test_a_missing_file_and_one_that_is_no_text_are_explained(tmp_path: Path) -> None:
-    """A path that is wrong is said to be wrong, with the way to a right one."""
+    """A wrong path is reported with a hint on how to get a right one."""
     junk = tmp_path / "junk.toml"
     junk.write_bytes(b"\xff\xfe\x00")
     huge = tmp_path / "huge.toml"

@@ -102,7 +102,7 @@ def test_irrelevant_and_unusual_values_are_accepted(settings: list[str]) -> None
     ],
 )
 def test_regrettable_combinations_are_warned_of(settings: list[str], word: str) -> None:
-    """What works but is probably not wanted starts, with a warning that says what to do."""
+    """A combination that works but is probably a mistake starts with a warning and a hint."""
     problems = warnings_for(load(None, {}, overrides(*settings)).config)
 
     assert any(word in problem.what and problem.do for problem in problems)

@@ -68,7 +68,7 @@ def test_everything_but_reading_needs_header_and_token(method: str) -> None:
     ],
 )
 def test_a_wrong_token_is_401_with_a_challenge_and_no_secret(authorization: str) -> None:
-    """No text that is not the token passes; the refusal says how to give it, and never what it is."""
+    """No text that is not the token passes; the refusal explains how to send it, and never contains it."""
     refusal = loopback().check(replace(CHANGE, authorization=authorization), 0.0)
 
     assert refusal is not None
