@@ -218,7 +218,7 @@ def test_a_users_folder_beside_the_script_is_named(world: World, package: str) -
     async def scenario(world: World) -> None:
         with pytest.raises(TrainerFailed) as failure:
             await world.script(LOOP.removeprefix(NO_COMPILER)).start()
-        assert f"the folder {folder} hides p2pnode's own package {package}" in failure.value.reason
+        assert f"the folder {folder} hides p2pnode's package {package}" in failure.value.reason
 
     world.run(scenario)
 
