@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Annotated, Protocol
 
 import msgspec
@@ -144,14 +144,8 @@ class RequestService:
         if handler is None:
             raise self._refused("no_handler", f"this node does not serve {incoming.name!r}")
         address = Address(usable_host(heartbeat.host) or incoming.source.host, heartbeat.port)
-        reply = await self._within_limits(
-            # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
-            proven or group_of(incoming.source.host) or heartbeat.node_id,
-            lambda: handler(Contact(heartbeat.node_id, address), envelope.payload, incoming.body),
-        )
-        return Response(_ENCODER.encode(Envelope(local.tag, local.heartbeat, b"", reply.head)), reply.body)
-
-    async def _within_limits(self, party: bytes | str, handle: Callable[[], Awaitable[Response]]) -> Response:
+        # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
+        party = proven or group_of(incoming.source.host) or heartbeat.node_id
         if not self._open.enter(party):
             self.counters["refused_open"] += 1
             raise RequestRejected(
@@ -159,9 +153,10 @@ class RequestService:
             )
         try:
             await self._refuse_beyond_rate(self._rates.take(party, self._clock.monotonic()))
-            return await handle()
+            reply = await handler(Contact(heartbeat.node_id, address), envelope.payload, incoming.body)
         finally:
             self._open.leave(party)
+        return Response(_ENCODER.encode(Envelope(local.tag, local.heartbeat, b"", reply.head)), reply.body)
 
     async def _refuse_beyond_rate(self, wait_s: float) -> None:
         """Refuse a request beyond the rate, after a delay. `wait_s` is 0 within the rate."""
@@ -175,16 +170,11 @@ class RequestService:
         self.counters[f"requests_refused_{reason}"] += 1
         return RequestRejected(text)
 
-    def request(
-        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
-    ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """Send a request; see `Transport.request`. A response from another node is a `TransportError` (rejected)."""
-        return self._request(to, name, payload, body, timeout_s)
-
     @asynccontextmanager
-    async def _request(
-        self, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
+    async def request(
+        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
+        """Send a request; see `Transport.request`. A response from another node is a `TransportError` (rejected)."""
         local = self._local
         if local.tag is None:
             raise TransportError("closed", to.address, "we have not joined a swarm yet")
