@@ -244,7 +244,7 @@ class ShardStore:
         if backed.is_active or (backed.promised is not None and promised < backed.promised):
             return False
         for item in backed.buffered:
-            self._add(shard, state, item)
+            self.add(shard, item, state)
         if not self._close_all(state, backed.closed_windows):
             return False
         backed.state, backed.promised = state, promised
@@ -308,7 +308,7 @@ class ShardStore:
                 state.pass_step(folded_step)
             else:
                 state.fold(folded_step, self.rule)
-            self._add(shard, state, item)
+            self.add(shard, item, state)
             if not self._close_all(state, closed_windows):
                 return "unknown", fence
         return "ok", term
@@ -321,10 +321,16 @@ class ShardStore:
     def _close_all(self, state: ShardState, closed_windows: Sequence[Window]) -> bool:
         return all(state.close(window, self.rule) for window in closed_windows)
 
-    def add(self, shard: int, item: BufferedDelta) -> int:
-        """Add a delta that the backup has already to an owned shard; returns the version."""
-        self._add(shard, self.owned[shard].state, item)
-        return self.owned[shard].state.version
+    def add(self, shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
+        """Add a delta once to an owned shard, whose backup has it already, or to another `state` of the shard; returns
+        the version."""
+        if state is None:
+            state = self.owned[shard].state
+        if not state.knows(item.identity):
+            item.add_to(state, self.rule)
+            if self.log.seconds and item.is_logged:
+                self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec, momentum=item.momentum)
+        return state.version
 
     def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
         """Add a delta that no other node will ask for: not buffered, logged or measured, and `delta` is not kept."""
@@ -332,13 +338,6 @@ class ShardStore:
         if not state.knows(identity):
             state.apply(identity, weight, delta, self.rule)
         return state.version
-
-    def _add(self, shard: int, state: ShardState, item: BufferedDelta) -> None:
-        if state.knows(item.identity):
-            return
-        item.add_to(state, self.rule)
-        if self.log.seconds and item.is_logged:
-            self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec, momentum=item.momentum)
 
     # -- windows ------------------------------------------------------------------------------------------------
 
