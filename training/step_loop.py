@@ -218,7 +218,17 @@ class StepLoop:
             "train_seconds": trained - began,
         }
         if self._settings.enabled:
-            await self._push(step, report, row)
+            weight = self._weight(report.samples)
+            pushed = await self._exchange.push(step, self._base_step, weight, self._trainer.delta)
+            row |= {
+                "weight": weight,
+                "acknowledged": pushed.acknowledged,
+                "refused": pushed.refused,
+                "outstanding": pushed.outstanding,
+                "bytes_sent": pushed.bytes_sent,
+            }
+            if pushed.refused:
+                self._log.warning("delta_refused", step=step, reasons=pushed.refused)
         row["push_seconds"] = self._clock.monotonic() - trained
         self._advance(step)
         self._swarm.announce(
@@ -231,19 +241,6 @@ class StepLoop:
         now = self._clock.monotonic()
         me = self._swarm.node_id
         return not any(peer.node_id < me and peer.is_worker(now) for peer in self._swarm.members())
-
-    async def _push(self, step: int, report: StepReport, row: StepRow) -> None:
-        weight = self._weight(report.samples)
-        pushed = await self._exchange.push(step, self._base_step, weight, self._trainer.delta)
-        row |= {
-            "weight": weight,
-            "acknowledged": pushed.acknowledged,
-            "refused": pushed.refused,
-            "outstanding": pushed.outstanding,
-            "bytes_sent": pushed.bytes_sent,
-        }
-        if pushed.refused:
-            self._log.warning("delta_refused", step=step, reasons=pushed.refused)
 
     def _weight(self, samples: int) -> float:
         if self._settings.weight == "sum":

@@ -160,7 +160,12 @@ class Outbox:
         try:
             while delivery.unacknowledged:
                 before = len(delivery.unacknowledged)
-                await self._send_all(delivery)
+                groups, unknown = self._directory.by_owner(list(delivery.unacknowledged))
+                if unknown:
+                    self._log.debug("owner_unknown", shards=len(unknown))
+                for results in await asyncio.gather(*(self._send(delivery, to, shards) for to, shards in groups)):
+                    for result in results:
+                        self._settle(delivery, result)
                 if not delivery.unacknowledged:
                     break
                 if len(delivery.unacknowledged) < before:
@@ -173,15 +178,6 @@ class Outbox:
                 if not delivery.abandoned:
                     self._deliveries.pop(delivery.push.step, None)
                 delivery.done.set()
-
-    async def _send_all(self, delivery: Delivery) -> None:
-        groups, unknown = self._directory.by_owner(list(delivery.unacknowledged))
-        if unknown:
-            self._log.debug("owner_unknown", shards=len(unknown))
-        jobs = [self._send(delivery, owner, shards) for owner, shards in groups]
-        for results in await asyncio.gather(*jobs):
-            for result in results:
-                self._settle(delivery, result)
 
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> list[PushResult]:
         push = msgspec.structs.replace(delivery.push, shards=shards, fences=self._store.ownership.stale_fences(shards))
