@@ -147,3 +147,31 @@ def test_shell_lines_are_read_as_a_shell_would() -> None:
     commands = [words for line in shell_lines(text) for words in simple_commands(line)]
 
     assert commands == [["p2pnode", "start", "--config", "x.toml"], ["p2pnode", "peers"], ["head"]]
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    """A name in backticks that begins with test_ is a test or a test file; one that ends in an ellipsis, its start."""
+    tests = "\n".join(path.stem + "\n" + path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/test_*.py"))
+    named = {
+        (path.name, name)
+        for path in DOCUMENTS
+        for name in re.findall(r"`(test_\w+)[….\[`]", path.read_text(encoding="utf-8"))
+    }
+    missing = [f"{document}: {name}" for document, name in sorted(named) if name not in tests]
+
+    assert named
+    assert missing == []
+
+
+def test_every_module_that_a_document_names_exists() -> None:
+    """A path of this repository in backticks is a file or a folder of it."""
+    roots = ("overlay", "training", "p2pnode", "tests", "benchmarks", "deploy", "docs")
+    named = {
+        (path.name, name)
+        for path in [*DOCUMENTS, ROOT / "SECURITY.md"]
+        for name in re.findall(rf"`((?:{'|'.join(roots)})/[\w./-]+)`", path.read_text(encoding="utf-8"))
+    }
+    missing = [f"{document}: {name}" for document, name in sorted(named) if not (ROOT / name).exists()]
+
+    assert named
+    assert missing == []
