@@ -210,7 +210,7 @@ def test_the_sides_of_a_partition_longer_than_any_memory_of_the_dead_become_one(
         whole = len(nodes) - 1
         took = await world.until(lambda: all(len(node.peers) == whole for node in nodes), 300.0, "one swarm again")
         print(f"whole after {took:.0f} s")
-        assert [r.event for r in world.records].count("side_met") >= 1
+        assert [r.event for r in world.records].count("island_met") >= 1
         await world.stop()
 
     play(story(), hours=4)
