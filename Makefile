@@ -16,6 +16,9 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3)
 # Those tests share one worker because they measure seconds, and two at once would measure each other.
 PARALLEL ?= -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4))) --dist loadgroup
 
+# The processes of the tests would otherwise compile our modules again, hundreds of times.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Finds $$python, or explains why it cannot. A name on the path is not enough: version shims exist for Pythons that are
 # not installed, and some distributions ship venv without ensurepip.
 find_python = python=; \

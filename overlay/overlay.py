@@ -129,11 +129,11 @@ class Overlay:
         self._run("islands", self._joining.heal_partitions)
 
     async def has_local_peer(self) -> bool:
-        """Whether the local network has, or soon will have, a node of our run to join."""
+        """Whether the local network has, or soon will have, a node of this run to join."""
         return await self._lan.has_local_peer()
 
     async def join_local(self) -> bool:
-        """Join through the local network; false where no node is there, or none answers, and this node may found."""
+        """Join through an announced node of the local network; False if this node should found the swarm."""
         return await self._lan.join()
 
     def found(self, genesis: bytes) -> None:
@@ -222,7 +222,7 @@ class Overlay:
     def _on_local_change(self, change: LocalChange) -> None:
         self._protocol.set_heartbeat(self.local.heartbeat, self.local.tag)
         if change in ("role", "address"):
-            # Sampling, placement and dialling depend on these changes, so peers hear of them at once.
+            # Sampling, placement and dialling depend on these changes, so they are sent to peers at once.
             self._membership.send_to_some([])
         if change == "address":
             self._reachability.check_now()

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-#: A caller that waited as long as it was told must not lack a token because of float rounding.
+#: A caller that waited for the returned time must not lack a token because of float rounding.
 ROUNDING = 1e-6
 
 Key = TypeVar("Key", bound=Hashable)

@@ -177,10 +177,10 @@ class RequestService:
         """Send a request; see `Transport.request`. A response from another node is a `TransportError` (rejected)."""
         local = self._local
         if local.tag is None:
-            raise TransportError("closed", to.address, "we have not joined a swarm yet")
+            raise TransportError("closed", to.address, "this node has not joined a swarm yet")
         if not self._events.takes_streams(to.node_id):
             self.counters["requests_not_made_nat"] += 1
-            raise TransportError("refused", to.address, "is the port of a NAT, which does not let streams in")
+            raise TransportError("refused", to.address, "is behind a NAT that accepts no incoming connections")
         head = _ENCODER.encode(Envelope(local.tag, local.heartbeat, to.node_id, payload))
         self.counters["requests_out"] += 1
         try:

@@ -21,7 +21,7 @@ from p2pnode.errors import ExitCode, UserError
 
 app = typer.Typer(
     name="p2pnode",
-    help="Train one model on machines that nobody coordinates.",
+    help="Train one model on machines without a coordinator.",
     epilog="Example: p2pnode demo   (a swarm of four on this machine)",
     add_completion=False,
     rich_markup_mode=None,

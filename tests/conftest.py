@@ -42,3 +42,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("swarms"))
         if item.path.is_relative_to(SIMULATION_TESTS):
             item.add_marker(pytest.mark.xdist_group("simulation"))
+        if item.path.stem == "test_lazy_dynamo":  # its fixture imports torch's compiler: once, not once per worker
+            item.add_marker(pytest.mark.xdist_group("compiler"))

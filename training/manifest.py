@@ -37,6 +37,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     until: str
 
 
+#: Of the mismatches that a peer sends, so many are shown, each value cut to so many characters.
+MAX_SHOWN_MISMATCHES, MAX_SHOWN_CHARACTERS = 32, 200
+
+
 class Mismatch(msgspec.Struct, frozen=True):
     """One field on which two nodes disagree, with both values as text."""
 
@@ -94,9 +98,17 @@ def compare(mine: Manifest, theirs: Manifest) -> list[Mismatch]:
 
 
 def explain(mismatches: list[Mismatch], *, peer: str) -> str:
-    """One sentence with both values of every mismatch."""
-    listed = "; ".join(f"{item.field}: mine {item.mine}, theirs {item.theirs}" for item in mismatches)
-    return f"this node does not fit the swarm of {peer}: {listed}"
+    """One sentence with both values of every mismatch; a peer's values are cut and printable."""
+    shown = [
+        f"{_shown(item.field)}: mine {_shown(item.mine)}, theirs {_shown(item.theirs)}"
+        for item in mismatches[:MAX_SHOWN_MISMATCHES]
+    ]
+    return f"this node does not fit the swarm of {peer}: {'; '.join(shown)}"
+
+
+def _shown(text: str) -> str:
+    printable = "".join(character if character.isprintable() else "?" for character in text[: MAX_SHOWN_CHARACTERS + 1])
+    return printable if len(printable) <= MAX_SHOWN_CHARACTERS else f"{printable[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def _layout_mismatch(mine: Layout, theirs: Layout) -> Mismatch:

@@ -36,7 +36,7 @@ class LanDiscovery:
             self._lan = None
 
     async def announce_when_joined(self) -> None:
-        """Announce once that this node is in a swarm, when it is."""
+        """Wait until this node has joined a swarm, then announce that."""
         if self._lan is not None:
             await self._local.entered.wait()
             await self._lan.announce(self._network.announce(joined=True))
@@ -47,11 +47,12 @@ class LanDiscovery:
             await self._lan.stop()
 
     async def has_local_peer(self) -> bool:
-        """Whether the local network has, or soon will have, a node of our run to join."""
+        """Whether the local network has, or soon will have, a node of this run to join."""
         return self._lan is not None and await self._network.wait_for_peer()
 
     async def join(self) -> bool:
-        """Join through the local network; false where no node is there, or none answers, and this node may found."""
+        """Join through an announced node; False if this node should found the swarm. Retries until cancelled while a
+        node that does not answer announces that it is in a swarm."""
         while await self.has_local_peer():
             try:
                 async with asyncio.timeout(LAN_JOIN_TIMEOUT_S):

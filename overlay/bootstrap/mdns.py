@@ -121,7 +121,7 @@ class ZeroconfLan:
                 return
             properties = {str(key): str(value) for key, value in info.decoded_properties.items() if value is not None}
             hosts, port = info.parsed_addresses(), info.port or 0
-        except Exception:  # an unauthenticated packet, through a package that trusts it
+        except Exception:  # an unauthenticated packet, through a package that does not validate it
             properties, hosts, port = {}, [], 0
         if self._heard is not None:
             self._heard(name, properties, hosts, port)

@@ -1,9 +1,8 @@
 """The candidates for owning a key, best first: the live, eligible nodes among the k closest to it.
 
-Rendezvous ranking orders them (`overlay.discovery.placement`). No lookup is needed where the member list holds nearly
-all nodes: always in a swarm of at most k nodes, usually in one of a few hundred. In a larger swarm the k closest come
-from a lookup that is cached for a while, together with the known peers, so that a failure, a leave or a new peer counts
-at once.
+Rendezvous ranking orders them (`overlay.discovery.placement`). If the member list holds nearly all nodes, no lookup is
+needed. This is always so up to k nodes, and usually up to a few hundred. In a larger swarm the k closest are chosen
+from a cached lookup and the known peers. A failed, leaving or new peer therefore counts at once.
 """
 
 from __future__ import annotations
@@ -93,6 +92,8 @@ class Candidates:
         return {node_id: known[node_id] for node_id in nearest[: self._k]}
 
     async def _find_cached(self, key: bytes) -> list[bytes]:
+        """The ids closest to the key, from the cache if fresh. Concurrent calls share one lookup; if it fails, the
+        first caller gets the error and the others an empty list."""
         now = self._clock.monotonic()
         cached = self._cached.get(key)
         if cached is not None and now - cached.at <= CACHE_TTL_S:

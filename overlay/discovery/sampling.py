@@ -1,13 +1,13 @@
-"""Uniform samples of peers by XOR-ball rejection, and the pool they are drawn from.
+"""Draws uniform samples of peers from Kademlia lookups, by rejection, and keeps the pool they are drawn from.
 
-The closest node to a random id is not a uniform draw: some nodes are drawn eight times too often. But every node is
-within `radius` of a uniform target with probability exactly `radius`, so such a ball favours no node.
+A lookup finds a *ball*: all nodes within `radius` of a random target. Every node is in it with the same probability,
+`radius`. The closest node to a random id would not be a uniform draw: some nodes are drawn eight times too often.
 
 A ball of |S| nodes is kept with probability |S| / m, and a draw takes one member of one kept ball. Node v is then drawn
-with probability sum over the balls around it of (|S| / m) (1 / |S|) = radius / m, the same for every v. One kept ball
-serves many draws. Keeping every ball would favour sparse regions by a few per cent. Members of one ball are neighbours,
-so a sample takes each of its peers from another ball. A ball is dropped after two minutes, because without renewal all
-samples would come from the same few nodes.
+with probability sum over the balls around it of (|S| / m) (1 / |S|) = radius / m, the same for every v. Keeping every
+ball would favour sparse regions by a few per cent. One kept ball is used for many draws. Members of one ball are
+neighbours, so a sample takes each of its peers from another ball. A ball is dropped after two minutes, because without
+renewal all samples would come from the same few nodes.
 
 Pure. `now` and the generator are arguments; the caller's `allowed` decides which peers may be drawn.
 """
@@ -25,9 +25,9 @@ from overlay.ids import relative_distance
 BALL_NODES = 10.0
 #: Slots of a ball (m above): at least as many as a lookup returns.
 SLOTS = 20
-#: A ball is dropped after this long, so every sampled peer answered us within it.
+#: Lifetime of a ball.
 POOL_AGE_S = 120.0
-#: Fewest balls of a full pool. Kept balls hold `BALL_NODES` + 1 on average: together more than ten samples of ten.
+#: Fewest balls of a full pool. A kept ball has `BALL_NODES` + 1 nodes on average, so 12 hold about 130 peers.
 POOL_BALLS = 12
 
 T = TypeVar("T")

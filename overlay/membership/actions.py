@@ -40,7 +40,7 @@ class SendNow:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Let this gossip ride on datagrams; `at_once` also sends it to known contacts now."""
+    """Piggyback this gossip on datagrams; `at_once` also sends it to known contacts now."""
 
     news: Gossip
     at_once: bool = False

@@ -30,7 +30,7 @@ from overlay.settings import LivenessSettings
 FRESH_SHARE = 0.5
 #: A member that was probed this recently is not probed again on request.
 PROBE_PAUSE_S = 0.2
-#: Dead members are remembered, and called now and then, this long: partitions heal within it. Those that left, shorter.
+#: Dead members are kept, and pinged occasionally, this long: partitions heal within it. Those that left, shorter.
 DEAD_MEMORY_S = 3600.0
 LEFT_MEMORY_S = 120.0
 MAX_REMEMBERED = 1024
@@ -335,7 +335,7 @@ class FailureDetector:
 
     def _accept_accusation(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[DetectorAction]:
         if now - member.heard < self.settings.probe_interval_s:
-            return [SendNow(news.node_id, news)]  # it is alive; let it know, so that it refutes
+            return [SendNow(news.node_id, news)]  # it is alive; send it the suspicion, so that it can refute it
         reported, refutation, reported_kind = member.unconfirmed_update
         if reported_kind == MemberState.ALIVE and (reported, refutation) > (news.incarnation, news.refutation):
             return self.request_probe(news.node_id, now)  # others report that it refuted this: probe it ourselves

@@ -22,7 +22,7 @@ class ProbeOrder:
         self._order.insert(self._rng.randint(self._turn, len(self._order)), node_id)
 
     def next_due(self, members: Collection[bytes], is_due: Callable[[bytes], bool]) -> bytes | None:
-        """The next member that is due; after a pass all `members` are shuffled anew. Removed ones are never due."""
+        """The next member that is due; after a pass all `members` are reshuffled. Removed ones are never due."""
         for _ in range(len(self._order)):
             if self._turn >= len(self._order):
                 self._order = list(members)

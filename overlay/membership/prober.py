@@ -29,7 +29,6 @@ class Prober:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_redial = 0.0
-        self._due = 0.0
         membership.on_change(self._on_change)
 
     def start(self) -> None:
@@ -46,12 +45,13 @@ class Prober:
     def _schedule(self) -> None:
         if self._loop is None:
             return
-        self._due = self._members.detector.next_deadline()
-        self._timer = self._loop.call_later(max(0.0, self._due - self._clock.monotonic()), self._tick)
+        # The detector measures the lag of this loop from the deadline that it gave last: each one is armed.
+        delay_s = max(0.0, self._members.detector.next_deadline() - self._clock.monotonic())
+        self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _on_change(self, change: PeerChange) -> None:
         """A suspicion may end before the next probe round."""
-        if change.kind == "suspect" and self._timer is not None and self._members.detector.next_deadline() < self._due:
+        if change.kind == "suspect" and self._timer is not None:
             self._timer.cancel()
             self._schedule()
 

@@ -225,7 +225,7 @@ class UpnpGateway:
             raise _Refused(action, error.error_code, error.error_desc) from None
         except (GatewayFailed, TimeoutError):
             raise
-        except Exception as error:  # untrusted XML, through a package that trusts it
+        except Exception as error:  # untrusted XML, through a package that does not validate it
             raise GatewayFailed(f"gave an invalid response to {action} ({type(error).__name__})") from None
 
 
@@ -249,7 +249,7 @@ async def _connection(location: str) -> UpnpService:
                 return service
     except (GatewayFailed, TimeoutError):
         raise
-    except Exception as error:  # untrusted XML, through a package that trusts it
+    except Exception as error:  # untrusted XML, through a package that does not validate it
         raise GatewayFailed(f"has an invalid description ({type(error).__name__})") from None
     raise GatewayFailed("is not a router that maps ports")
 

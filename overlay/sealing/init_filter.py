@@ -23,7 +23,7 @@ INITS_PER_S, INITS_PER_BURST = 400.0, 2000.0
 
 
 class InitFilter:
-    """The memory of one start of one node; `check` raises `Refused` for every init that must not be answered."""
+    """State of the checks since the start; `check` raises `Refused` for every init that must not be answered."""
 
     def __init__(self, now: float, wall: float, clock_differs: Callable[[bytes, float], None]) -> None:
         """`clock_differs(node, seconds)`: a member's clock is ahead by more than the bound (behind, where negative)."""

@@ -85,5 +85,5 @@ class SealedTransport:
             peer=short(node_id),
             ahead_s=round(ahead_s, 1),
             bound_s=CLOCK_BOUND_S,
-            reason="its handshake gets no answer until both clocks agree; or it is a replayed recording",
+            reason="its handshakes are not answered until both clocks agree; a replayed handshake also causes this",
         )

@@ -1,8 +1,8 @@
 """One TCP or TLS connection as an asyncio protocol that reads into the caller's memory; every wait is bounded.
 
 asyncio's streams copy what they read into bytes objects. Here the kernel (or TLS) writes into the memory that the
-reader names. Bytes that arrive while nobody reads are buffered up to `BUFFER_BYTES`, then reading pauses; so a peer
-that closes is noticed while nobody reads. One task may read and one may write.
+reader names. Bytes that arrive while no read is pending are buffered up to `BUFFER_BYTES`, then reading pauses; so a
+peer that closes is noticed while no read is pending. One task may read and one may write.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import cast
 from overlay.errors import OverlayError
 from overlay.transport import Buffer
 
-#: Bytes buffered while nobody reads. Of a large read, about this much is copied once more.
+#: Bytes buffered while no read is pending. Of a large read, about this much is copied once more.
 BUFFER_BYTES = 1 << 14
 #: A read of at least this size goes straight into the target.
 DIRECT_READ_BYTES = 1 << 12
 
-#: Receives the bytes that nobody waits for. All connections share it: they are copied out before other code runs.
+#: Receives bytes that arrive while no read is pending. All connections share it: they are copied out before other code
+#: runs.
 _SHARED_BUFFER = memoryview(bytearray(BUFFER_BYTES))
 
 

@@ -156,7 +156,7 @@ def _connect_error(to: Address, error: OSError, *, sealed: bool) -> TransportErr
         return TransportError("foreign", to, reason)
     number = error.errno
     if number == errno.ECONNREFUSED:
-        return TransportError("refused", to, "refused the connection: nobody listens there")
+        return TransportError("refused", to, "refused the connection: no process listens there")
     if number == errno.ETIMEDOUT or isinstance(error, TimeoutError):
         return TransportError("timeout", to, "did not answer")
     if number in _UNREACHABLE:

@@ -1,7 +1,7 @@
 """Holds the TCP connections of a closed swarm until their first bytes contain a valid admission ticket.
 
 The gate peeks at the first bytes (MSG_PEEK), so TLS reads the connection from its start. A connection without a valid
-ticket is closed without sending a byte. The fileno of waiting connections and their time are bounded. Tickets are
+ticket is closed without sending a byte. The number of waiting connections and their time are bounded. Tickets are
 verified by `overlay.sealing.tickets`.
 """
 

@@ -30,7 +30,7 @@ MARK = "P2PNODE_DEMO"
 #: Last lines of a log that are shown when its process failed.
 LAST_LINES = 12
 
-_COUNTER = itertools.count(time.time_ns())  # unique, also if another process reuses our number
+_COUNTER = itertools.count(time.time_ns())  # unique, also if another process reuses this PID
 
 
 class DemoProcess:

@@ -136,7 +136,7 @@ def _wait_for(outcome: Callable[[], str | None]) -> str:
 def _train_alone(plan: DemoPlan, reached: DemoResult, folder: Path, interrupts: Interrupts, view: View) -> list[float]:
     """Accuracy of each part trained alone for the swarm's median number of steps; empty if one of them fails."""
     steps = int(statistics.median(status["step"] for status in reached.statuses))
-    view.print(f"now each part alone, for {steps} steps")
+    view.print(f"training each part alone, for {steps} steps")
     waiting = list(range(plan.nodes))
     processes: list[DemoProcess] = []
     try:

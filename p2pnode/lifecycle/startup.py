@@ -28,6 +28,8 @@ REJOIN_TIMEOUT_S = 5.0
 #: After the whole swarm was switched off, its founder waits this long for remembered nodes before it resumes from the
 #: states it has. Machines started together come up within it; a node that comes later with newer states is still used.
 RESUME_WAIT_S = 15.0
+#: A peer that still rejects the manifest after this long is logged as a warning.
+MANIFEST_WARNING_S = 5.0
 MANIFEST_RETRY_S = 0.2
 
 
@@ -145,6 +147,8 @@ class Startup:
 
     async def agree(self, proposal: Manifest) -> Contact:
         """Ask peers until one has a manifest equal to the proposal; return that peer. Raises `UserError`."""
+        began = self._environment.clock.monotonic()
+        warned: set[bytes] = set()
         while True:
             # Eligible peers first: a stream to one behind a NAT may take its whole time to fail.
             for peer in sorted(self._overlay.members(), key=lambda peer: not peer.eligible):
@@ -157,7 +161,14 @@ class Startup:
                         exit_code=ExitCode.MISMATCH,
                     ) from error
                 except TransportError as error:
-                    self._log.debug("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
+                    # A peer that has just started has no manifest yet. One of an older version refuses a joiner that
+                    # does not fit, with a text only, which is for people to read.
+                    has_waited = self._environment.clock.monotonic() - began > MANIFEST_WARNING_S
+                    log = self._log.debug
+                    if has_waited and error.kind == "rejected" and peer.node_id not in warned:
+                        warned.add(peer.node_id)
+                        log = self._log.warning
+                    log("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
                     continue
                 return peer.contact
             await asyncio.sleep(MANIFEST_RETRY_S)

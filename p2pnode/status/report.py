@@ -302,12 +302,12 @@ def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Findin
         return [_warning(f"no port was opened in the router: {mapping.reason}", "see the log")]
     what = f"your port {port} cannot be reached from outside: {reachable.reason}."
     if mapping is None:
-        second = 'set node.nat = "auto", if your router speaks UPnP'
+        second = 'set node.nat = "auto", if your router supports UPnP'
     else:
         second = f"allow UPnP in your router ({mapping.reason or 'it has opened ' + mapping.address})"
     return [
         _warning(
-            f"{what} This node trains and learns, and owns nothing",
+            f"{what} This node trains and receives updates, but owns no shards",
             f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its firewall; "
             f"(2) {second}; (3) leave it so, and set node.client_only = true",
         )

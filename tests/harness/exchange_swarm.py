@@ -451,7 +451,9 @@ class World:
         if target.overlay is None:
             # Half of the failed nodes are killed processes, whose machine refuses connections; the others are silent.
             if target.contact.node_id[0] % 2:
-                loop.call_later(self._delay(), _fail, answer, TransportError("refused", to.address, "nobody listens"))
+                loop.call_later(
+                    self._delay(), _fail, answer, TransportError("refused", to.address, "no process listens")
+                )
             return
         if not self.reachable(sender, target):
             if chance.random() < 0.5 and (sender.name, target.name) not in self._cuts:

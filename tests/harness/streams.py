@@ -298,7 +298,9 @@ class Stream:
             return
         server = self.network.serves(self.to)
         if server is None or server.on_request is None:
-            self.down.send(self._failed, TransportError("refused", self.to, "refused the connection: nobody listens"))
+            self.down.send(
+                self._failed, TransportError("refused", self.to, "refused the connection: no process listens")
+            )
             return
         self.server = server
         server.streams[self] = True

@@ -16,7 +16,7 @@ from training.settings import BarrierSettings
 
 Predicate = Callable[[int, Sequence[int]], bool]
 
-#: A sample of √N̂, from 1 to 10: ten of six is everybody (DESIGN section 5).
+#: A sample of √N̂, from 1 to 10: in a smaller swarm the sample is everybody (docs/psp.md).
 LARGEST_SAMPLE = 10
 #: A waiting barrier looks again after this share of the median step time …
 RESAMPLE_SHARE = 1 / 20
@@ -30,7 +30,7 @@ def asp(_mine: int, _others: Sequence[int]) -> bool:
 
 
 def ssp(mine: int, others: Sequence[int], staleness: int) -> bool:
-    """Stale synchronous parallel: nobody lies more than `staleness` completed steps behind.
+    """Stale synchronous parallel: no peer is more than `staleness` completed steps behind.
 
     One-sided: a peer that is ahead never blocks.
     """
@@ -38,7 +38,7 @@ def ssp(mine: int, others: Sequence[int], staleness: int) -> bool:
 
 
 def bsp(mine: int, others: Sequence[int]) -> bool:
-    """Bulk synchronous parallel: nobody is behind."""
+    """Bulk synchronous parallel: no peer is behind."""
     return ssp(mine, others, 0)
 
 

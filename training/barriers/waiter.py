@@ -43,7 +43,7 @@ class BarrierWaiter:
         self._began_at = 0.0
 
     def begin(self) -> None:
-        """Start counting: a peer that is ready now is about to train too, however long it has been ready."""
+        """Mark the start of training: a peer that is ready now counts as if it had become ready at this moment."""
         self._began_at = self._clock.monotonic()
 
     async def wait(self, step: int, step_seconds: float) -> float:

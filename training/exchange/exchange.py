@@ -1,4 +1,6 @@
-"""The exchange of one node: composes its services, and offers found, join, push, pull, leave to the step loop."""
+"""The exchange of one node: the facade over its services.
+
+Startup calls found, join or resume; the step loop push and pull; shutdown leave and close."""
 
 from __future__ import annotations
 
@@ -39,11 +41,11 @@ from training.shards.state import ShardState
 from training.swarm import Swarm
 
 FENCES_FILE = "fences.msgpack"
-#: A step under relaxed barriers continues with the older copy of a shard after this long.
+#: Under relaxed barriers a pull ends after this long; shards that were not received keep their older values.
 RELAXED_PULL_S = 5.0
-#: Under bsp it waits until a failed owner has been replaced.
+#: Under bsp a pull waits this long, which is enough to replace a failed owner.
 DETECTION_BOUND_S = 10.0
-#: For the question which deltas this node has pushed; the answer matters where its state directory is a restored copy.
+#: For `highest_pushed`, which detects a state directory that was restored from an old copy.
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
 
 
@@ -109,16 +111,16 @@ class Exchange:
         return self._replica.versions()
 
     def begin_at(self, step: int) -> None:
-        """This node has completed so many steps before this start."""
+        """Set the step to start from: that of the restored checkpoint."""
         self._run.step = step
 
     def advance(self, step: int) -> None:
-        """This node has completed this step."""
+        """Record that this node completed a step, and invalidate the swarm view."""
         self._run.step = step
         self.view.invalidate()
 
     def use_incarnation(self, incarnation: int) -> None:
-        """Push under this incarnation from now on."""
+        """Use this incarnation for later pushes."""
         self._run.incarnation = incarnation
 
     async def start(self) -> None:
@@ -127,7 +129,7 @@ class Exchange:
             handlers.register()
         self.context.swarm.on_change(self._on_change)
         self._tasks = [
-            asyncio.create_task(self.rebalancer.run(), name="keeping"),
+            asyncio.create_task(self.rebalancer.run(), name="rebalancer"),
             asyncio.create_task(self._save_fences(), name="fences"),
         ]
 
@@ -142,7 +144,7 @@ class Exchange:
     # -- the vector ---------------------------------------------------------------------------------------------
 
     def found(self) -> None:
-        """Own every shard; the replica is the swarm's first value."""
+        """Found the swarm's vector: own every shard, with the present replica as its initial value."""
         self._found(range(len(self.store)))
 
     def _found(self, shards: Iterable[int]) -> None:
@@ -156,22 +158,23 @@ class Exchange:
             self._replica.set_version(shard, term, version)
 
     def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
-        """The replica holds a checkpoint of these terms and versions: offer it to take-overs."""
+        """Declare the term and version of each shard in the replica, so that it can serve as a copy in take-overs."""
         self._replica.restore_versions(versions)
 
     def offer_states(self, states: dict[int, StoredState]) -> None:
-        """The states that this node last wrote to disk: offer them to take-overs until the owners are known."""
+        """Offer states read from disk as copies in take-overs until the owners are known."""
         self.store.offer_stored(states)
 
     def delay_takeover(self, seconds: float) -> None:
-        """Take no shard over for so long, or until the vector is there."""
+        """Start no take-over for this long, or until join or resume has finished."""
         self.rebalancer.delay_takeover(seconds)
 
     async def resume(self, expected: int, wait_s: float) -> None:
-        """Restart a whole swarm: own every shard, from the best state that any node offers."""
+        """Resume a swarm that was shut down: wait for `expected` nodes, take over every shard without a known owner
+        from its best copy, and found the rest from this node's replica. Logs deltas that are known to be lost."""
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
-        rest = [shard for shard in range(len(self.store)) if self._is_nobodys(shard)]
+        rest = [shard for shard in range(len(self.store)) if self._has_no_known_owner(shard)]
         self._found(rest)
         await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
         known = [identities_of(owned.state) for owned in self.store.owned.values()]
@@ -191,7 +194,7 @@ class Exchange:
         )
         self._settle()
 
-    def _is_nobodys(self, shard: int) -> bool:
+    def _has_no_known_owner(self, shard: int) -> bool:
         return shard not in self.store.owned and shard not in self.store.ownership.known_owners
 
     def _settle(self) -> None:
@@ -199,7 +202,8 @@ class Exchange:
         self.rebalancer.allow_takeover()
 
     async def highest_pushed(self) -> tuple[int, int]:
-        """The highest incarnation and step under which this node has pushed, according to the owners."""
+        """The highest incarnation and, separately, the highest step of this node's deltas in any state of the owners or
+        of this node; 0 if there is none."""
         me = self.context.swarm.node_id
         groups, _ = self.directory.by_owner(range(len(self.store)))
         found = [highest_step_of(me, self.store.known_deltas())]
@@ -243,12 +247,12 @@ class Exchange:
     # -- leaving ------------------------------------------------------------------------------------------------
 
     async def leave(self, timeout_s: float) -> tuple[int, int]:
-        """Deliver the outbox and hand over every shard; returns (steps left, shards left)."""
+        """Deliver the outbox and hand over every shard; returns (steps not delivered, shards not handed over)."""
         left = await self.push_client.finish(timeout_s / 2)
         return left, await self.rebalancer.leave(timeout_s / 2)
 
     async def close(self, timeout_s: float) -> None:
-        """Acknowledge no delta from now on and wait for those in flight; after this the states do not change."""
+        """Refuse new deltas, wait at most `timeout_s` for those in flight, and then add none."""
         self._run.enter(Phase.CLOSED)
         await self.deltas.drained(list(self.store.owned), timeout_s)
         self._run.enter(Phase.DRAINED)
@@ -292,10 +296,11 @@ class Exchange:
                 self.store.ownership.raise_fence(shard, Term(number, node))
 
     async def _save_fences(self) -> None:
-        """Write the fences when they changed, at most once a second.
+        """Write the fences when they changed, at most once a second; retried until the disk takes them.
 
         Fences that a crash loses in between are found again by the survey of a take-over.
         """
+        failing = False
         while True:
             await asyncio.sleep(1.0)
             if (fences := self.store.ownership.take_unsaved_fences()) is not None:
@@ -303,4 +308,9 @@ class Exchange:
                 try:
                     await self.context.environment.executor.run(self._disk.write, FENCES_FILE, data)
                 except OSError as error:
-                    self._log.error("fences_not_written", reason=str(error))
+                    self.store.ownership.keep_unsaved_fences()
+                    if not failing:
+                        self._log.error("fences_not_written", reason=str(error))
+                    failing = True
+                else:
+                    failing = False

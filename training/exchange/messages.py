@@ -195,7 +195,7 @@ class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LocateOwners(msgspec.Struct, frozen=True, array_like=True):
-    """Asks who owns these shards; an empty list asks for all. `known` are the owners that the sender knows."""
+    """Asks for the owners of these shards; an empty list asks for all. `known` are the owners that the sender knows."""
 
     genesis: Genesis
     shards: Shards

@@ -36,7 +36,7 @@ Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Writte
 KILL_FACTOR = 10.0
 UNKNOWN_PACE_S = 600.0
 
-#: A timeout that fires this much too late means that the daemon itself was stopped: it starts to measure anew.
+#: A timeout that fires this much too late means that the daemon itself was stopped: it restarts the measurement.
 OVERSLEPT_S = 1.0
 
 #: Settings for glibc's malloc. By default it returns the gradients' pages to the kernel at each optimiser step and

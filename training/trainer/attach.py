@@ -149,7 +149,7 @@ class AttachedSwarm:
                 self._next_turn()
         except DaemonGone as gone:
             self.done = True
-            raise SwarmLost("the p2pnode daemon that started this script has gone away") from gone
+            raise SwarmLost("the p2pnode daemon that started this script has ended") from gone
 
     # --- opening ------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from overlay.peers import Contact
 from overlay.requests import Handler
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.stub_trainer import plain_layout
-from training.manifest import PROTOCOL, Manifest, compare, explain
+from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain
 from training.manifest_check import ManifestAnswer, ManifestRefused, compare_with, register
 from training.shards.outer_rule import Rule
 
@@ -149,3 +149,12 @@ def test_a_malformed_proposal_is_rejected() -> None:
     """The handler never raises anything else."""
     with pytest.raises(RequestRejected, match="malformed manifest"):
         asyncio.run(swarm_with().handlers["manifest"](PEER, b"\x80", nothing()))
+
+
+def test_the_mismatches_of_a_peer_are_cut_and_printable() -> None:
+    """A peer's text cannot fill the log or reach the terminal as control characters."""
+    text = explain([Mismatch("colour\x1b[31m", "a" * 10_000, "b")] * 100, peer="12345678")
+
+    assert len(text) < 15_000
+    assert text.isprintable()
+    assert "colour?[31m: mine aaa" in text

@@ -197,7 +197,7 @@ class PullClient:
                     if is_copy and result.shard not in job.waiting:
                         continue  # the owner was faster
                     codecs.decode(encoded, codec, self._replica.slice_of(result.shard))
-                    # The version of a copy does not tell which deltas it has: with 0 the next pull fetches the shard.
+                    # The version of a copy does not show which deltas it has: with 0 the next pull fetches the shard.
                     self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
                     if not is_copy:
                         self._store.note_owner(result.shard, term, owner)

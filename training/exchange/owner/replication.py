@@ -23,7 +23,7 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Fence, Term
 from training.shards.applied import DeltaId
 
-#: How often a delta is forwarded again because the pair changed meanwhile, before its origin is told to retry.
+#: How often a delta is forwarded again because the pair changed meanwhile, before the origin gets "retry".
 FORWARD_ROUNDS = 3
 
 #: What an acknowledgement of a target is valid for: shard, node, the term it was sent under, and the last promise then.

@@ -1,8 +1,8 @@
-"""Validates a delta before its owner adds it: finite values, length, weight, and room for more of its node.
+"""Validates a delta before its owner adds it: finite values, length, weight, and whether its node still has quota.
 
 Who owns the shard, and whether the delta is in already, is decided in `training.exchange.owner.deltas`. A wrong delta
-is refused for good and counted by its reason; one that comes too early is to be sent again. A long one is clipped under
-the rule `clip`, and is worth a warning under every rule.
+is rejected permanently and counted by its reason; one that comes too early is to be sent again. A long one is clipped
+under the rule `clip`, and is worth a warning under every rule.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Rebalancer:
         await self._plan_moves()
 
     async def resume(self, expected: int, wait_s: float) -> int:
-        """`Failover.resume`."""
+        """See `Failover.resume`."""
         return await self._failover.resume(expected, wait_s)
 
     def _drop_gone_partners(self) -> None:
@@ -130,8 +130,8 @@ class Rebalancer:
             ]
             if not others:
                 continue
-            had_tenure = not owned.has_tenure or now - owned.since >= self._context.settings.tenure_s
-            tenure_over = self._run.is_leaving or had_tenure
+            minimum_time_over = not owned.has_tenure or now - owned.since >= self._context.settings.tenure_s
+            tenure_over = self._run.is_leaving or minimum_time_over
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0])):
                 if owned.backup is not None:

@@ -4,7 +4,7 @@ Of two owners the one with the higher term wins. The loser keeps its copy and it
 identity until the winner has all of them, replicated like any push, with the weight that they would have had among all
 workers, and without momentum. Deltas that are no longer in the log are reported as lost, with their identities.
 
-One exception: the winner started from a replica while the loser has the whole history. No node can tell which deltas
+One exception: the winner started from a replica while the loser has the whole history. No node knows which deltas
 the replica had, so the loser takes the shard back, and the deltas of the other side are added to its copy.
 """
 
@@ -177,7 +177,7 @@ class SplitReconciler:
         if shard in self._store.owned or self._store.ownership.fence(shard) > history.term:
             return
         self._own_again(shard, copy, history.term)
-        self._claimed_at = 0.0  # the other node learns it at once
+        self._claimed_at = 0.0  # the other node is informed at once
         self._returned[history.term.node] = None
 
     def _own_again(self, shard: int, copy: SupersededCopy, above: Term) -> None:

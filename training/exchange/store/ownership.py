@@ -51,6 +51,10 @@ class Ownership:
         self._has_unsaved_fences = False
         return self.fences
 
+    def keep_unsaved_fences(self) -> None:
+        """The fences taken by `take_unsaved_fences` could not be written."""
+        self._has_unsaved_fences = True
+
     # -- known owners -------------------------------------------------------------------------------------------
 
     def accept(self, shard: int, term: Term, owner: Contact) -> bool:

@@ -1,4 +1,4 @@
-"""What a node has recorded of one shard: as its owner, as its backup, or only who owns it. Pure."""
+"""What a node has recorded of one shard: as its owner, as its backup, or only its owner. Pure."""
 
 from __future__ import annotations
 

@@ -1,13 +1,18 @@
 """The shards that this node owns or backs up, as a state machine: calls in, values out, no message sent. Pure.
 
+An *owner* adds deltas and its *backup* adds the same ones; a *learner* is a backup that still receives the state. A
+*promised* term becomes the owner's term when a learner is promoted. A *superseded* copy lost to a higher term; a
+*stored* one was read from disk. A *window* is the set of deltas that the trimmed mean combines.
+
 These rules keep an acknowledged delta from being lost or added twice:
 
-* A term is a pair (number, node) and only rises. Whatever has a lower term than the highest seen is fenced off.
-* Every change of the pair of owner and backup has a new term, so that an old pair can be told from a new one.
-* Identities, not counters, decide whether a delta is in. Owner and backup may add them in any order.
-* An owner adds a delta only after its backup has it, and checks its role again before it adds.
-* The owner decides what depends on the order of deltas: how much one is clipped, which ones form a window of the
-  trimmed mean. Its backup receives the decision with the delta, or with the next one (`closed_windows`).
+* A term is a pair (number, node) and only rises. Messages with a lower term than the highest seen are rejected
+  (fenced).
+* Every change of owner or backup raises the term, which distinguishes the old pair from the new one.
+* Whether a delta was added is decided by its identity, never by a count. Owner and backup may add in any order.
+* An owner adds a delta only after its backup has acknowledged it, and only if it is still the owner then.
+* The owner decides what depends on the order of deltas: clipping, and which deltas form a window. Its backup receives
+  the decision with the delta, or with the next one (`closed_windows`).
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
-#: Live deltas buffered for states that are still to come, over all shards. Beyond, a slow catch-up begins anew.
+#: Live deltas buffered for states that are still to come, over all shards. Above it forwards are answered `unknown`,
+#: and the owner starts the catch-up again.
 MAX_BUFFERED_BYTES = 256 * 1024 * 1024
 
 
@@ -169,7 +175,8 @@ class ShardStore:
         return owned
 
     def step_down(self, shard: int) -> None:
-        """Give up ownership; the deltas that only this copy has are offered to the new owner."""
+        """Give up ownership; the copy is kept as superseded, and its deltas are offered to the new owner by
+        `SplitReconciler`."""
         owned = self.owned.pop(shard)
         self._keep_superseded(shard, owned.term, owned.state)
 

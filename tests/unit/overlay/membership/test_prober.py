@@ -81,6 +81,24 @@ def test_a_suspicion_shorter_than_a_round_ends_on_time() -> None:
     play(story, probe_interval_s=10.0, suspicion_s=1.0)
 
 
+def test_the_timer_is_armed_for_the_deadline_that_the_detector_measures_lag_from() -> None:
+    """A suspicion that ended, and a later one, move both: a tick that comes late is noticed as lag of this loop."""
+
+    async def story(world: World) -> None:
+        next_round = world.members.detector.next_deadline()
+        await asyncio.sleep(next_round - world.clock.monotonic() + 0.1)
+        for _ in range(2):
+            world.suspect()
+            assert world.prober._timer is not None
+            planned = world.members.detector._planned
+            assert world.prober._timer.when() == pytest.approx(planned)
+            refuted = heartbeat(PEER.node_id)
+            world.membership.on_response(refuted, PEER.address, 0.01, PEER, proven=True)
+            await asyncio.sleep(0.3)
+
+    play(story, probe_interval_s=10.0, suspicion_s=1.0)
+
+
 def test_a_dead_member_is_called_now_and_then() -> None:
     """So the sides of a healed partition find each other; a time-out there is no failure."""
 

@@ -42,7 +42,7 @@ def failure_of(error: OSError, seal: Any = None) -> TransportError:
 @pytest.mark.parametrize(
     ("error", "kind", "detail"),
     [
-        (failed(errno.ECONNREFUSED), "refused", "nobody listens"),
+        (failed(errno.ECONNREFUSED), "refused", "no process listens"),
         (failed(errno.EHOSTUNREACH), "refused", "cannot be reached"),
         (failed(errno.ENETUNREACH), "refused", "cannot be reached"),
         (failed(errno.ETIMEDOUT), "timeout", "did not answer"),

@@ -11,7 +11,7 @@ import pytest
 from overlay.environment import Environment
 from overlay.transport import TransportError
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, VirtualClock
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, records_of
 from tests.harness.exchange_swarm import StartEntropy
 from tests.harness.stores import IDS, contact, term
 from tests.harness.stub_trainer import plain_layout
@@ -141,6 +141,28 @@ def test_fences_survive_a_restart_but_not_another_swarm() -> None:
 
         disk.tear(FENCES_FILE)
         assert exchange_of(ScriptedSwarm(ME), disk).store.ownership.fence(2) == term(0, "a")._replace(node=b"")
+
+    run(scenario())
+
+
+def test_fences_are_written_when_a_full_disk_has_room_again() -> None:
+    """A write that fails is tried again, and logged once."""
+
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        exchange = exchange_of(ScriptedSwarm(ME), disk)
+        await exchange.start()
+        disk.full = True
+        exchange.store.ownership.raise_fence(2, term(7, "x"))
+        await asyncio.sleep(3.5)
+        assert FENCES_FILE not in disk.files
+
+        disk.full = False
+        await asyncio.sleep(1.5)
+        await exchange.stop()
+
+        assert exchange_of(ScriptedSwarm(ME), disk).store.ownership.fence(2) == term(7, "x")
+        assert [record.event for record in records_of(exchange.context)] == ["fences_not_written"]
 
     run(scenario())
 
