@@ -11,8 +11,7 @@ These rules keep an acknowledged delta from being lost or added twice:
 * Every change of owner or backup raises the term, which distinguishes the old pair from the new one.
 * Whether a delta was added is decided by its identity, never by a count. Owner and backup may add in any order.
 * An owner adds a delta only after its backup has acknowledged it, and only if it is still the owner then.
-* The owner decides what depends on the order of deltas: clipping, and which deltas form a window. Its backup receives
-  the decision with the delta, or with the next one (`closed_windows`).
+* The owner alone decides clipping and windows; its backup receives the decision with a delta (`closed_windows`).
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
-#: Live deltas buffered for states that are still to come, over all shards. Above it forwards are answered `unknown`,
-#: and the owner starts the catch-up again.
+#: Buffered deltas for states still to come. Above it a forward is answered `unknown`, and the catch-up restarts.
 MAX_BUFFERED_BYTES = 256 * 1024 * 1024
 
 
@@ -175,8 +173,7 @@ class ShardStore:
         return owned
 
     def step_down(self, shard: int) -> None:
-        """Give up ownership; the copy is kept as superseded, and its deltas are offered to the new owner by
-        `SplitReconciler`."""
+        """Stop owning the shard and keep its copy as superseded, for `SplitReconciler` to offer its deltas."""
         owned = self.owned.pop(shard)
         self._keep_superseded(shard, owned.term, owned.state)
 
@@ -329,8 +326,7 @@ class ShardStore:
         return all(state.close(window, self.rule) for window in closed_windows)
 
     def add(self, shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
-        """Add a delta once to an owned shard, whose backup has it already, or to another `state` of the shard; returns
-        the version."""
+        """Add a delta once to an owned shard, or to another `state` of the shard; returns the version."""
         if state is None:
             state = self.owned[shard].state
         if not state.knows(item.identity):
@@ -360,8 +356,7 @@ class ShardStore:
     # -- copies -------------------------------------------------------------------------------------------------
 
     def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> StoredState | None:
-        """The state from disk, unless the replica is newer; of equal ones it ranks higher, for it has momentum and
-        identities."""
+        """The state from disk, unless the replica is newer; at the same version it is preferred: it has identities."""
         stored = self.stored.get(shard)
         if stored is None or (replica is not None and replica > (stored.term, stored.state.version)):
             return None
