@@ -20,14 +20,14 @@ from typing import Any
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 
-#: Longest wait for one answer while the table is drawn, in seconds.
+#: Timeout of one status request, in seconds.
 REQUEST_TIMEOUT_S = 2.0
 POLL_INTERVAL_S = 0.05
 #: Longest wait for a killed process to end, in seconds.
 KILL_TIMEOUT_S = 5.0
 #: Environment variable with the mark of one process. It is not a setting: it has no double underscore.
 MARK = "P2PNODE_DEMO"
-#: Last lines of a log that are shown when its process failed.
+#: Number of log lines shown when a process fails.
 LAST_LINES = 12
 
 _COUNTER = itertools.count(time.time_ns())  # unique, also if another process reuses this PID
@@ -84,7 +84,7 @@ class DemoNode(DemoProcess):
         return self._client
 
     def refresh(self) -> dict[str, Any] | None:
-        """Ask for its status and new events; without an answer, the last status stays."""
+        """Request its status and new events; if it does not answer, the previous status is kept."""
         if self.client is not None:
             with contextlib.suppress(UserError):
                 self.status = self.client.status()
@@ -111,29 +111,29 @@ class DemoNode(DemoProcess):
                 self.client.post("/leave")
 
 
-def wait_for_exit(processes: Sequence[DemoProcess], seconds: float, hurry: Callable[[], bool]) -> bool:
-    """Whether all have ended within `seconds`; stops waiting when `hurry` returns true."""
+def wait_for_exit(processes: Sequence[DemoProcess], seconds: float, give_up: Callable[[], bool]) -> bool:
+    """Wait until all have ended; False after `seconds`, or as soon as `give_up()` returns true."""
     deadline = time.monotonic() + seconds
     while any(process.exit_code is None for process in processes):
-        if time.monotonic() > deadline or hurry():
+        if time.monotonic() > deadline or give_up():
             return False
         time.sleep(POLL_INTERVAL_S)
     return True
 
 
 def end_all(
-    processes: Sequence[DemoProcess], hurry: Callable[[], bool], *, leave_s: float = 15.0, term_s: float = 5.0
+    processes: Sequence[DemoProcess], give_up: Callable[[], bool], *, leave_s: float = 15.0, term_s: float = 5.0
 ) -> list[str]:
     """End every process: by request, then SIGTERM, then SIGKILL. Returns the names of those that had to be killed."""
     for process in processes:
         if isinstance(process, DemoNode):
             process.ask_to_leave()
     nodes = [process for process in processes if isinstance(process, DemoNode) and process.client is not None]
-    wait_for_exit(nodes, leave_s, hurry)
+    wait_for_exit(nodes, leave_s, give_up)
     for process in processes:
         if process.exit_code is None:
             process.signal(signal.SIGTERM)
-    wait_for_exit(processes, term_s, hurry)
+    wait_for_exit(processes, term_s, give_up)
     killed = [process.name for process in processes if process.exit_code is None]
     for process in processes:
         process.signal(signal.SIGKILL)

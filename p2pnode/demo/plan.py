@@ -18,9 +18,9 @@ from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, 
 
 #: Evaluations in a row that must reach the goal at every node.
 EVALUATIONS = 3
-#: Classes each node's part of the data lacks: enough that a node alone cannot pass 0.7 of ten classes.
+#: Classes missing from each node's data. With 3 of 10 missing, a node that trains alone cannot exceed 0.7 accuracy.
 LACKING = 3
-#: A node whose demo was killed ends by itself this many seconds after the time limit.
+#: If the demo is killed, its nodes end by themselves this many seconds after the time limit.
 ORPHAN_S = 60.0
 #: Task options for a demo on two cores. The convolutional network uses plain SGD, which tolerates classes that a node
 #: never sees better than AdamW does. It is evaluated on the first 2,000 test images, because all 10,000 at every node
@@ -34,7 +34,7 @@ DEFAULT_TIME_LIMIT_S = 180.0
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """The options of a demo. `until` is an accuracy from 0 to 1."""
+    """The options of a demo. `until` is an accuracy from 0 to 1; `keep` a folder in which to leave the files."""
 
     nodes: int = 4
     task: str = "digits"
@@ -45,7 +45,7 @@ class DemoPlan:
     seed: int = 0
     exchange: bool = True
     keep: Path | None = None
-    #: The command that starts a daemon with the configuration file that follows; tests replace it.
+    #: Command that starts a daemon; the path of its configuration file is appended. Tests replace it.
     start_command: tuple[str, ...] = (sys.executable, "-m", "p2pnode", "start", "--config")
     alone_command: tuple[str, ...] = (sys.executable, "-m", "training.trainer.standalone")
 
@@ -93,7 +93,7 @@ def node_config(plan: DemoPlan, part: int, folder: Path, bootstrap: Sequence[str
 
 
 def goal_held(accuracies: Sequence[Sequence[float]], goal: float) -> bool:
-    """Whether the last three evaluations of every node all reached the goal."""
+    """Whether the last `EVALUATIONS` evaluations of every node all reached the goal."""
     return all(
         len(seen) >= EVALUATIONS and all(accuracy >= goal for accuracy in seen[-EVALUATIONS:]) for seen in accuracies
     )
@@ -116,7 +116,7 @@ def summary(plan: DemoPlan, reached: DemoResult, alone: Sequence[float]) -> dict
         "nodes": plan.nodes,
         "seconds": round(reached.seconds, 2),
         "steps_per_node": steps,
-        # The worst node's, because the goal is that every node has the good model.
+        # The lowest accuracy of all nodes, because every node must reach the goal.
         "accuracy": min(accuracies) if len(accuracies) == plan.nodes else None,
         "alone": round(statistics.mean(alone), 4) if alone else None,
         "alone_each": [round(value, 4) for value in alone],

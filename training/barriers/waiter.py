@@ -2,8 +2,9 @@
 
 A peer known to have completed enough steps is not queried: within an incarnation steps never decrease. Every re-poll
 draws a **fresh** sample; holding one sample until it passes is a different, much slower algorithm. Under a sampled
-barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) it counts until the failure
-detector reports it dead.
+barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) a silent peer counts until the
+failure detector declares it dead. Under every barrier a peer that answers but makes no progress stops counting
+(`Peer.counts_for_barrier`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from training.swarm import Swarm
 
 @dataclass(frozen=True, slots=True)
 class BarrierWait:
-    """The last test that did not pass: `since` in monotonic seconds, and the slowest peer of the sample."""
+    """Why the barrier has not passed: `since` when (monotonic seconds), how many of the sample are behind, the
+    slowest."""
 
     since: float
     behind: int
@@ -32,8 +34,8 @@ class BarrierWait:
 class BarrierWaiter:
     """The barrier of one node."""
 
-    def __init__(self, overlay: Swarm, barrier: Barrier, settings: BarrierSettings, clock: Clock) -> None:
-        self._overlay = overlay
+    def __init__(self, swarm: Swarm, barrier: Barrier, settings: BarrierSettings, clock: Clock) -> None:
+        self._swarm = swarm
         self.barrier = barrier
         self._settings = settings
         self._clock = clock
@@ -63,21 +65,19 @@ class BarrierWaiter:
 
     def sample_now(self) -> int:
         """The sample size β at the present population."""
-        return sample_size(self._settings.sample, self._overlay.population().estimate)
+        return sample_size(self._settings.sample, self._swarm.population().estimate)
 
     async def _passes(self, step: int, started: float) -> bool:
         began = self._began_at
         sample = (
-            self._overlay.all_members(began)
-            if self.barrier.complete
-            else self._overlay.sample(self.sample_now(), began)
+            self._swarm.all_members(began) if self.barrier.complete else self._swarm.sample(self.sample_now(), began)
         )
         sufficient_step = self.barrier.enough(step)
         lagging = [peer.node_id for peer in sample if sufficient_step is None or peer.step < sufficient_step]
         queried_at = self._clock.monotonic()
         if lagging:
             self.queries += len(lagging)
-            await self._overlay.query_steps(lagging)
+            await self._swarm.query_steps(lagging)
         now = self._clock.monotonic()
         counted = [
             peer for node in sample if (peer := self._counted(node.node_id, lagging, queried_at, now)) is not None
@@ -88,15 +88,15 @@ class BarrierWaiter:
         limit = step if sufficient_step is None else sufficient_step
         behind = sum(peer.step < limit for peer in counted)
         if slowest is None:  # a custom predicate may refuse an empty sample
-            self.waiting = BarrierWait(started, 0, 0, self._overlay.node_id, step)
+            self.waiting = BarrierWait(started, 0, 0, self._swarm.node_id, step)
         else:
             self.waiting = BarrierWait(started, behind, len(counted), slowest.node_id, slowest.step)
         return False
 
     def _counted(self, node_id: bytes, queried: list[bytes], queried_at: float, now: float) -> Peer | None:
         """The peer if it counts for this test, after the answers have come in."""
-        peer = self._overlay.peers.get(node_id)
-        if peer is None or not self._overlay.is_alive(node_id) or not peer.counts_for_barrier(now, self._began_at):
+        peer = self._swarm.peers.get(node_id)
+        if peer is None or not self._swarm.is_alive(node_id) or not peer.counts_for_barrier(now, self._began_at):
             return None
         unanswered = node_id in queried and peer.last_heard < queried_at
         return None if unanswered and not self.barrier.complete else peer

@@ -1,8 +1,9 @@
 """Decides which node should own and back up each shard, and starts the jobs that bring it about.
 
-A loop checks all shards twice a second, and at once when membership changes. Everything that takes time is a job of its
-own, so that a slow transfer never delays a take-over: learners catch up (`learners`), backups become owners
-(`handover`), shards without an owner are taken over (`failover`), and split copies are reconciled (`reconciliation`).
+A loop checks all shards twice a second, and at once when membership changes. Slow work runs as separate jobs, so that a
+transfer never delays a take-over. The jobs: learners catch up (`learners`), a backup becomes the owner (`handover`),
+shards without an owner are taken over and fences answered (`failover`), diverged copies are reconciled
+(`reconciliation`), and silent owners are asked whether they still use this backup (`backup.confirmation`).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Rebalancer:
             await self._jobs.stop()
 
     def delay_takeover(self, seconds: float) -> None:
-        """Take no shard over for so long: a node that has just started must first learn which others there are."""
+        """Start no take-over for this long: a node that has just started does not know the other nodes yet."""
         self._takeover_allowed_at = self._clock.monotonic() + seconds
 
     def allow_takeover(self) -> None:
@@ -103,12 +104,12 @@ class Rebalancer:
         for shard, owned in list(self._store.owned.items()):
             if owned.backup is not None and is_gone(owned.backup.node_id):
                 if owned.moving:
-                    # It may have taken the shard before it died, and may have made a third node its backup. So treat
-                    # it as the dead owner and survey the copies like any backup, under our own old term: the copy of
-                    # that third node then ranks higher.
+                    # A hand-over was under way. The backup may have become owner and chosen a new backup before it
+                    # died. Become the backup of that dead owner, under the old term: a take-over then surveys all
+                    # copies, and the newer one wins.
                     self._store.become_backup(shard, owned.backup, owned.term)
                     continue
-                # If it is alive after all, its copy must rank below what is added from now on.
+                # It may only seem dead. A new term makes its copy rank below deltas added from now on.
                 self._store.drop_backup(shard, self._context.me())
             if owned.learner is not None and is_gone(owned.learner.node_id):
                 owned.remove_learner(owned.learner.node_id)
@@ -116,6 +117,8 @@ class Rebalancer:
     # -- placement ----------------------------------------------------------------------------------------------
 
     async def _plan_moves(self) -> None:
+        """Start the hand-overs and catch-ups that bring each owned shard to its best candidates, and have the failure
+        detector watch the partners."""
         now = self._clock.monotonic()
         me = self._swarm.node_id
         learners: dict[bytes, tuple[Contact, list[int]]] = {}
@@ -166,7 +169,8 @@ class Rebalancer:
         return list(partners)
 
     async def leave(self, timeout_s: float) -> int:
-        """Hand over all owned shards; returns how many are left when no node takes them or the time is up."""
+        """Hand over all owned shards; returns how many are still owned after `timeout_s`, or when no other node is
+        eligible."""
         self._run.enter(Phase.LEAVING)
         try:
             async with asyncio.timeout(timeout_s):

@@ -47,7 +47,7 @@ def progress_rows(request: ReproductionRequest) -> list[Row]:
         _write_points(request.folder / f"{name}.csv", mine)
         draw(_point_panels(name, mine), request.folder / f"{name}.png", name.replace("_", " "))
         rows += [_row(verdict) for verdict in mine]
-        rows += [order_row(name, check.text, right=check.holds(values)) for check in CHECKS if check.figure == name]
+        rows += [order_row(name, check.text, holds=check.holds(values)) for check in CHECKS if check.figure == name]
     return rows
 
 

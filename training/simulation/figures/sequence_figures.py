@@ -43,7 +43,7 @@ def inconsistency_rows(request: ReproductionRequest) -> list[Row]:
     ]  # fmt: skip
     right = last["asp"] > last["pssp(4,5)"] > last["pssp(4,10)"] > last["pbsp(5)"] > last["pbsp(10)"]
     claim = "sequence: ASP > pSSP(4,5) > pSSP(4,10) > pBSP(5) > pBSP(10)"
-    return [*rows, order_row("inconsistency", claim, right=right)]
+    return [*rows, order_row("inconsistency", claim, holds=right)]
 
 
 def _pass_moments(passes: Any) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Verdict on a claim that holds.
+#: The verdict on a claim that the runs confirm; the other is "fails".
 HOLDS = "holds"
 
 
@@ -35,9 +35,9 @@ class ReproductionRequest:
     on_progress: Callable[[str, float], None]
 
 
-def order_row(figure: str, text: str, right: bool) -> Row:
-    """The verdict on a claim of order."""
-    return Row(figure, text, HOLDS, HOLDS if right else "fails", "order", right)
+def order_row(figure: str, text: str, holds: bool) -> Row:
+    """A row for a claim about the order of several results; `holds`: whether the runs confirm it."""
+    return Row(figure, text, HOLDS, HOLDS if holds else "fails", "order", holds)
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -10,8 +10,8 @@ from training.simulation.figures.tables import Row, order_row, write_csv
 
 def test_a_claim_holds_or_fails() -> None:
     """Text and verdict agree."""
-    assert order_row("steps", "BSP < ASP", right=True) == Row("steps", "BSP < ASP", "holds", "holds", "order", True)
-    assert order_row("steps", "BSP < ASP", right=False) == Row("steps", "BSP < ASP", "holds", "fails", "order", False)
+    assert order_row("steps", "BSP < ASP", holds=True) == Row("steps", "BSP < ASP", "holds", "holds", "order", True)
+    assert order_row("steps", "BSP < ASP", holds=False) == Row("steps", "BSP < ASP", "holds", "fails", "order", False)
 
 
 def test_a_file_has_a_header_and_its_rows(tmp_path: Path) -> None:
