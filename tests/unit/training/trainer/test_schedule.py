@@ -2,49 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
-import torch
 
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder, TrainerFailed
+from tests.harness.task_node import TaskNode as Node
+from training.trainer_link.interface import TrainerFailed
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Sums over threads are not reproducible."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-class Node:
-    """A task with a vector of its own; deltas are added as they are."""
-
-    def __init__(self, kind: str, node_seed: int = 11, **options: Any) -> None:
-        self.warnings: list[str] = []
-        self.beats: list[int] = []
-        task, spec = build_task(
-            f"tests.harness.tasks:{kind}", options, data_dir="", seed=3, node_seed=node_seed, device="cpu"
-        )
-        self.spec = spec
-        self.runner = TaskRunner(
-            kind, task, spec, progress=self.beats.append, warn=lambda event, _: self.warnings.append(event)
-        )
-        self.vector = np.zeros(self.runner.model_vector.layout.total, np.float32)
-        self.delta = np.zeros_like(self.vector)
-        self.runner.model_vector.read(self.vector)
-
-    def train(self, steps: range, local_steps: int = 5) -> list[Any]:
-        reports = []
-        for step in steps:
-            reports.append(self.runner.train(StepOrder(step, local_steps, 1.0, True), self.vector, self.delta))
-            self.vector += self.delta
-        return reports
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_late_joiner_has_the_learning_rate_of_the_others() -> None:
