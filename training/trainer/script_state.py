@@ -1,0 +1,77 @@
+"""What a training script keeps besides the model: optimiser, schedule, scaler, local buffers, and the user's own state.
+
+Written by the daemon's order and restored when the script is started again (`training.trainer.snapshot`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from training.trainer import snapshot
+from training.trainer.schedule import Schedule
+from training.trainer_link.interface import TrainerFailed
+
+
+class ScriptState:
+    """`own` is the mapping given to `attach`: entries with `state_dict` and `load_state_dict` are saved by these."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        scaler: torch.amp.GradScaler | None,
+        local_buffers: dict[str, Tensor],
+        own: MutableMapping[str, Any],
+    ) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._scaler = scaler
+        self._local_buffers = local_buffers
+        self._own = own
+
+    def save(self, path: Path, samples_seen: int) -> None:
+        """Write everything to one file. Raises `CannotWrite`."""
+        own = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._own.items()}
+        snapshot.save(
+            path,
+            {
+                "optimizer": self._optimizer.state_dict(),
+                "schedule": self._schedule.state(),
+                "scaler": self._scaler.state_dict() if self._scaler is not None else None,
+                "local_buffers": {name: value.cpu() for name, value in self._local_buffers.items()},
+                "state": own,
+                "samples_seen": samples_seen,
+            },
+        )
+
+    def restore(self, path: Path) -> int:
+        """Restore what `save` wrote; returns `samples_seen`. Raises `TrainerFailed`."""
+        saved = snapshot.load(path)
+        try:
+            self._optimizer.load_state_dict(saved["optimizer"])
+            self._schedule.restore(saved["schedule"])
+            if self._scaler is not None and saved["scaler"] is not None:
+                self._scaler.load_state_dict(saved["scaler"])
+            for name, value in self._local_buffers.items():
+                value.copy_(saved["local_buffers"][name])
+            for name, value in saved["state"].items():
+                own: Any = self._own.get(name)
+                if hasattr(own, "load_state_dict"):
+                    own.load_state_dict(value)
+                else:
+                    self._own[name] = value
+            samples_seen = int(saved["samples_seen"])
+            snapshot.restore_random_state(saved["random"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise TrainerFailed(
+                f"the saved state {path} does not fit the script: {error}",
+                "remove the file to continue with a fresh optimiser",
+                fatal=True,
+            ) from error
+        return samples_seen
