@@ -148,7 +148,7 @@ class Overlay:
     async def leave(self) -> None:
         """Send a leave to all known peers, twice; the transport stays open."""
         self.announce(activity=Activity.LEAVING)
-        self._joining.store_peers()
+        self._joining.note_peers()  # `stop` writes them, when some may be gone
         news = self._detector.leave_notice()
         for _ in range(2):
             for contact in self._live_contacts():
@@ -167,7 +167,7 @@ class Overlay:
         await self._lan.stop()
         if self._port_mapper is not None:
             await self._port_mapper.remove()
-        self._joining.store_peers()
+        await self._joining.store_peers()
         self._server.stop()
         await self._transport.close()
 

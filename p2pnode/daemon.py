@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from overlay.addresses import Address, is_loopback
+from overlay.background_output import BackgroundOutput, descriptor_writer
 from overlay.bootstrap import mdns
 from overlay.environment import Disk, Entropy, Environment
 from overlay.identity import UnreadableIdentity, load_identity
@@ -41,6 +42,7 @@ from p2pnode.malloc import trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
+from training.supervisor.process import missing_output
 from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link.interface import Trainer
 from training.trainer_link.shared_memory import available_memory_bytes
@@ -65,8 +67,8 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
     if config.swarm.discover == "lan" and not mdns.is_installed():
         raise package_missing('swarm.discover = "lan"', "zeroconf", "lan")
     keys = find_keys(config, os.environ, own_input())
-    with _state_folder(folder):
-        main = _main(config, folder, command, keys)
+    with _state_folder(folder), logs.LogStream(sys.stderr) as stream:
+        main = _main(config, folder, command, keys, stream)
         try:
             import uvloop  # absent on Windows
         except ImportError:
@@ -74,10 +76,17 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
         return uvloop.run(main)
 
 
-async def _main(config: Config, folder: Path, command: list[str] | None, keys: KeyRing | None) -> int:
+async def _main(
+    config: Config, folder: Path, command: list[str] | None, keys: KeyRing | None, stream: logs.LogStream
+) -> int:
     clock = SystemClock()
     events = EventRing()
-    log = EventLog(events, logs.configure(config.log), clock)
+    log = EventLog(events, logs.configure(config.log, stream), clock)
+    printed = BackgroundOutput(
+        descriptor_writer(sys.stdout.fileno()),
+        note=missing_output,
+        on_drop=lambda: log.warning("output_dropped", reason="nobody reads the standard output of this process"),
+    )
     workers = ThreadExecutor()
 
     def make_trainer(node_id: bytes, on_state: Callable[[str], None]) -> Trainer:
@@ -90,7 +99,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
             clock=clock,
             on_state=on_state,
             # The user's own program prints to the terminal; a task class prints to trainer.log.
-            on_output=None if command is None else _forward_output,
+            on_output=None if command is None else printed.put,
         )
 
     entropy, disk = SystemEntropy(), FolderDisk(folder)
@@ -129,7 +138,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
     if sealed is not None:
         services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
     token_path = api_token.token_path(folder, config.status.token_file)
-    token = api_token.load_or_create(token_path, environment.entropy.token(api_token.TOKEN_BYTES))
+    token = await workers.run(api_token.load_or_create, token_path, entropy.token(api_token.TOKEN_BYTES))
     report = StatusReport(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
     # Joining and loading the trainer take seconds; meanwhile this process imports its HTTP server.
     running = asyncio.create_task(node.run(), name="node")
@@ -140,7 +149,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
 
         server = StatusServer(report, config.status, token, clock)
         address = await server.start()
-        _write_status_file(environment.disk, folder, address, node, token_path)
+        await workers.run(_write_status_file, disk, folder, address, node, token_path)
         trim_heap()
         log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
         await running
@@ -159,6 +168,7 @@ async def _main(config: Config, folder: Path, command: list[str] | None, keys: K
         if server is not None:
             await server.stop()
         workers.close()
+        printed.drain(logs.DRAIN_S)
     return ExitCode.OK
 
 
@@ -178,11 +188,6 @@ def _write_status_file(disk: Disk, folder: Path, address: Address, node: Node, t
         disk.write(STATUS_FILE, entry)
     except OSError as error:
         raise state_directory_unusable(folder, error) from error
-
-
-def _forward_output(output: bytes) -> None:
-    sys.stdout.buffer.write(output)
-    sys.stdout.buffer.flush()
 
 
 def _leave_on_signals(node: Node) -> None:

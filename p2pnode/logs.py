@@ -1,21 +1,73 @@
 """Sets structlog up for the process: readable lines on a terminal, otherwise one JSON object per line.
 
-Logs go to standard error. The timestamp is local time on a terminal and UTC in JSON.
+Logs go to standard error, from a thread: a terminal that is stopped, or a pipe that nobody reads, never holds the node.
+The timestamp is local time on a terminal and UTC in JSON.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
 
+from overlay.background_output import BackgroundOutput, descriptor_writer
 from p2pnode.config.settings import LogSettings
 from p2pnode.status.events import Writer
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def configure(settings: LogSettings, stream: TextIO | None = None) -> Writer:
+#: Longest wait at the end for a terminal or pipe to take what was logged.
+DRAIN_S = 1.0
+
+
+class Stream(Protocol):
+    """Where log lines are written to."""
+
+    def isatty(self) -> bool: ...
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+class LogStream:
+    """Lines for another stream, written from a thread; those that nobody takes are dropped and counted.
+
+    A context: its end waits until the last line was written, but not for ever.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._is_terminal = stream.isatty()
+        self._output = BackgroundOutput(descriptor_writer(stream.fileno()), note=_missing_lines)
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> None:
+        """Queue one line. Never blocks."""
+        self._output.put(text.encode("utf-8", "replace"))
+
+    def flush(self) -> None:
+        """Nothing to do: the thread writes every line at once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._output.drain(DRAIN_S)
+
+
+def _missing_lines(lines: int, size_bytes: int) -> bytes:
+    fields = {"lines": lines, "bytes": size_bytes, "event": "log_lines_dropped", "level": "warning"}
+    return json.dumps(fields).encode() + b"\n"
+
+
+def configure(settings: LogSettings, stream: Stream | None = None) -> Writer:
     """Set structlog up and return a logger. Warnings of standard library loggers are written to it too.
 
     structlog is imported here, because commands that only ask a node start faster without it.

@@ -141,13 +141,17 @@ class Joining:
         kinds = [kind for kind in (bootstraps, others) if kind]
         return self._rng.choice(self._rng.choice(kinds)) if kinds else None
 
-    def store_peers(self) -> None:
-        """Write the present peers to disk."""
+    def note_peers(self) -> None:
+        """Take the present peers into what `store_peers` writes."""
         self._peer_store.add_live(self._members.peers)
-        self._peer_store.write()
+
+    async def store_peers(self) -> None:
+        """Write the present peers to disk, and those noted before."""
+        self.note_peers()
+        await self._peer_store.write()
 
     async def keep_storing(self) -> None:
         """Write the peers to disk soon after they changed, until cancelled."""
         while True:
             await asyncio.sleep(self._peer_store.write_interval_s)
-            self.store_peers()
+            await self.store_peers()

@@ -7,6 +7,7 @@ be stored: until the file is full, it is written soon after a new peer appeared.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -34,11 +35,14 @@ class PeerStore:
 
     def __init__(self, environment: Environment) -> None:
         self._disk = environment.disk
+        self._executor = environment.executor
         self._clock = environment.clock
         self._log = environment.log
         self._peers: dict[Address, StoredPeer] = {}
         self._written: list[Address] = []
         self._failed = False
+        # The write of a cancelled task goes on in its thread; the next one must not touch the file at the same time.
+        self._one_write = threading.Lock()
 
     def load(self) -> None:
         """Read the file; an unreadable entry ends the reading, and is logged."""
@@ -71,8 +75,9 @@ class PeerStore:
         recent = sorted({**kept, **alive}.items(), key=lambda item: -item[1].met_at)
         self._peers = {address: met for address, met in recent[:MAX_STORED] if abs(now - met.met_at) <= MAX_AGE_S}
 
-    def write(self) -> None:
-        """Write the peers to disk if they changed. The first failure is logged; the node can run without the file."""
+    async def write(self) -> None:
+        """Write the peers to disk, off the loop, if they changed. The first failure is logged; the node can run without
+        the file."""
         addresses = sorted(self._peers)
         if not addresses or addresses == self._written:
             return
@@ -81,7 +86,7 @@ class PeerStore:
             for address, met in self._peers.items()
         ]
         try:
-            self._disk.write(PEERS_FILE, json.dumps({"peers": entries}, indent=1).encode())
+            await self._executor.run(self._write_file, json.dumps({"peers": entries}, indent=1).encode())
         except OSError as error:
             if not self._failed:
                 self._log.warning("remembered_peers_not_written", file=PEERS_FILE, error=str(error))
@@ -89,3 +94,7 @@ class PeerStore:
             return
         self._failed = False
         self._written = addresses
+
+    def _write_file(self, data: bytes) -> None:
+        with self._one_write:
+            self._disk.write(PEERS_FILE, data)

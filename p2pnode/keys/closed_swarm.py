@@ -73,14 +73,15 @@ class ClosedSwarm:
         if path is None:
             return
         refused = ""
-        seen = _file_signature(path)
+        run = self._executor.run  # the file may lie on a network disk that does not answer
+        seen = await run(_file_signature, path)
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
-            now = _file_signature(path)
+            now = await run(_file_signature, path)
             if now == seen:
                 continue
             try:
-                keys = read_key_file(path)
+                keys = await run(read_key_file, path)
                 if keys != self.keys:
                     await self._change(keys)
             except (UserError, CertificateError) as error:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from overlay.background_output import BackgroundOutput
+
 #: At most two files of this size are kept.
 LOG_BYTES = 1 << 20
 
@@ -30,6 +32,8 @@ TERMINATE_S = 1.0
 
 #: A child of the trainer may keep its output open after it has ended; its later output is not waited for.
 OUTPUT_END_S = 0.5
+#: Longest wait for a slow disk to take the end of the output.
+LOG_END_S = 1.0
 
 
 class OutputLog:
@@ -40,7 +44,8 @@ class OutputLog:
         self._last_lines: deque[str] = deque(maxlen=TAIL_LINES)
         self._on_output = on_output
         self._line = b""
-        self._file: IO[bytes] | None = None
+        self._file: IO[bytes] | None = None  # used in the writer's thread only
+        self._writer = BackgroundOutput(self._append, note=missing_output)
 
     @property
     def last_lines(self) -> list[str]:
@@ -52,28 +57,31 @@ class OutputLog:
         self._last_lines.clear()
 
     def write(self, data: bytes) -> None:
-        """Append output. If the disk is full lines are lost; the trainer continues."""
+        """Append output, off the loop. If the disk is full or stuck, lines are lost; the trainer continues."""
         *lines, self._line = (self._line + data).split(b"\n")
         self._line = self._line[-TAIL_LINE_BYTES:]
         for line in lines:
             self._remember(line)
-        with contextlib.suppress(OSError):
-            self._append(data)
+        self._writer.put(data)
         if self._on_output is not None:
             self._on_output(data)
 
-    def end(self) -> None:
-        """The process has ended, so its last line is complete."""
+    async def end(self) -> None:
+        """The process has ended, so its last line is complete; returns when the file has it."""
         self._remember(self._line)
         self._line = b""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._writer.call(self._close)
+        await self._writer.flush(LOG_END_S)
 
     def _remember(self, line: bytes) -> None:
         text = line[-TAIL_LINE_BYTES:].decode(errors="replace").rstrip()
         if text:
             self._last_lines.append(text)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _append(self, data: bytes) -> None:
         if self._file is None:
@@ -83,6 +91,13 @@ class OutputLog:
             self.path.replace(self.path.with_name(self.path.name + ".1"))
             self._file = self.path.open("ab", buffering=0)
         self._file.write(data[-LOG_BYTES:])
+
+
+def missing_output(_pieces: int, size_bytes: int) -> bytes:
+    """The line in an output where so much of it was dropped."""
+    return (
+        f"\n[p2pnode: {size_bytes} bytes of output are missing here: they came faster than they were read]\n".encode()
+    )
 
 
 class _Output(asyncio.Protocol):
@@ -152,7 +167,7 @@ class TrainerProcess:
             pass
         finally:
             self._transport.close()
-            self._log.end()
+            await self._log.end()
         return code
 
     @property

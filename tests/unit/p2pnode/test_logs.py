@@ -5,11 +5,17 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
+import threading
+import time
 
 from p2pnode.config.settings import LogSettings
-from p2pnode.logs import configure
+from p2pnode.logs import DRAIN_S, LogStream, configure
+
+#: More than the queue holds, at about 600 bytes a line.
+LINES = 12_000
 
 
 def test_the_daemon_s_log_does_not_load_rich() -> None:
@@ -59,3 +65,39 @@ def test_warnings_of_libraries_are_logged_and_lower_levels_are_not() -> None:
 
     (line,) = stream.getvalue().splitlines()
     assert (json.loads(line)["event"], json.loads(line)["message"]) == ("library_warning", "odd thing")
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_the_writer() -> None:
+    """Lines are queued while the pipe is full; once it is read again, a line says how many were dropped."""
+    reading, writing = os.pipe()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with os.fdopen(reading, "rb") as reader:
+            seen.extend(reader.read().splitlines())
+
+    reader = threading.Thread(target=read)
+    with os.fdopen(writing, "w") as pipe, LogStream(pipe) as stream:
+        log = configure(LogSettings(format="json"), stream)
+        for number in range(LINES):
+            log.info("event", number=number, filling="x" * 500)
+        reader.start()
+    reader.join(10.0)
+    lines = [json.loads(line) for line in seen]
+    numbers = [line["number"] for line in lines if line["event"] == "event"]
+    (dropped,) = [line["lines"] for line in lines if line["event"] == "log_lines_dropped"]
+
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) + dropped == LINES
+
+
+def test_the_end_waits_for_a_stopped_terminal_for_a_moment_only() -> None:
+    """A reader that never comes back costs the end of the process a second, not more."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe:
+        began = time.monotonic()
+        with LogStream(pipe) as stream:
+            for _ in range(10):
+                stream.write("x" * 20_000)
+        assert time.monotonic() - began < DRAIN_S + 1.0
+        os.close(reading)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,8 @@ from overlay.bootstrap.peer_store import (
     PeerStore,
 )
 from overlay.peers import Activity, Contact, Peer
-from tests.harness.environment import MemoryDisk, make_environment
+from tests.harness.environment import InlineExecutor, MemoryDisk, make_environment
+from tests.harness.virtual_loop import run
 from tests.unit.training.test_checkpoint import Lines
 
 
@@ -56,6 +59,10 @@ def memory(disk: MemoryDisk, clock: WallClock | None = None) -> tuple[PeerStore,
     return found, log
 
 
+def written(store: PeerStore) -> None:
+    run(store.write())
+
+
 def ports(found: PeerStore) -> list[int]:
     return [address.port for address in found.addresses()]
 
@@ -67,7 +74,7 @@ def test_stored_peers_survive_a_restart() -> None:
     first.add_live([peer(1)])
     clock.now += 60.0
     first.add_live([peer(2)])
-    first.write()
+    written(first)
 
     assert ports(memory(disk, clock)[0]) == [1002, 1001]
 
@@ -82,7 +89,7 @@ def test_a_peer_that_moved_is_stored_at_its_new_address() -> None:
     disk = MemoryDisk()
     first, _ = memory(disk)
     first.add_live([peer(1), peer(2)])
-    first.write()
+    written(first)
     again, _ = memory(disk)
     again.add_live([peer(1, port=9001)])
 
@@ -133,5 +140,32 @@ def test_a_damaged_file_is_logged_and_replaced(junk: bytes) -> None:
 
     assert [event for event, _ in log.lines] == ["remembered_peers_unreadable"]
     found.add_live([peer(1)])
-    found.write()
+    written(found)
     assert ports(memory(disk)[0]) == [1001]
+
+
+def test_the_file_is_written_off_the_loop() -> None:
+    """The write, which is synced to disk, goes to the executor; nothing is written on the loop's own thread."""
+    disk = MemoryDisk()
+
+    class Kept(InlineExecutor):
+        """Keeps the work until the test lets it go."""
+
+        gate = asyncio.Event()
+
+        async def run(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            await self.gate.wait()
+            return await super().run(function, *args, **kwargs)
+
+    async def story() -> None:
+        executor = Kept()
+        store = PeerStore(make_environment(clock=WallClock(), disk=disk, executor=executor))
+        store.add_live([peer(1)])
+        writing = asyncio.create_task(store.write())
+        await asyncio.sleep(1.0)
+        assert disk.writes == 0
+        executor.gate.set()
+        await writing
+        assert disk.writes == 1
+
+    run(story())

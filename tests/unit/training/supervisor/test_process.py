@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from training.supervisor.process import LOG_BYTES, TAIL_LINE_BYTES, TAIL_LINES, OutputLog, TrainerProcess
+from training.supervisor.process import LOG_BYTES, LOG_END_S, TAIL_LINE_BYTES, TAIL_LINES, OutputLog, TrainerProcess
 
 
 def test_the_last_lines_are_kept_without_empty_ones(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_the_last_lines_are_kept_without_empty_ones(tmp_path: Path) -> None:
         log.write(f"line {number}\n\n".encode())
     log.write(b"in two ")
     log.write(b"pieces\n" + b"x" * 1000)
-    log.end()
+    asyncio.run(log.end())
 
     assert len(log.last_lines) == TAIL_LINES
     assert log.last_lines[-3:] == ["line 19", "in two pieces", "x" * TAIL_LINE_BYTES]
@@ -27,11 +27,11 @@ def test_a_new_process_begins_with_no_lines(tmp_path: Path) -> None:
     """The file is continued, the lines for error messages are not."""
     log = OutputLog(tmp_path / "trainer.log")
     log.write(b"first\n")
-    log.end()
+    asyncio.run(log.end())
 
     log.begin()
     log.write(b"second\n")
-    log.end()
+    asyncio.run(log.end())
 
     assert log.last_lines == ["second"]
     assert (tmp_path / "trainer.log").read_bytes() == b"first\nsecond\n"
@@ -42,7 +42,7 @@ def test_the_file_is_replaced_when_it_is_full(tmp_path: Path) -> None:
     log = OutputLog(tmp_path / "trainer.log")
     for letter in (b"a", b"b", b"c"):
         log.write(letter * (LOG_BYTES - 1))
-    log.end()
+        asyncio.run(log.end())
 
     assert (tmp_path / "trainer.log").read_bytes() == b"c" * (LOG_BYTES - 1)
     assert (tmp_path / "trainer.log.1").read_bytes() == b"b" * (LOG_BYTES - 1)
@@ -54,9 +54,26 @@ def test_output_passes_on_when_the_file_cannot_be_written(tmp_path: Path) -> Non
     log = OutputLog(tmp_path / "missing" / "trainer.log", printed.append)
 
     log.write(b"still here\n")
-    log.end()
+    asyncio.run(log.end())
 
     assert (printed, log.last_lines) == ([b"still here\n"], ["still here"])
+
+
+def test_a_stuck_disk_holds_neither_the_loop_nor_the_last_lines(tmp_path: Path) -> None:
+    """A trainer.log that nobody reads (a pipe) blocks its writer for ever: the lines are still taken, and the end of
+    the process is waited for a second at most."""
+    os.mkfifo(tmp_path / "trainer.log")
+    log = OutputLog(tmp_path / "trainer.log")
+
+    async def scenario() -> float:
+        began = asyncio.get_running_loop().time()
+        for number in range(100):
+            log.write(b"x" * 4000 + b"\nline %d\n" % number)
+        await log.end()
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(scenario()) < LOG_END_S + 1.0
+    assert log.last_lines[-1] == "line 99"
 
 
 def run(code: str, tmp_path: Path) -> tuple[TrainerProcess, OutputLog]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def test_a_folder_on_the_path_that_hides_ours_is_named(tmp_path: Path, monkeypat
     output = OutputLog(tmp_path / "trainer.log")
     output.write(b"python: Error while finding module specification for 'training.trainer' ")
     output.write(b"(ModuleNotFoundError: No module named 'training.trainer')\n")
-    output.end()
+    asyncio.run(output.end())
 
     failure = hidden_package(output)
 
