@@ -70,7 +70,7 @@ def holds(node: Overlay, node_id: bytes) -> bool:
         node_id in node.peers
         or node_id in node._protocol.router
         or node_id in discovery.pool.ids()
-        or node._candidates.has_cached(node_id)
+        or any(node_id in cached.node_ids for cached in node._candidates._cached.values())
     )
 
 

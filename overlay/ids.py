@@ -52,11 +52,6 @@ def random_id(rng: random.Random) -> bytes:
     return rng.getrandbits(ID_BITS).to_bytes(ID_BYTES, "big")
 
 
-def random_id_between(low: int, high: int, rng: random.Random) -> bytes:
-    """A uniform id whose number lies in `low … high`, both included."""
-    return rng.randint(low, min(high, ID_SPACE - 1)).to_bytes(ID_BYTES, "big")
-
-
 def random_id_with_prefix(prefix: int, bits: int, rng: random.Random) -> bytes:
     """A uniform id among those whose first `bits` bits are the number `prefix`."""
     rest = ID_BITS - bits

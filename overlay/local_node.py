@@ -105,19 +105,19 @@ class LocalNode:
         self._change({"eligible": reached and self._willing})
 
     def listens_at(self, bound: Address, advertised: tuple[str, int] | None) -> None:
-        """The transport is bound. Without an advertised host, peers take the source address of our datagrams."""
+        """The transport is bound. Without an advertised host, peers take the source address of its datagrams."""
         self.bound = bound
         host, port = advertised or ("", 0)
         self.address = Address(host or bound.host, port or bound.port)
         self._change({"host": host, "port": self.address.port}, "address")
 
     def mapped_to(self, address: Address | None) -> None:
-        """A router forwards this outside address to us; None: no longer."""
+        """A router forwards this outside address to this node; None: no longer."""
         self.address = address or self.bound
         self._change({"host": "" if address is None else address.host, "port": self.address.port}, "address")
 
     def seen_as(self, host: str) -> None:
-        """A peer saw this host as the source of our request: the own address of a node bound to every interface."""
+        """A peer received a request of this node from this host: the own address of a node bound to every interface."""
         if usable_host(self.address.host) is None and usable_host(host) is not None:
             self.address = Address(host, self.address.port)
 

@@ -1,7 +1,7 @@
 """The overlay of one node: the API for training and the daemon, and the composition of all services below it.
 
-It builds the services and owns their tasks; every decision is made in a module below it. Two swarms never mix: each
-message but `hello` carries the tag of one genesis, and a node accepts no other message before it has entered a swarm.
+It builds the services and owns their tasks; every decision is made in a module below it. Two swarms never mix. Each
+message but `hello` carries the tag of one genesis. A node that has not entered a swarm accepts no other message.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Overlay:
         self._reachability.assume_reached()
 
     async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
-        """Dial bootstraps and remembered peers until one is of our swarm, and enter it. Raises `NotThisSwarm`."""
+        """Dial bootstraps and remembered peers until one is of this swarm, and enter it. Raises `NotThisSwarm`."""
         await self._joining.join(bootstraps, genesis or self.genesis)
 
     async def leave(self) -> None:
@@ -184,7 +184,7 @@ class Overlay:
             if self._protocol.raise_handler_errors:
                 raise
 
-    # -- ourselves -----------------------------------------------------------------------------------------------
+    # -- this node -----------------------------------------------------------------------------------------------
 
     @property
     def node_id(self) -> bytes:

@@ -114,8 +114,8 @@ class Peer:
         """Whether a barrier waits for this peer: a worker, or a ready peer that is about to take its first step.
 
         So nodes that start together take their first step together. A ready peer counts for as long as a stall is
-        allowed, from its last progress or from `since`, when the asking node itself began: nodes may see the last one
-        get ready up to a fifth of a second apart.
+        allowed, from its last progress or from `since`, when the asking node itself began. The last node that gets
+        ready is seen by others at times up to a fifth of a second apart.
         """
         if self.activity is Activity.READY:
             return now - max(self.last_progress, since) <= STALL_FLOOR_S
@@ -132,7 +132,7 @@ class PeerChange:
     """A change in what is known of a peer.
 
     `returned`: a peer that had been declared dead is up again. `clone`: two processes send as one incarnation of this
-    node. `twin`: another process proved to hold our own key; `node_id` is ours.
+    node. `twin`: another process proved to hold this node's key; `node_id` is its own.
     """
 
     node_id: bytes

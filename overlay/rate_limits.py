@@ -1,9 +1,9 @@
 """Limits on what one party may ask of this node: token buckets by party, and a count of concurrent operations.
 
-Pure. `now` is passed in, nothing waits. A bucket holds up to `burst` tokens and gains `rate_per_s` of them per
-second; a caller that finds too few gets the seconds until there are enough. The caller chooses the key of a party: a
-proven node id, or an address. Because an attacker may invent unproven keys, newcomers share one extra bucket while the
-table is full.
+Pure. `now` is passed in, nothing waits. A bucket holds up to `burst` tokens and gains `rate_per_s` of them per second.
+If a caller finds too few, it gets the seconds until there are enough. The caller chooses the key of a party: a proven
+node id, or an address. Because an attacker may invent unproven keys, newcomers share one extra bucket while the table
+is full.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TokenBucket:
     def take(self, now: float, amount: float = 1.0) -> float:
         """Take `amount` tokens and return 0.0; if there are too few, take none and return the seconds until there are.
 
-        A request for more than `burst` succeeds when the bucket is full and leaves a negative balance: large requests
-        are possible, but the next one has to wait.
+        A request for more than `burst` succeeds when the bucket is full and leaves a negative balance. So large
+        requests are possible, but the next one has to wait.
         """
         if not self.limit.rate_per_s:
             return 0.0
@@ -67,8 +67,8 @@ class RateLimiter(Generic[Key]):
     """Buckets by party, at most `max_parties` of them.
 
     When the table is full, full buckets are removed, because nothing is lost with them. If there are none, the bucket
-    that was not used for longest is removed, and the newcomer first takes its tokens from a bucket that all newcomers
-    share: inventing parties does not multiply the limit beyond `max_parties`.
+    that was not used for longest is removed. The newcomer first takes its tokens from a bucket that all newcomers
+    share. So invented parties do not multiply the limit beyond `max_parties`.
     """
 
     def __init__(self, limit: RateLimit, *, max_parties: int = 1024) -> None:

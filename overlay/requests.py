@@ -190,7 +190,7 @@ class RequestService:
                 if envelope is None or envelope.tag != local.tag:
                     raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")
                 if envelope.heartbeat.node_id != to.node_id:
-                    detail = f"answered as {short(envelope.heartbeat.node_id)}, we asked {short(to.node_id)}"
+                    detail = f"answered as {short(envelope.heartbeat.node_id)}, not as {short(to.node_id)}"
                     raise TransportError("rejected", to.address, detail)
                 self._events.on_response(envelope.heartbeat, to.address)
                 yield ReceivedResponse(envelope.payload, answer.body)

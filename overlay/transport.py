@@ -21,8 +21,8 @@ Buffer = bytes | bytearray | memoryview
 MAX_HEAD_BYTES = 16 * 1024 * 1024
 #: Longest datagram that is sent or accepted, in bytes: with IPv6 and UDP headers it fits one Ethernet frame.
 MAX_DATAGRAM_BYTES = 1400
-#: A handler whose peer neither sends the awaited bytes nor reads the response for this long gets a `TransportError`.
-#: It is longer than any wait inside the exchange (which detects a failure within 10 s), and short enough that dead
+#: A handler whose peer neither sends the awaited bytes nor reads the response for this long gets a `TransportError`. It
+#: is longer than any wait inside the exchange, which detects a failure within 10 s. It is short enough that dead
 #: streams do not accumulate.
 HANDLER_SILENCE_S = 30.0
 
@@ -31,11 +31,14 @@ FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejec
 
 
 class TransportError(OverlayError):
-    """A request that did not succeed.
+    """A request that did not succeed. `detail` says why; `kind` is one of:
 
-    `kind`: `refused` (no process listens there), `timeout` (no byte for `timeout_s`), `reset` (the stream broke),
-    `closed` (our own transport is closed), `foreign` (the response is not from a p2pnode), `rejected` (the peer's
-    handler refused; `detail` is its reason).
+    * `refused`: no process listens there.
+    * `timeout`: no byte arrived for `timeout_s`.
+    * `reset`: the stream broke.
+    * `closed`: the transport of this node is closed.
+    * `foreign`: the response is not from a p2pnode.
+    * `rejected`: the peer's handler refused; `detail` is its reason.
     """
 
     def __init__(self, kind: FailureKind, address: Address, detail: str) -> None:

@@ -1,8 +1,8 @@
-"""Dials the addresses of bootstraps and remembered peers until a node of our swarm answers, with backoff.
+"""Dials the addresses of bootstraps and remembered peers until a node of this swarm answers, with backoff.
 
 Each round tries every address at the same time, with a short lead for remembered peers; each failure keeps its reason.
 Names are resolved while other addresses are dialled; if the resolver does not answer, its last addresses are used.
-Dialling ends without success in one case only: every bootstrap answered, and none belongs to our swarm
+Dialling ends without success in one case only: every bootstrap answered, and none belongs to this swarm
 (`NotThisSwarm`). A node never founds a swarm because no bootstrap answered.
 """
 
@@ -30,7 +30,7 @@ MAX_REMEMBERED = 16
 
 
 class NotThisSwarm(OverlayError):
-    """Every bootstrap answered and none belongs to our swarm. `attempts`: (address, reason)."""
+    """Every bootstrap answered and none belongs to this swarm. `attempts`: (address, reason)."""
 
     def __init__(self, attempts: list[tuple[str, str]]) -> None:
         tried = "; ".join(f"{address} {reason}" for address, reason in attempts)
@@ -51,7 +51,7 @@ _Outcome = tuple[_Target, HelloResult | HelloRejected]
 
 
 class Dialer:
-    """Dials until a node of our swarm answers. `attempts` holds the last failure by address."""
+    """Dials until a node of this swarm answers. `attempts` holds the last failure by address."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Dialer:
     async def dial(
         self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
     ) -> HelloResult:
-        """Dial until a node of our swarm answers. `remembered` is called for each round. Raises `NotThisSwarm`."""
+        """Dial until a node of this swarm answers. `remembered` is called for each round. Raises `NotThisSwarm`."""
         pause_s = MIN_RETRY_DELAY_S
         while True:
             result, is_hopeless = await self._round(bootstraps, remembered(), genesis)
@@ -89,7 +89,7 @@ class Dialer:
             pause_s = min(1.6 * pause_s, MAX_RETRY_DELAY_S)
 
     async def try_once(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
-        """Dial the addresses of one bootstrap or peer once, without logging; the first node of our swarm that
+        """Dial the addresses of one bootstrap or peer once, without logging; the first node of this swarm that
         answers."""
         for address in await self._addresses(label):
             try:
@@ -102,7 +102,7 @@ class Dialer:
     async def _round(
         self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None
     ) -> tuple[HelloResult | None, bool]:
-        """One try of all addresses; also whether all bootstraps answered that they do not belong to our swarm."""
+        """One try of all addresses; also whether all bootstraps answered that they do not belong to this swarm."""
         outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue()
         delay_s = BOOTSTRAP_DELAY_S if remembered else 0.0
         tasks = [

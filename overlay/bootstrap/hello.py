@@ -1,9 +1,10 @@
 """`hello`, the first exchange with a node: a request without an envelope that unauthenticated peers may send.
 
-The response has protocol version, run, genesis and id of the responder, the address it saw, and up to 20 contacts, so
-each way of dialling a wrong address gets its own message. The responder signs the nonce of the request, which proves
-its id. If it proves our own id under another start, another process uses our key (`DuplicateIdentityFound`). A `hello`
-also serves as dial-back (`overlay.nat.reachability`): a node that answers it can be reached at that address.
+The response has protocol version, run, genesis and id of the responder, the source address it received from, and up to
+20 contacts. So each kind of wrong address gets its own error message. The responder signs the nonce of the request,
+which proves its id. If it proves this node's own id under another start, another process uses the same key
+(`DuplicateIdentityFound`). A `hello` also serves as dial-back (`overlay.nat.reachability`): a node that answers it can
+be reached at that address.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class HelloAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class HelloResult:
-    """A node of our swarm that answered, and the contacts it gave."""
+    """A node of this swarm that answered, and the contacts it gave."""
 
     contact: Contact
     genesis: bytes
@@ -78,7 +79,7 @@ class HelloRejected(OverlayError):
 
 
 class DuplicateIdentityFound(HelloRejected):
-    """Another process answered and proved that it holds our own key."""
+    """Another process answered and proved that it holds this node's key."""
 
     def __init__(self, address: Address, incarnation: int, boot_id: int) -> None:
         super().__init__("runs with this node's own identity", final=True)
@@ -109,7 +110,8 @@ def answer_hello(
     local: LocalNode,
     closest: Callable[[bytes], list[bytes]],
 ) -> Response:
-    """The response to a `hello`; packed contacts (`closest`) only for nodes of our run. Raises `RequestRejected`."""
+    """The response to a `hello`; packed contacts (`closest`) only for nodes of the same run. Raises
+    `RequestRejected`."""
     try:
         request = _REQUEST.decode(incoming.head)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -136,7 +138,8 @@ def _statement(nonce: bytes, asking_id: bytes, unsigned: HelloAnswer) -> bytes:
 def check_answer(
     head: bytes, address: Address, nonce: bytes, *, context: HelloContext, genesis: bytes | None
 ) -> HelloResult:
-    """Check a response to our `hello`; `genesis` is None before this node knows its swarm. Raises `HelloRejected`."""
+    """Check a response to this node's `hello`; `genesis` is None before it has entered a swarm. Raises
+    `HelloRejected`."""
     try:
         answer = _ANSWER.decode(head)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -159,7 +162,7 @@ def check_answer(
         raise HelloRejected(f"is {short(answer.node_id)}, which has not joined a swarm yet", final=False)
     if genesis is not None and answer.genesis != genesis:
         raise HelloRejected(
-            f"belongs to another swarm named {run!r} (genesis {answer.genesis.hex()[:8]}, ours {genesis.hex()[:8]})",
+            f"belongs to another swarm named {run!r} (genesis {answer.genesis.hex()[:8]}, here {genesis.hex()[:8]})",
             final=True,
         )
     contacts, _ = unpack_nodes(answer.nodes, own_id)

@@ -1,7 +1,7 @@
 """Joins a swarm, joins again when all peers are gone, and reconnects the sides of a long partition.
 
 After a `hello` succeeded, the node verifies the responder and looks up its own id, which fills its table. Every minute
-it dials one known address whose node is not among its peers: the failure detector forgets dead nodes after an hour, but
+it dials one known address whose node is not among its peers. The failure detector forgets dead nodes after an hour, but
 a partition may last longer.
 """
 
@@ -20,12 +20,12 @@ from overlay.environment import Environment
 from overlay.local_node import LocalNode
 from overlay.membership.service import Membership
 
-#: The lookup of our own id at the end of a join is cut off after this; the table fills up in the background.
+#: The lookup of the own id at the end of a join is cut off after this; the table fills up in the background.
 JOIN_LOOKUP_TIMEOUT_S = 2.0
 #: The node checks this often whether it has lost all peers, and then dials again.
 RECONNECT_INTERVAL_S = 5.0
-#: A bootstrap or remembered peer that is not among our peers is dialled this often. It must outlast the memory of dead
-#: nodes (`overlay.membership.failure_detector.DEAD_MEMORY_S`), because a partition may.
+#: A bootstrap or remembered peer that is not among the present peers is dialled this often. It must outlast the memory
+#: of dead nodes (`overlay.membership.failure_detector.DEAD_MEMORY_S`), because a partition may.
 HEAL_INTERVAL_S = 60.0
 
 
@@ -68,19 +68,19 @@ class Joining:
         self._peer_store.load()
 
     def remembered(self) -> list[Address]:
-        """Remembered addresses, without our own."""
+        """Remembered addresses, without the own one."""
         own = self._local.address
         return [address for address in self._peer_store.addresses() if address != own]
 
     def known_addresses(self) -> list[Address]:
-        """Remembered addresses, and those discovered in the local network, without our own."""
+        """Remembered addresses, and those discovered in the local network, without the own one."""
         own = self._local.address
         discovered = self._local_network.addresses()
         self._rng.shuffle(discovered)  # forged ones may outnumber those dialled in one round
         return [address for address in dict.fromkeys([*self.remembered(), *discovered]) if address != own]
 
     async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
-        """Dial until a node of our swarm answers, enter, and fill the table. Raises `NotThisSwarm`."""
+        """Dial until a node of this swarm answers, enter, and fill the table. Raises `NotThisSwarm`."""
         self._bootstraps = list(bootstraps)
         result = await self._dialer.dial(self._bootstraps, self.known_addresses, genesis)
         self._local.enter(result.genesis)
@@ -89,7 +89,7 @@ class Joining:
         self._log.info("swarm_joined", through=through, peers=len(self._members.peers))
 
     async def _arrive(self, result: HelloResult) -> None:
-        """Verify the node that answered, then find our neighbours."""
+        """Verify the node that answered, then look up the own id."""
         self._local.seen_as(result.observed_host)
         self._membership.verify(result.contact)
         try:
@@ -117,7 +117,7 @@ class Joining:
                 self._log.warning("not_this_swarm", reason=str(error))
 
     async def heal_partitions(self) -> None:
-        """Dial an address of an unknown node every minute; if it is of our swarm, connect to its side."""
+        """Dial an address of an unknown node every minute; if it is of this swarm, connect to its side."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S * (0.5 + self._rng.random()))
             genesis, peers = self._local.genesis, self._members.peers
@@ -134,7 +134,7 @@ class Joining:
     def _unknown_address(self, known: Container[str]) -> str | Address | None:
         """A bootstrap or a remembered peer that is not known now, each kind with the same probability.
 
-        The few bootstraps, which are meant to stay, must not wait behind many remembered peers that have gone.
+        The few bootstraps, which usually stay up, must not wait behind many remembered peers that have gone.
         """
         bootstraps: list[str | Address] = [label for label in self._bootstraps if label not in known]
         others: list[str | Address] = [address for address in self.known_addresses() if str(address) not in known]

@@ -61,9 +61,13 @@ class Lan(Protocol):
     """Sends and receives the announcements of the local network."""
 
     async def start(
-        self, own: Announcement, host: str, heard: Callable[[str, Mapping[str, str], Iterable[str], int], None]
+        self,
+        own: Announcement,
+        host: str,
+        on_announcement: Callable[[str, Mapping[str, str], Iterable[str], int], None],
     ) -> None:
-        """Announce this node, and call `heard(name, properties, hosts, port)` for others. Raises `OSError`."""
+        """Announce this node, and call `on_announcement(name, properties, hosts, port)` for others. Raises
+        `OSError`."""
         ...
 
     async def announce(self, own: Announcement) -> None:
@@ -76,7 +80,7 @@ class Lan(Protocol):
 
 
 def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: Announcement) -> DiscoveredNode | None:
-    """The node that an announcement describes; None if it is malformed, of another run or version, or our own."""
+    """The node that an announcement describes; None if it is malformed, of another run or version, or of this node."""
     if properties.get("v") != str(PROTOCOL_VERSION) or properties.get("run") != own.run:
         return None
     try:
@@ -92,7 +96,7 @@ def read(properties: Mapping[str, str], hosts: Iterable[str], port: int, own: An
         except ValueError:
             continue
         found = ipaddress.ip_address(address.host)
-        # Only local addresses count: a forged announcement must not make us dial other networks.
+        # Only local addresses count: a forged announcement must not make this node dial other networks.
         if (found.is_private or found.is_link_local) and not found.is_unspecified and not found.is_multicast:
             addresses.append(address)
     if not addresses:
@@ -128,7 +132,7 @@ class LocalNetwork:
         return list(dict.fromkeys(addresses))
 
     def drop_lowest(self) -> None:
-        """Forget the node that should have founded but did not; the one with the next id takes its place."""
+        """Remove the node that should have founded but did not; the one with the next id takes its place."""
         waiting = [(node.node_id, name) for name, node in self._discovered.items() if not node.joined]
         if waiting:
             del self._discovered[min(waiting)[1]]

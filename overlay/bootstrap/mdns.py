@@ -22,10 +22,10 @@ PACKAGE = "zeroconf"
 DETAILS_MS = 2000
 #: Announcements whose details are queried at the same time.
 MAX_CONCURRENT_QUERIES = 16
-#: Longest wait for the withdrawal of our announcement.
+#: Longest wait for the withdrawal of the announcement.
 STOP_TIMEOUT_S = 1.0
 
-Heard = Callable[[str, Mapping[str, str], Iterable[str], int], None]
+OnAnnouncement = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 
 
 def is_installed() -> bool:
@@ -42,14 +42,14 @@ class ZeroconfLan:
         self._info: AsyncServiceInfo | None = None
         self._hosts: list[str] = []
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._heard: Heard | None = None
+        self._on_announcement: OnAnnouncement | None = None
 
-    async def start(self, own: Announcement, host: str, heard: Heard) -> None:
+    async def start(self, own: Announcement, host: str, on_announcement: OnAnnouncement) -> None:
         """See `Lan.start`."""
         from zeroconf import InterfaceChoice, IPVersion
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
-        self._heard = heard
+        self._on_announcement = on_announcement
         bound = ipaddress.ip_address(host)
         if bound.is_unspecified:
             self._hosts = _own_hosts(with_ipv6=bound.version == 6)
@@ -59,7 +59,7 @@ class ZeroconfLan:
             version = IPVersion.V4Only if bound.version == 4 else IPVersion.V6Only
             self._zeroconf = AsyncZeroconf(interfaces=[host], ip_version=version)
         self._info = self._service(own)
-        # The name contains the node id. A second node of that name has our identity, which the overlay detects.
+        # The name contains the node id. A second node of that name has the same identity, which the overlay detects.
         await self._zeroconf.async_register_service(self._info, allow_name_change=True)
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, [SERVICE], handlers=[self._changed])
 
@@ -123,8 +123,8 @@ class ZeroconfLan:
             hosts, port = info.parsed_addresses(), info.port or 0
         except Exception:  # an unauthenticated packet, through a package that does not validate it
             properties, hosts, port = {}, [], 0
-        if self._heard is not None:
-            self._heard(name, properties, hosts, port)
+        if self._on_announcement is not None:
+            self._on_announcement(name, properties, hosts, port)
 
 
 def _own_hosts(*, with_ipv6: bool) -> list[str]:

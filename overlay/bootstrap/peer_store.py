@@ -1,7 +1,7 @@
 """Stores the addresses of peers on disk, as plain JSON, so that a restarted node finds its swarm without bootstraps.
 
-A swarm that was switched off waits for the stored peers before it continues, so even a swarm that ran for seconds must
-be stored: until the file is full, it is written soon after a new peer appeared.
+A swarm that was switched off waits for the stored peers before it continues. So the peers of a swarm that ran for
+seconds must be stored too. Until the file is full, it is written soon after a new peer appeared.
 """
 
 from __future__ import annotations

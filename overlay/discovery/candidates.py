@@ -124,10 +124,6 @@ class Candidates:
                 if change.node_id in cached.node_ids:
                     cached.node_ids.remove(change.node_id)
 
-    def has_cached(self, node_id: bytes) -> bool:
-        """Whether a cached lookup contains this node."""
-        return any(node_id in cached.node_ids for cached in self._cached.values())
-
     def expire(self) -> None:
         """Remove cached lookups that are too old."""
         now = self._clock.monotonic()

@@ -68,7 +68,7 @@ class Crawler:
         return [peer for peer in self._members.peers if peer.counts_for_barrier(now, since)]
 
     async def keep_table_fresh(self) -> None:
-        """Look up our own id every minute, and at once when a dead peer returned; remove unused entries."""
+        """Look up the own id every minute, and at once when a dead peer returned; remove unused entries."""
         while True:
             pause_s = REFRESH_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
             try:
@@ -86,7 +86,7 @@ class Crawler:
             self._candidates.expire()
 
     def _far_target(self) -> bytes:
-        """A random id that shares a short prefix of random length with ours, so that each call refreshes another
+        """A random id that shares a short prefix of random length with the own id: each call refreshes another
         bucket."""
         bits = self._rng.randrange(8)
         number = int.from_bytes(self._local.node_id, "big") >> (ID_BITS - bits - 1)

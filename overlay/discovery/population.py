@@ -90,8 +90,8 @@ class Estimator:
     def _drop_contradicted(self) -> None:
         """Drop the lookups from before a change of the swarm.
 
-        `d_k` of a lookup times n is Gamma(k), so the logarithm of the ratio of two means over i and j lookups has a
-        variance of 1/(k i) + 1/(k j) while n is the same (delta method).
+        `d_k` of a lookup times n is Gamma(k). By the delta method, the logarithm of the ratio of two means over i and j
+        lookups has the variance 1/(k i) + 1/(k j).
         """
         full = self._since_last_short()
         for recent in RECENT:
@@ -118,9 +118,9 @@ class Estimator:
 def _interval(estimate: float, total: float, count: int, k: int) -> tuple[float, float]:
     """95 % interval: N·Σd_k is Gamma(count), narrowed for small swarms and widened by the spread of the ids themselves.
 
-    The same ids answer every lookup, so the error does not fall to zero with more lookups: for n ids the mean of the
-    local 1/density keeps a relative variance of about 1.5 (1 - k/n) / (k n) (second order; the factor is fitted, and
-    checked by simulation in the tests).
+    The same ids answer every lookup, so the error does not fall to zero with more lookups. For n ids the mean of the
+    local 1/density keeps a relative variance of about 1.5 (1 - k/n) / (k n). This is a second-order effect; the factor
+    is fitted, and checked by simulation in the tests.
     """
     finite = math.sqrt(max(0.0, 1 - (k - 1) / estimate))
     floor = ID_SET_VARIANCE * finite**2 / (k * estimate)
@@ -141,8 +141,8 @@ def _gamma_quantile(shape: float, z: float) -> float:
 def zone_estimate(expected: float, k: int, observations: Sequence[_Observation]) -> float | None:
     """A second, independent estimate: the nodes under a prefix of `z` bits, times 2^z.
 
-    A zone is the ball of radius 2^-z around a lookup's target. `z` is chosen from `expected` so that a zone holds
-    about half of what a lookup returns; a zone that holds all `k` may be cut off and is counted as it is.
+    A zone is the ball of radius 2^-z around a lookup's target. `z` is chosen from `expected` so that a zone holds about
+    half of what a lookup returns. A zone that holds all `k` may be cut off; it is counted as it is.
     """
     bits = max(0, round(math.log2(max(expected, 1.0) / (k / 2))))
     if bits == 0 or not observations:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 from overlay.ids import relative_distance
 
@@ -30,8 +29,6 @@ POOL_AGE_S = 120.0
 #: Fewest balls of a full pool. A kept ball has `BALL_NODES` + 1 nodes on average, so 12 hold about 130 peers.
 POOL_BALLS = 12
 
-T = TypeVar("T")
-
 
 def ball_radius(population: float) -> float:
     """Radius that holds `BALL_NODES` of `population` nodes on average, as a share of the id space."""
@@ -41,12 +38,6 @@ def ball_radius(population: float) -> float:
 def inside_ball(target: bytes, node_ids: Iterable[bytes], radius: float) -> list[bytes]:
     """The ids within `radius` of the target, in the order given."""
     return [node_id for node_id in node_ids if relative_distance(target, node_id) < radius]
-
-
-def pick_slot(inside: Sequence[T], slots: int, rng: random.Random) -> T | None:
-    """One exactly uniform draw, or None: then try another target. `slots` must be at least the size of any ball."""
-    slot = rng.randrange(slots)
-    return inside[slot] if slot < len(inside) else None
 
 
 def is_kept(ball_size: int, slots: int, rng: random.Random) -> bool:
@@ -97,8 +88,8 @@ class SamplePool:
         """At most `count` distinct allowed ids, uniform without replacement, each from another ball while there are
         any.
 
-        A ball whose draw is not allowed is not drawn from again in that round; otherwise the neighbours of that node
-        would be drawn more often.
+        If a draw from a ball is not allowed, that ball is not used again in the round. Otherwise the neighbours of that
+        node would be drawn more often.
         """
         rest = [list(inside) for _, inside in self._balls if inside]
         rng.shuffle(rest)

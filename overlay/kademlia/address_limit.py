@@ -1,8 +1,8 @@
 """Bounds how many ids may share an address in an open swarm, so that one host cannot fill a table or surround a key.
 
 Addresses are counted in groups that cost an attacker the same (`overlay.addresses.group_of`). The loopback is in no
-group: many nodes on one machine are the user's own. libp2p allows 3 ids per group in a table and 2 in a bucket; here
-the limit is a setting, because many machines may share one address. Pure.
+group, because many nodes on one machine belong to one user. In libp2p a table may have 3 ids of a group and a bucket 2.
+Here the limit is a setting, because many machines may share one address. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Calls that wait for their answers: one retry, time-outs, and answers that arrive after the time-out.
 
-Each try has a message id of its own, so an answer always shows the round trip of the datagram it answers (Karn's
-rule). A timer that fires late shows that our own loop was busy: the answer may still be in the socket's buffer, and the
-wait is extended once. A call that was given up is kept for a while: an answer that arrives late shows that the waits
-are shorter than the round trip, and answers in time alone would never lengthen them.
+Each try has a message id of its own, so an answer always shows the round trip of the datagram it answers (Karn's rule).
+A timer that fires late shows that this node's loop was busy. The answer may still be in the socket's buffer, so the
+wait is extended once. A call that was given up is kept for a while. Its late answer shows that the waits are shorter
+than the round trip; answers in time alone would never lengthen them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overlay.environment import Clock, Entropy
 from overlay.kademlia.messages import MESSAGE_ID_BYTES, Call, Result
 from overlay.peers import Contact
 
-#: A timer that fires this late shows that our own loop was busy: the wait is extended once.
+#: A timer that fires this late shows that this node's loop was busy: the wait is extended once.
 EXCUSABLE_LAG_S = 0.05
 #: Tries that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
 MAX_OUTSTANDING = 8192

@@ -28,17 +28,17 @@ class ProtocolEvents(Protocol):
         """A node answered neither the call nor its retry."""
 
     def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
-        """A datagram of another process carries our own id; `proven`: it has our key."""
+        """A datagram of another process carries this node's id; `proven`: it has the key too."""
 
     def on_gossip(self, news: Gossip, sender: bytes) -> None:
         """A datagram of `sender` carried this gossip."""
 
 
 class PeerView(Protocol):
-    """What the protocol needs to know of peers, to choose its time-outs."""
+    """What the protocol reads of peers to choose its time-outs."""
 
     def peer(self, node_id: bytes) -> Peer | None:
         """What is known of a node, its round trips included."""
 
     def stretch(self) -> float:
-        """The factor of our own time-outs (local health)."""
+        """The factor of this node's time-outs (local health)."""

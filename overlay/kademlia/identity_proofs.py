@@ -1,9 +1,9 @@
 """Proof of a node id: a signature by the key whose hash is the id.
 
-The proof signs the message id of the request (20 random bytes, so no earlier proof fits), the id of the requester, and
-the heartbeat of the response with its start and claimed address. A node enters a table, moves to another address or
-counts as restarted only with a proof, and only a proof shows that another process uses our own identity. A proof does
-not bind later datagrams; the seal does (`overlay.sealing`).
+The proof signs the message id of the request, the id of the requester, and the heartbeat of the response. The message
+id is 20 random bytes, so no earlier proof fits. The heartbeat has the start and the claimed address. A node enters a
+table, moves to another address or counts as restarted only with a proof. Only a proof shows that another process uses
+this node's identity. A proof does not bind later datagrams; the seal does (`overlay.sealing`).
 
 Pure. Keeps one count: a signature costs tens of microseconds and any node may request one, so their rate is limited.
 """
@@ -22,7 +22,7 @@ MAX_PROOFS_BURST = 2000.0
 
 
 class IdentityProofs:
-    """Makes our own proofs and checks those of others."""
+    """Makes the proofs of this node and checks those of others."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity

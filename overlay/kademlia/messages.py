@@ -1,10 +1,10 @@
 """Encodes and decodes datagrams; no other module does.
 
-Kademlia's framing is kept: byte 0 is 0 for a request and 1 for a response, bytes 1-20 are the message id, then one
-MessagePack array `[swarm tag, heartbeat, body, gossip]`. A fifth element is true in a request whose response must prove
-the id, and the proof in that response (`overlay.kademlia.identity_proofs`). Bodies are tagged arrays, so the typed
-decoder is the table of remote procedures: a body that is not listed here does not decode, and the types bound nesting
-and sizes.
+Kademlia's framing is kept. Byte 0 is 0 for a request and 1 for a response; bytes 1-20 are the message id. One
+MessagePack array follows: `[swarm tag, heartbeat, body, gossip]`. A fifth element is true in a request whose response
+must prove the id, and the proof in that response (`overlay.kademlia.identity_proofs`). Bodies are tagged arrays, so the
+typed decoder is the table of remote procedures. A body that is not listed here does not decode, and the types bound
+nesting and sizes.
 
 Contacts are packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 of them need 520 bytes. `socket` only converts
 addresses here.
@@ -147,7 +147,7 @@ _DECODERS = (msgspec.msgpack.Decoder(RequestDatagram), msgspec.msgpack.Decoder(R
 
 
 class Malformed(OverlayError):
-    """These bytes are no datagram of ours; the text is a short constant, fit for a counter's name."""
+    """These bytes are no datagram of this protocol; the text is a short constant, used in a counter's name."""
 
 
 def swarm_tag(run: str, genesis: bytes) -> bytes:
@@ -238,8 +238,8 @@ def pack_nodes(packed_contacts: Iterable[bytes]) -> Nodes:
 def unpack_nodes(nodes: Nodes, own_id: bytes, *, ipv6: bool = True) -> tuple[list[Contact], int]:
     """The usable contacts of an answer, and how many of its entries were malformed.
 
-    No other function accepts addresses that others report: never our own, always a literal unicast address of a family
-    that we can send to, with a port.
+    No other function accepts addresses that others report. Usable are literal unicast addresses with a port, of a
+    family that this node can send to, except its own.
     """
     contacts: list[Contact] = []
     malformed = 0

@@ -1,10 +1,10 @@
 """Datagram RPC: frames requests and responses, checks and dispatches what arrives, reports events about peers.
 
-Subclasses `KademliaProtocol` of the `kademlia` package and replaces most of it: an explicit table of procedures
-instead of attribute lookup; synchronous dispatch inside one `except` that counts, instead of a task per datagram;
-measured waits with one retry instead of five fixed seconds; no stored values. All input passes
-`overlay.kademlia.messages.decode`. A response from a contact that is unknown at this address must prove its id, or it
-is dropped.
+Subclasses `KademliaProtocol` of the `kademlia` package and replaces most of it. Procedures are in an explicit table;
+the package finds them by attribute name. Dispatch is synchronous, inside one `except` that counts; the package starts a
+task for each datagram. Waits are measured and have one retry; those of the package are five fixed seconds. No values
+are stored. All input passes `overlay.kademlia.messages.decode`. A response from a contact that is unknown at this
+address must prove its id, or it is dropped.
 
 The protocol decides nothing about peers: `ProtocolEvents` interprets responses, requests and time-outs.
 """
@@ -102,7 +102,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._procedures[call] = procedure
 
     def set_heartbeat(self, heartbeat: Heartbeat, tag: bytes | None) -> None:
-        """Our heartbeat and swarm from now on; encoded once for all datagrams until the next change."""
+        """Set heartbeat and swarm of this node; encoded once for all datagrams until the next change."""
         self._heartbeat, self._tag = heartbeat, tag
         self._head = messages.encode_head(tag, heartbeat) if tag is not None else b""
 
@@ -133,7 +133,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         """Send a request; `on_result` gets the response, or None after the waits. `on_slow`: the retry goes out.
 
         `limit_s` replaces the measured waits by one wait without retry. Without `counts_as_failure` a time-out is no
-        event (the callee asks others first, or we ask on behalf of others). A contact that is unknown at this address
+        event (the callee asks others first, or this node asks for another). A contact that is unknown at this address
         must prove its id; `require_proof` demands it of a known one too.
         """
         if self.transport is None or self._tag is None:
@@ -183,7 +183,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         )
 
     def respond(self, message_id: bytes, to: Address, result: Result, *, prove_to: bytes = b"") -> None:
-        """Answer a request, now or later; with our proof, if the requester `prove_to` wants one."""
+        """Answer a request, now or later; with a proof, if the requester `prove_to` demands one."""
         if self.transport is None or self._tag is None:
             return
         proof = b""
@@ -228,8 +228,9 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             self._on_fault(error)
 
     def _accept_own_id(self, message_id: bytes, message: RequestDatagram | ResponseDatagram, source: Address) -> None:
-        """Our own datagram came back (several interfaces, a hairpin NAT), or the id is forged, or another process has
-        our key. Only that process can prove the id; we prove it to that process, so that both know."""
+        """A datagram of this node came back (several interfaces, a hairpin NAT), or the id is forged, or another
+        process has the same key. Only that process can prove the id; this node proves it in turn, so that both detect
+        it."""
         if self._heartbeat is None or message.heartbeat.boot_id == self._heartbeat.boot_id:
             self.counters["dropped_own_echo"] += 1
             return

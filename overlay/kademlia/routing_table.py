@@ -1,10 +1,10 @@
 """The routing table: the k-buckets of the `kademlia` package, with exact answers.
 
-Kept from `kademlia.routing`: buckets, their split rule, replacement entries. Replaced: `find_neighbors` returns the
-exact k closest and includes the target itself; a full bucket never starts a task, because the failure detector probes
-every member on a schedule; the depth of a bucket follows from its range.
+Kept from `kademlia.routing`: buckets, their split rule, replacement entries. Three things are replaced.
+`find_neighbors` returns the exact k closest and includes the target itself. A full bucket never starts a task, because
+the failure detector probes every member on a schedule. The depth of a bucket follows from its range.
 
-Inserts nothing by itself: the member list adds a contact only after it answered us. Pure.
+Inserts nothing by itself: the member list adds a contact only after it answered this node. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from overlay.kademlia.messages import pack_contact
 from overlay.peers import Contact
 
 #: A bucket away from the own id splits until its depth is a multiple of this (Maymounkov and Mazières 2002, section
-#: 4.2, with b = 2: b = 5 would make tables of 650 contacts at 1000 nodes, all to be kept fresh).
+#: 4.2, with b = 2). With b = 5 a table at 1000 nodes would have 650 contacts, all to be kept fresh.
 SPLIT_DEPTH = 2
 
 
@@ -57,7 +57,7 @@ class Bucket(KBucket):  # type: ignore[misc]
 
 
 class ContactTable(RoutingTable):  # type: ignore[misc]
-    """Buckets of contacts that answered us."""
+    """Buckets of contacts that answered this node."""
 
     buckets: list[Bucket]
 
@@ -169,7 +169,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         """The exact `count` closest listed entries, closest first, the target itself included.
 
         An id that shares a longer prefix with the target is closer, and in sorted order the ids of one prefix are
-        adjacent: only the smallest such range that holds enough is ranked. Every `find_node` calls this.
+        adjacent. So only the smallest such range that holds enough ids is ranked. Every `find_node` calls this.
         """
         number = int.from_bytes(target, "big")
         ids = self._sorted

@@ -1,4 +1,4 @@
-"""What the rules of membership want done: small records that `overlay.membership.service` performs in their order.
+"""The actions that the rules of membership return: records that `overlay.membership.service` performs in their order.
 
 The failure detector knows nodes by id and returns the first five; the member list applies its `StateChanged` to the
 table and adds the others. Pure.

@@ -9,8 +9,8 @@ on gossip too, continues to probe it; any later message of the member itself end
 only after the member left its own probes unanswered. At equal incarnation and refutation: left and dead > suspect >
 alive. A node whose own event loop lags extends every deadline by the lag, and all its time-outs.
 
-The detection bound for watched members with default settings (seconds): 0.5 still fresh + 1 until the next round +
-0.5 direct + 0.5 indirect + 3 suspicion + 0.5 until its last probe has failed = 6. Pure.
+By default a watched member that crashed is detected within 6 s. It is fresh for 0.5 s, the next round comes within 1 s,
+and both pings take 0.5 s. The suspicion takes 3 s and its last probe 0.5 s. Pure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LEFT_MEMORY_S = 120.0
 MAX_REMEMBERED = 1024
 #: Suspects probed in a round. If more crash at once they take turns, so that probes stay few.
 MAX_SUSPECTS_PER_ROUND = 16
-#: Probes in a row that a suspect leaves unanswered before it is dead. At 5 % loss one probe is lost with its retry once
-#: in a hundred times: if one were enough, a hundred nodes would confirm a false report to each other.
+#: Probes in a row that a suspect leaves unanswered before it is dead. At 5 % loss one probe in a hundred is lost
+#: together with its retry. If one were enough, a hundred nodes would confirm a false report to each other.
 UNANSWERED_PROBES_TO_CONFIRM = 3
 #: A suspicion without that many unanswered probes is extended in such steps, up to twice its time.
 EVIDENCE_STEP_S = 0.25
@@ -56,7 +56,7 @@ class _Member:
     probed: float = float("-inf")
     #: Calls in a row that it left unanswered, each with its retry.
     missed: int = 0
-    #: Suspected, and others report that it is dead: our own probes decide.
+    #: Suspected, and others report that it is dead: this node's own probes decide.
     reported_dead: bool = False
     #: The newest leave or refutation that others reported: incarnation, refutation, kind.
     unconfirmed_update: tuple[int, int, int] = (-1, -1, -1)
@@ -90,7 +90,7 @@ class FailureDetector:
 
     @property
     def stretch(self) -> float:
-        """The factor of our own time-outs."""
+        """The factor of this node's time-outs."""
         return self.health.stretch
 
     @property
@@ -126,7 +126,7 @@ class FailureDetector:
         self._watched = dict.fromkeys(sorted(node_ids))
 
     def on_response(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
-        """It answered us: a member from now on, whatever its state was."""
+        """It answered this node: a member from now on, whatever its state was."""
         if node_id in self._members:
             return self.on_heartbeat(node_id, incarnation, now)
         gone = self._removed.pop(node_id, None)
@@ -221,7 +221,7 @@ class FailureDetector:
         lag_s = max(0.0, now - self._planned)
         if self.health.on_tick(lag_s):
             for member in map(self._members.__getitem__, self._suspects):
-                member.deadline += lag_s  # the lag is our own fault: no deadline may pass during it
+                member.deadline += lag_s  # this node lagged: no deadline may pass meanwhile
         actions: list[DetectorAction] = []
         for node_id in list(self._suspects):
             member = self._members[node_id]
@@ -239,7 +239,7 @@ class FailureDetector:
         return actions
 
     def _is_proven_silent(self, member: _Member, now: float) -> bool:
-        """Our own probes were not answered either; or there are too many suspects to probe them all."""
+        """The probes of this node were not answered either; or there are too many suspects to probe them all."""
         return member.missed >= UNANSWERED_PROBES_TO_CONFIRM or now >= member.since + 2 * self.settings.suspicion_s
 
     def _begin_round(self, now: float) -> list[DetectorAction]:
@@ -298,14 +298,14 @@ class FailureDetector:
                 return self._accept_accusation(news, kind, member, now)
 
     def _refute(self, news: Gossip, sender: bytes) -> list[DetectorAction]:
-        """SWIM: refute with a higher count. The heartbeat itself refutes gossip about an older start of ours."""
+        """SWIM: refute with a higher count. The heartbeat itself refutes gossip about an older start of this node."""
         accused = news.kind in (MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
         if not accused or self.leaving or news.incarnation != self.incarnation or news.refutation < self.refutation:
             return []
         self.refutation = news.refutation + 1
         self.health.worsen()
         alive = Gossip(MemberState.ALIVE, self.own_id, self.incarnation, self.refutation)
-        # At once: the accuser may not know our present address, and its deadline runs.
+        # At once: the accuser may not know this node's present address, and its deadline runs.
         return [SendNow(sender, alive), Broadcast(alive, at_once=True)]
 
     def _on_gossip_of_removed(self, news: Gossip, kind: MemberState) -> list[DetectorAction]:
@@ -347,8 +347,8 @@ class FailureDetector:
         return [*suspected, *probe, Broadcast(news)]
 
     def _suspect_reported(self, news: Gossip, member: _Member, now: float) -> list[DetectorAction]:
-        """A reported death is neither accepted nor gossiped before our own probes confirm it: otherwise one lost
-        refutation would remove a living node everywhere (at 10 % loss two false reports among 60 nodes became ten)."""
+        """Its own probes must confirm a reported death before this node accepts or gossips it. Otherwise one lost
+        refutation would remove a running node everywhere: at 10 % loss two false reports among 60 nodes became ten."""
         if member.reported_dead:
             return []
         actions = self._suspect(news.node_id, member, now, "others report it dead")
@@ -360,7 +360,7 @@ class FailureDetector:
             member.probed = now
             return [SendPing(node_id)]
         news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
-        reason = "others report it dead, and it does not answer us"
+        reason = "others report it dead, and it does not answer this node"
         return [*self._remove(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
 
     # -- transitions ---------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class FailureDetector:
     def _end_suspicion(
         self, node_id: bytes, member: _Member, now: float, reason: str, *, by_itself: bool
     ) -> list[DetectorAction]:
-        """`by_itself`: by a message to us and not by a refutation; others may still suspect it, so it must refute."""
+        """`by_itself`: by a message of its own, not by a refutation; others may still suspect it, so it must refute."""
         accusation = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
         member.state = MemberState.ALIVE
         member.reported_dead = False

@@ -1,9 +1,9 @@
 """Finds two processes that run with one identity: a copied state directory, or a stolen key.
 
-A process that uses our id counts only when it proves it with our key, under another start (`boot_id`). Two processes of
-one identity never list each other as peers, so a third node that receives heartbeats of both reports each to the
-other; that is a hint, and each verifies it. Restarts are no conflict: a new start has a higher incarnation, and the
-older one sends nothing more.
+Another process counts as a duplicate of this node only when it proves the id with the key, under another start
+(`boot_id`). Two processes of one identity never list each other as peers. So a third node that receives heartbeats of
+both reports each to the other. That is only a hint, and each verifies it. Restarts are no conflict: a new start has a
+higher incarnation, and the older one sends nothing more.
 
 Pure.
 """
@@ -25,10 +25,10 @@ MAX_REPORTED = 1024
 
 
 class IdentityConflicts:
-    """Conflicts over our own id and over those of peers."""
+    """Conflicts over this node's id and over those of peers."""
 
     def __init__(self, own_id: bytes, boot_id: int) -> None:
-        self.duplicate_of_us = ""  # the address of the other process with our key, once that is proven
+        self.duplicate_of_self = ""  # the address of the other process with this node's key, once that is proven
         self._own_id = own_id
         self._boot_id = boot_id
         self._reported: dict[bytes, float] = {}
@@ -37,10 +37,10 @@ class IdentityConflicts:
         """Peers in conflict that are remembered."""
         return len(self._reported)
 
-    # -- our own id ----------------------------------------------------------------------------------------------
+    # -- this node's id ------------------------------------------------------------------------------------------
 
     def on_own_id(self, heartbeat: Heartbeat, claimed: Address, source: Address, *, proven: bool) -> Sequence[Action]:
-        """A datagram of another process carries our id: ask for the proof; with it, stop this node."""
+        """A datagram of another process carries this node's id: ask for the proof; with it, stop this node."""
         if heartbeat.boot_id == self._boot_id:
             return ()
         if proven:
@@ -48,10 +48,10 @@ class IdentityConflicts:
         return (self._verify(claimed), self._verify(source))
 
     def on_proof(self, incarnation: int, boot_id: int, source: Address) -> Sequence[Action]:
-        """A process at this address has signed our question of this moment with our key, under another start."""
-        if boot_id == self._boot_id or self.duplicate_of_us:
+        """A process at this address has signed the request just sent with this node's key, under another start."""
+        if boot_id == self._boot_id or self.duplicate_of_self:
             return ()
-        self.duplicate_of_us = str(source)
+        self.duplicate_of_self = str(source)
         reason = f"{source} runs with the same key, as incarnation {incarnation} of this node"
         return (
             LogEvent("error", "identity_used_twice", {"address": str(source), "reason": reason}),
@@ -59,7 +59,7 @@ class IdentityConflicts:
         )
 
     def on_report(self, report: DuplicateIdentity) -> Sequence[Action]:
-        """A peer reports that another process uses our id."""
+        """A peer reports that another process uses this node's id."""
         contact = unpack_contact(report.contact)
         if report.boot_id == self._boot_id or contact is None or contact.node_id != self._own_id:
             return ()
@@ -95,12 +95,12 @@ class IdentityConflicts:
 
 
 def is_same_start(heartbeat: Heartbeat, known: Peer) -> bool:
-    """Whether this heartbeat is of the process we know."""
+    """Whether this heartbeat is of the known process."""
     return heartbeat.incarnation == known.incarnation and heartbeat.boot_id == known.boot_id
 
 
 def is_conflict(heartbeat: Heartbeat, known: Peer) -> bool:
-    """A start that cannot have followed the one we know: an older one that still sends, or another of its number."""
+    """A start that cannot have followed the known one: an older one that still sends, or another of its number."""
     return heartbeat.incarnation < known.incarnation or (
         heartbeat.incarnation == known.incarnation and heartbeat.boot_id != known.boot_id
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: A tick that is later than this shows that our own loop lags.
+#: A tick that is later than this shows that this node's loop lags.
 LAG_S = 0.1
 MAX_SCORE = 7
 
@@ -15,7 +15,7 @@ class LocalHealth:
 
     @property
     def stretch(self) -> float:
-        """The factor of our own time-outs."""
+        """The factor of this node's time-outs."""
         return 1.0 + self.score
 
     def on_tick(self, lag_s: float) -> bool:

@@ -1,11 +1,11 @@
 """The peers of one node: inserts, moves and removes them in peer table, routing table and failure detector together.
 
-A contact is inserted only after it answered us at that address and proved its id; an unknown sender is verified first.
-A known id at a new address replaces the old one when its incarnation is newer, or when the old address does not answer;
-both need the proof. If a peer does not answer at the address it claims but does answer at the source address of its
-datagram, the source address is used: a NAT chose it and may change it at any time. Another id that answers at a known
-address replaces the old id. A peer that announces its leave is removed at once. In an open swarm only so many ids may
-share an address: an attacker has to pay for addresses (the eclipse attack of Singh et al. 2006).
+A contact is inserted only after it answered this node at that address and proved its id; an unknown sender is verified
+first. A known id moves to a new address when its incarnation is newer, or when the old address does not answer; both
+need the proof. A peer that answers at the source address of its datagram, but not at the address it claims, is behind a
+NAT. The source address is used, which the NAT may change at any time. Another id that answers at a known address
+replaces the old id. A peer that announces its leave is removed at once. In an open swarm the number of ids per address
+is limited, so that an eclipse attack (Singh et al. 2006) needs many addresses.
 
 Events in, actions out: each method takes one event with the time, changes the tables and returns the actions that
 `overlay.membership.service` performs. Pure.
@@ -37,10 +37,10 @@ from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTa
 
 #: More peers than this are not inserted: a table need not hold every node, and an attacker can invent any number.
 MAX_PEERS = 4096
-#: A peer that was not heard from for this long and is in no bucket, pool or watch list is dropped.
+#: A peer without a message for this long, in no bucket, pool or watch list, is dropped.
 FORGET_S = 180.0
-#: Up to this many peers every node is inserted: knowing all of a few hundred is cheaper than a lookup for every shard.
-#: Nothing depends on it; beyond it only the contacts of the buckets and those in use are kept.
+#: Up to this many peers every node is inserted: to keep a few hundred costs less than a lookup for every shard. Beyond
+#: it only the contacts of the buckets and those in use are kept.
 FULL_VIEW = 256
 #: Groups of addresses whose limit was reached and logged.
 MAX_LOGGED_GROUPS = 1024
@@ -113,7 +113,7 @@ class MemberList:
         if known is not None and known.address == asked.address and is_same_start(heartbeat, known):
             return self._refresh(heartbeat, known.address, rtt_s, now)
         if not proven:
-            # A node we know, restarted or moved: possible, but it has to prove it.
+            # A known node, restarted or moved: possible, but it has to prove its id.
             return self.verify(asked)
         if heartbeat.activity == Activity.LEAVING:
             return self._applied(self.detector.on_leave(heartbeat.node_id, now))
@@ -121,7 +121,7 @@ class MemberList:
         if asked.address == claimed:
             return self._verified(heartbeat, claimed, rtt_s, known, now)
         if known is None:
-            # It answered where we asked and claims another address: that one is used if it answers there too.
+            # It answered at the address asked and claims another one, which is used if it answers there too.
             return (
                 CheckAddress(
                     Contact(heartbeat.node_id, claimed), AddressClaim(heartbeat, asked.address, rtt_s, known=False)
@@ -176,11 +176,11 @@ class MemberList:
         return self._applied(actions) if actions else actions
 
     def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> Sequence[Action]:
-        """A datagram of another process carries our id."""
+        """A datagram of another process carries this node's id."""
         return self.conflicts.on_own_id(heartbeat, claimed_address(heartbeat, source), source, proven=proven)
 
     def on_duplicate_report(self, report: DuplicateIdentity) -> Sequence[Action]:
-        """A peer reports another process with our id."""
+        """A peer reports another process with this node's id."""
         return self.conflicts.on_report(report)
 
     def on_unanswered_check(self, claim: AddressClaim, now: float) -> Sequence[Action]:
@@ -191,8 +191,8 @@ class MemberList:
         return take(claim.heartbeat, claim.address, claim.rtt_s, now)
 
     def on_unreachable(self, node_id: bytes, now: float) -> Sequence[Action]:
-        """Neither we nor the peers we asked reach this member."""
-        return self._applied(self.detector.on_unreachable(node_id, now, "neither we nor others reach it"))
+        """Neither this node nor the peers it asked reach this member."""
+        return self._applied(self.detector.on_unreachable(node_id, now, "neither this node nor others reach it"))
 
     # -- streams -------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class MemberList:
     # -- insertion and change ------------------------------------------------------------------------------------
 
     def verify(self, contact: Contact) -> tuple[Action, ...]:
-        """Ping a node that has not answered us at this address yet; it has to prove its id."""
+        """Ping a node that has not answered at this address yet; it has to prove its id."""
         return () if contact.node_id == self._own_id else (Verify(contact),)
 
     def _refresh(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
@@ -236,7 +236,8 @@ class MemberList:
         if known is None:
             return self._insert(heartbeat, address, rtt_s, now)
         if known.address == address and is_conflict(heartbeat, known):
-            # Two processes cannot share an address: the start we knew has ended, its directory was put back.
+            # Two processes cannot share an address: the known start has ended, and its directory was restored from a
+            # copy.
             removed = self._declare_dead(heartbeat.node_id, now, "started again from an older state directory")
             return [*removed, *self._insert(heartbeat, address, rtt_s, now)]
         if known.address == address or heartbeat.incarnation > known.incarnation:
@@ -307,7 +308,7 @@ class MemberList:
         if change.kind != "up":
             return [Notify(change), *self._applied(self.detector.on_heartbeat(node_id, heartbeat.incarnation, now))]
         if self.dead_contacts.pop(node_id, None) is not None:
-            change = PeerChange(node_id, "returned", "back from the dead")
+            change = PeerChange(node_id, "returned", "answers again after it was declared dead")
         return [Notify(change), *self._applied(self.detector.on_response(node_id, heartbeat.incarnation, now))]
 
     def _note_nat(self, heartbeat: Heartbeat, address: Address) -> None:
@@ -343,7 +344,7 @@ class MemberList:
         return self.peers.remove(node_id)
 
     def forget_unused(self, keep: Container[bytes], now: float) -> None:
-        """Drop peers that are in no bucket and not in `keep`, and were not heard from for long."""
+        """Drop peers without a message for long that are in no bucket and not in `keep`."""
         for peer in self.peers if len(self.peers) > FULL_VIEW else ():
             if now - peer.last_heard > FORGET_S and peer.node_id not in self._table and peer.node_id not in keep:
                 self.detector.forget(peer.node_id)

@@ -61,7 +61,7 @@ class Responder:
             self._protocol.counters["probes_not_made"] += 1
             return None
         self.pings_for_others += 1
-        # Behind a NAT it has another address for each of us, or has another one since a moment ago.
+        # Behind a NAT it may have another address for each of its peers, or a new one since a moment ago.
         known = self._members.contact(contact.node_id) or contact
         asked = [contact] if known == contact else [contact, known]
         waiting, answered = len(asked), False
@@ -75,7 +75,8 @@ class Responder:
                 answered = True
                 self._protocol.respond(message_id, source, PingResult(result is not None))
 
-        # A silence must not count as a failure: it would start our own inquiry, and so on through the swarm.
+        # A silence must not count as a failure: this node would start an inquiry of its own, and so on through the
+        # swarm.
         for each in asked:
             self._protocol.call(each, Ping(), on_result, counts_as_failure=False)
         return None

@@ -32,7 +32,7 @@ from overlay.membership.verification_limit import VerificationLimit
 from overlay.peers import Contact, Heartbeat, PeerChange
 from overlay.settings import LivenessSettings
 
-#: A death, or a change of our own activity, is sent to this many at once; the others receive it as gossip.
+#: A death, or a change of this node's activity, is sent to this many at once; the others receive it as gossip.
 BROADCAST_MAX_PEERS = 20
 #: A helper's answer may take this much longer than its own probe.
 HELPER_SHARE = 1.2
@@ -103,7 +103,7 @@ class Membership:
         self.perform(self.members.on_own_id(heartbeat, source, proven=proven))
 
     def on_own_id_proven(self, incarnation: int, boot_id: int, address: Address) -> None:
-        """A process at this address has proved that it holds our key."""
+        """A process at this address has proved that it holds this node's key."""
         self.perform(self.members.conflicts.on_proof(incarnation, boot_id, address))
 
     def on_stream_request(self, heartbeat: Heartbeat, source: Address) -> None:
@@ -119,7 +119,7 @@ class Membership:
         self.perform(self.members.detector.tick(now))
 
     def verify(self, contact: Contact) -> None:
-        """Ping a node that has not answered us at this address yet; it has to prove its id."""
+        """Ping a node that has not answered at this address yet; it has to prove its id."""
         self.perform(self.members.verify(contact))
 
     def request_probe(self, node_id: bytes, reason: str) -> None:
@@ -173,7 +173,7 @@ class Membership:
             callback(change)
 
     def send_to_some(self, news: Sequence[Gossip]) -> None:
-        """Send gossip, and with it our heartbeat, to `BROADCAST_MAX_PEERS` peers now: in a small swarm, to all."""
+        """Send gossip, and with it the heartbeat, to `BROADCAST_MAX_PEERS` peers now: in a small swarm, to all."""
         contacts = [peer.contact for peer in self.members.peers]
         if len(contacts) > BROADCAST_MAX_PEERS:
             contacts = self._rng.sample(contacts, BROADCAST_MAX_PEERS)
@@ -211,7 +211,7 @@ class Membership:
             if node_id not in self._inquiries:
                 return
             if isinstance(result, PingResult) and result.answered:
-                del self._inquiries[node_id]  # alive: only our own path to it fails
+                del self._inquiries[node_id]  # alive: only the path from this node to it fails
                 return
             self._inquiries[node_id] -= 1
             if self._inquiries[node_id] == 0:

@@ -10,7 +10,8 @@ from overlay.peers import Contact
 VERIFY_PAUSE_S = 1.0
 #: Contacts whose pause is remembered.
 MAX_PAUSED = 1024
-#: Verification pings under way: what a flood of made-up senders costs us, and the nodes it names.
+#: Verification pings under way: bounds the cost of a flood of invented senders, for this node and for the nodes it
+#: names.
 MAX_CONCURRENT_VERIFICATIONS = 512
 
 

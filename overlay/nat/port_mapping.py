@@ -1,8 +1,8 @@
 """Keeps a port mapped in the router (`node.nat = "auto"`): opens the mapping, renews it, removes it on leaving.
 
-The outside address replaces our own in the heartbeat; peers dial it back before this node counts as reachable. A router
-that refuses, is missing, or loses the mapping is logged and shown in `/status`, and the node continues as one behind a
-NAT. `overlay.nat.upnp` implements the protocol.
+The outside address replaces the inside one in the heartbeat; peers dial it back before this node counts as reachable. A
+router that refuses, is missing, or loses the mapping is logged and shown in `/status`, and the node continues as one
+behind a NAT. `overlay.nat.upnp` implements the protocol.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Gateway(Protocol):
     """A router that forwards ports."""
 
     async def open(self, internal: Address, lease_s: float) -> Mapped:
-        """Forward UDP and TCP of one outside port to us; call it again to renew. Raises `GatewayFailed`."""
+        """Forward UDP and TCP of one outside port to this node; call it again to renew. Raises `GatewayFailed`."""
         ...
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
 """Finds out by dial-back (as AutoNAT in libp2p) whether peers can open streams to this node, so that it may own shards.
 
-The node counts as reached when two peers connected to it (one, where there is only one), or when it founds alone; a
+The node counts as reached when two peers connected to it (one, where there is only one), or when it founds a swarm. A
 `client_only` node never does. Eligible peers are asked first. A peer that is not eligible and cannot be asked is behind
-a NAT or gone, and lowers the number needed. The check is repeated soon after a failure, rarely after a success, and at
-once when two peers report that their streams to us fail.
+a NAT or gone, and lowers the number needed. The check is repeated soon after a failure and rarely after a success. It
+is repeated at once when two peers report that their streams to this node fail.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ POLL_INTERVAL_S = 1.0
 
 
 class DialBackAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Whether the peer could connect to us, and otherwise why not."""
+    """Whether the peer could connect to the asking node, and otherwise why not."""
 
     reached: bool
     reason: str
 
 
 class Reachability:
-    """Finds out whether peers reach us (`LocalNode.reached`); `reason` says why (empty: not checked yet)."""
+    """Finds out whether peers reach this node (`LocalNode.reached`); `reason` says why (empty: not checked yet)."""
 
     def __init__(
         self,
@@ -84,7 +84,8 @@ class Reachability:
     def on_unreachable_report(
         self, _body: StreamsFailing, heartbeat: Heartbeat, source: Address, _message_id: bytes
     ) -> None:
-        """A peer reports that its streams to us fail. Only reports of known peers, from their own address, count."""
+        """A peer reports that its streams to this node fail. Only reports of known peers, from their own address,
+        count."""
         sender = heartbeat.node_id
         peer = self._peers.get(sender)
         if peer is None or peer.address.host != (heartbeat.host or source.host):
@@ -119,7 +120,7 @@ class Reachability:
                 pass
 
     async def check(self) -> bool:
-        """Ask peers to dial us until enough have connected or too few are left; true when enough have."""
+        """Ask peers to dial this node until enough have connected or too few are left; true when enough have."""
         peers = list(self._peers)
         self._rng.shuffle(peers)
         peers.sort(key=lambda peer: not peer.eligible)
@@ -147,7 +148,7 @@ class Reachability:
                 break
         self.confirmed_by = reached
         if needed and len(reached) >= needed:
-            self._decide(True, f"{len(reached)} peers connected to us")
+            self._decide(True, f"{len(reached)} peers connected to this node")
             return True
         if reached or refused:
             self._decide(False, next(iter(refused + not_asked), "too few peers to confirm it"))

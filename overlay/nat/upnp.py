@@ -1,6 +1,6 @@
 """Maps ports by UPnP, through the package `async-upnp-client` (extra `nat`, imported on first use).
 
-Any machine in the local network can answer the search, so responses are untrusted: they are limited in bytes, requests
+Any machine in the local network can answer the search, so responses are untrusted. They are limited in bytes, requests
 and time, and are fetched only from the address that answered. Every error is a `GatewayFailed`. NAT-PMP is not
 implemented, because no package for it is maintained.
 """
@@ -38,7 +38,7 @@ REQUEST_TIMEOUT_S, TOTAL_TIMEOUT_S = 5.0, 20.0
 MAX_RESPONSE_BYTES, MAX_REQUESTS = 262144, 64
 #: Most devices of one search that are tried.
 MAX_DEVICES = 4
-#: Other outside ports tried where ours is in use.
+#: Other outside ports tried where the node's own is in use.
 MAX_PORT_ATTEMPTS = 4
 DESCRIPTION = "p2pnode"
 #: Error codes of UPnP (WANIPConnection:1 section 2.4.16).
@@ -118,7 +118,7 @@ class UpnpGateway:
 
         found: dict[str, None] = {}
 
-        def heard(headers: Any) -> None:
+        def on_response(headers: Any) -> None:
             location, host = str(headers.get("location", "")), str(headers.get("_host", ""))
             try:
                 parts = urlsplit(location)
@@ -129,7 +129,7 @@ class UpnpGateway:
 
         source = None if not self._source else (self._source, 0)
         listener = SsdpSearchListener(
-            callback=heard, source=source, target=self._search_at, timeout=max(1, int(self._search_s))
+            callback=on_response, source=source, target=self._search_at, timeout=max(1, int(self._search_s))
         )
         try:
             await listener.async_start()
@@ -159,7 +159,7 @@ class UpnpGateway:
         except ValueError:
             raise GatewayFailed("has no outside address") from None
         client = _own_host(internal.host, self._router)
-        # A renewal keeps the port. The first attempt asks for our own port, then for others.
+        # A renewal keeps the port. The first attempt asks for the node's own port, then for others.
         ports = [self._port] if self._made else [internal.port, *(self._draw_port() for _ in range(MAX_PORT_ATTEMPTS))]
         for port in ports:
             granted_s = await self._map_port(service, port, Address(client, internal.port), lease_s)
@@ -264,7 +264,7 @@ def _requester(host: str) -> Any:
         made = 0
 
         async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
-            if http_request.method == "GET":  # descriptions; the number of actions is ours
+            if http_request.method == "GET":  # descriptions; this module bounds the actions
                 self.made += 1
             if urlsplit(http_request.url).hostname != host or self.made > MAX_REQUESTS:
                 raise GatewayFailed("refers to another host, or to too many files")
@@ -293,7 +293,8 @@ def _requester(host: str) -> Any:
 
 
 def _own_host(host: str, router: str) -> str:
-    """Our address as the router sees it: the bound one or, if bound to every interface, that of the route to it."""
+    """The address for the router to forward to: the bound one or, if bound to every interface, that of the route to
+    it."""
     own = ipaddress.ip_address(host)
     if own.version == 6 and not own.is_unspecified:
         raise GatewayFailed("forwards to IPv4 only, and this node listens on an IPv6 address")

@@ -1,10 +1,10 @@
 """The handshake of two nodes of a swarm: two signed messages, from which both derive the keys of a session.
 
-A SIGMA exchange (Krawczyk, 2003) in one round trip, as in WireGuard. Each side sends its Ed25519 identity, an ephemeral
-X25519 key and its boot nonce, signed, inside an AEAD under a key derived from the swarm key. Without the swarm key both
-messages look random and cannot be made; with it, a node still cannot pretend to have another node's id. HKDF derives
-the session keys from the X25519 secret, salted by the swarm key's epoch and run, over both ids, both boot nonces and
-the digests of both messages.
+A SIGMA exchange (Krawczyk, 2003) in one round trip, as in WireGuard. Each side signs its Ed25519 identity, an ephemeral
+X25519 key and its boot nonce. It sends them inside an AEAD under a key derived from the swarm key. Without the swarm
+key both messages look random and cannot be made; with it, a node still cannot pretend to have another node's id. HKDF
+derives the session keys from the X25519 secret; the swarm key's epoch and the run are the salt. Its info is both ids,
+both boot nonces and the digests of both messages.
 
 Pure. Keeps no state: `overlay.sealing.init_filter` checks freshness and replays. Wire format: docs/protocol.md.
 """
@@ -150,7 +150,7 @@ def session_keys(
 ) -> tuple[bytes, bytes] | None:
     """Keys from initiator to responder and back, each 32 bytes; None for an ephemeral key of low order.
 
-    `ephemeral` is our private key, `other` the peer's public one.
+    `ephemeral` is the own private key, `other` the peer's public one.
     """
     try:
         shared = X25519PrivateKey.from_private_bytes(ephemeral).exchange(X25519PublicKey.from_public_bytes(other))

@@ -1,8 +1,9 @@
 """Decides which handshake inits are answered: each one once, fresh, at a bounded rate, and with a valid signature.
 
-An init is fresh if its sender's clock differs from ours by at most `CLOCK_BOUND_S` and it was made after this node's
-start. The newest time of each sender is remembered, so a recorded init is refused, also after a restart (WireGuard's
-rule, Donenfeld 2017, section 5.1). The cheap checks come first: only a fresh init costs a signature check. Pure.
+An init is fresh if its sender's clock differs from the local one by at most `CLOCK_BOUND_S` and it was made after this
+node's start. The newest time of each sender is remembered, so a recorded init is refused, also after a restart
+(WireGuard's rule, Donenfeld 2017, section 5.1). The cheap checks come first: only a fresh init costs a signature check.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CLOCK_BOUND_S = 60.0
 #: Senders remembered, and clock warnings given: bounds, so that no flood of inits grows memory.
 MAX_SENDERS = 16384
 MAX_CLOCK_REPORTS = 64
-#: An init costs its receiver about 250 us: above this rate they get no answer.
+#: An init costs its receiver about 250 µs: above this rate they get no answer.
 INITS_PER_S, INITS_PER_BURST = 400.0, 2000.0
 
 

@@ -71,7 +71,7 @@ _Key = tuple[bytes, str, int]
 
 @dataclass(slots=True)
 class _PendingInit:
-    """An init of ours that may still get a response."""
+    """An init of this node that may still get a response."""
 
     init: HandshakeInit
     epoch: Epoch

@@ -28,7 +28,7 @@ MAX_DATAGRAMS = 1 << 24
 
 
 class Session:
-    """A session with one process of one node. The peer puts `index` in front of what it sends to us."""
+    """A session with one process of one node. The peer puts `index` in front of each datagram to this node."""
 
     __slots__ = (
         "_in",

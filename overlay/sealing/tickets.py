@@ -1,10 +1,11 @@
 """Verifies the admission ticket that a member puts into the TLS server name, before TLS sends anything.
 
 A TLS 1.3 server presents its certificate to any client, so an unauthenticated peer would learn which node listens. A
-member therefore sends a ticket as the server name of its ClientHello: 16 bytes of HMAC-SHA256, under a key derived from
-the swarm key, over a random number, the time and the id of the recipient. A ticket is accepted once, within the clock
-bound, and only if it is newer than this node's start. A connection without a valid ticket gets no answer. A first
-`hello` does not know the recipient's id; its ticket names no recipient, and every node accepts it once.
+member therefore sends a ticket as the server name of its ClientHello. It contains 16 bytes of HMAC-SHA256 over a random
+number, the time and the id of the recipient. The key of the HMAC is derived from the swarm key. A ticket is accepted
+once, within the clock bound, and only if it is newer than this node's start. A connection without a valid ticket gets
+no answer. A first `hello` does not know the recipient's id; its ticket names no recipient, and every node accepts it
+once.
 
 Pure. Bytes and the time come in, a verdict comes out.
 """

@@ -79,14 +79,14 @@ def id_of_certificate(der: bytes) -> bytes:
 def _field(data: bytes, at: int, kind: int) -> tuple[bytes, int]:
     """The content of the DER field at an offset, and the offset after it."""
     if len(data) < at + 2 or data[at] != kind:
-        raise NotANodeCertificate("it is no certificate of ours")
+        raise NotANodeCertificate("it is no certificate of a p2pnode")
     length, start = data[at + 1], at + 2
     if length & 0x80:
         count = length & 0x7F
         if not 1 <= count <= 3:
-            raise NotANodeCertificate("it is no certificate of ours")
+            raise NotANodeCertificate("it is no certificate of a p2pnode")
         length, start = int.from_bytes(data[start : start + count], "big"), start + count
     end = start + length
     if end > len(data):
-        raise NotANodeCertificate("it is no certificate of ours")
+        raise NotANodeCertificate("it is no certificate of a p2pnode")
     return data[start:end], end

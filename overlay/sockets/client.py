@@ -89,7 +89,7 @@ class _Upload:
             await self._body.close()
             return
         self._task.cancel()
-        # Not `await self._task`: that would mix up our own cancellation with the cancellation of the task.
+        # Not `await self._task`: that would mix up a cancellation of the caller with one of the task.
         await asyncio.wait([self._task])
         if not self._task.cancelled():
             self._task.result()
@@ -134,7 +134,7 @@ class StreamRequest:
     async def __aenter__(self) -> ReceivedResponse:
         if not self._client.is_open():
             await BodyWriter(self._body).close()
-            raise TransportError("closed", self._to, "was not asked: our own transport is closed")
+            raise TransportError("closed", self._to, "was not asked: the transport of this node is closed")
         self._client.active[self] = True
         try:
             return await self._obtain_response(self._client.pool)
@@ -227,7 +227,7 @@ class StreamRequest:
         if isinstance(error, BadFraming):
             return TransportError("foreign", self._to, f"answered, but {error}")
         if not self._client.is_open():
-            return TransportError("closed", self._to, "did not answer before our own transport closed")
+            return TransportError("closed", self._to, "did not answer before the transport of this node closed")
         if isinstance(error, TimeoutError):
             return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
         if isinstance(error, NotOurHttp):

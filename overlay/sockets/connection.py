@@ -1,8 +1,8 @@
 """One TCP or TLS connection as an asyncio protocol that reads into the caller's memory; every wait is bounded.
 
 asyncio's streams copy what they read into bytes objects. Here the kernel (or TLS) writes into the memory that the
-reader names. Bytes that arrive while no read is pending are buffered up to `BUFFER_BYTES`, then reading pauses; so a
-peer that closes is noticed while no read is pending. One task may read and one may write.
+reader names. Bytes that arrive while no read is pending are buffered up to `BUFFER_BYTES`, then reading pauses. So the
+end of a connection is noticed even while no read is pending. One task may read and one may write.
 """
 
 from __future__ import annotations

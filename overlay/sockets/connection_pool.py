@@ -142,7 +142,7 @@ class ConnectionPool:
         expected = id_behind(to)
         if self._seal is not None and expected and pooled.node_id != expected:
             pooled.connection.abort()
-            raise TransportError("rejected", to, f"is {short(pooled.node_id)}, we asked for {short(expected)}")
+            raise TransportError("rejected", to, f"is {short(pooled.node_id)}, this node asked for {short(expected)}")
 
 
 def _connect_error(to: Address, error: OSError, *, sealed: bool) -> TransportError:

@@ -1,8 +1,7 @@
 """The framing of messages on HTTP streams: how bodies are written in slices, and when a sender may reuse its buffer.
 
-A message is `u32 length (big endian) + head`, then the raw body, in both directions. Bodies are written in slices of
-1 MiB with a yield after each, because a write to a fast peer does not yield; both values were measured with bodies of
-100 MB.
+A message is `u32 length (big endian) + head`, then the raw body, in both directions. Bodies are written in slices of 1
+MiB with a yield after each, because a write to a fast peer does not yield. Both were measured with bodies of 100 MB.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ _VERSION = b"HTTP/1."
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 #: Longest reason of a rejection that is sent or shown, in characters.
 REASON_CHARACTERS = 2000
-#: Longest head of a request or response; ours have about 150 bytes.
+#: Longest head of a request or response; those of p2pnode have about 150 bytes.
 MAX_HTTP_HEAD_BYTES = 8192
-#: Longest line with the size of a chunk; ours have at most 10 bytes.
+#: Longest line with the size of a chunk; those of p2pnode have at most 10 bytes.
 MAX_CHUNK_LINE_BYTES = 64
 #: Most digits of a size.
 MAX_SIZE_DIGITS = 15

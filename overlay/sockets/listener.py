@@ -1,6 +1,6 @@
 """Binds UDP and TCP to the same port number, and accepts TCP connections.
 
-The loop's own server loses connections that it has accepted when it is closed, so the listening socket is ours.
+asyncio's server loses connections that it has accepted when it is closed, so this class has its own listening socket.
 """
 
 from __future__ import annotations

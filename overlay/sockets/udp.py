@@ -1,7 +1,8 @@
 """The UDP socket of a node: counts and drops whatever cannot be sent or received.
 
-asyncio closes a datagram transport when a send raises anything but `OSError`, which an invalid port or address does,
-and uvloop and asyncio check different things. So this class sends on the socket itself, and no error closes it.
+asyncio closes a datagram transport when a send raises anything but `OSError`, as an invalid port or address makes it
+do. Besides, uvloop and asyncio check different things. So this class sends on the socket itself, and no error closes
+it.
 """
 
 from __future__ import annotations

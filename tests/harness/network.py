@@ -320,7 +320,7 @@ class MemoryTransport:
         return StreamRequest(self, to, name, head, body, timeout_s)
 
     def closed_error(self, to: Address) -> TransportError:
-        return TransportError("closed", to, "was not asked: our own transport is closed")
+        return TransportError("closed", to, "was not asked: the transport of this node is closed")
 
     async def close(self) -> None:
         if self._open:

@@ -357,7 +357,7 @@ class Stream:
         """The process of `transport` is gone, or is closed; the other end is notified if `tell`."""
         if transport is self.client:
             self.up.break_off(self._abandoned if tell else None)
-            self._failed(TransportError("closed", self.to, "did not answer before our own transport closed"))
+            self._failed(TransportError("closed", self.to, "did not answer before the transport of this node closed"))
         if transport is self.server:
             self.down.break_off(self._failed if tell else None, TransportError("reset", self.to, "broke the stream"))
 

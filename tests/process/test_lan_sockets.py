@@ -17,7 +17,7 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.bootstrap.local_network import SERVICE, Announcement, LocalNetwork
-from overlay.bootstrap.mdns import Heard, ZeroconfLan, is_installed
+from overlay.bootstrap.mdns import OnAnnouncement, ZeroconfLan, is_installed
 from overlay.kademlia.messages import PROTOCOL_VERSION
 from tests.harness.repository import ROOT
 from tests.process.harness.sockets import Run, run
@@ -87,13 +87,13 @@ def announcement(run_name: str, byte: int, port: int) -> Announcement:
 
 
 @contextlib.asynccontextmanager
-async def heard_by(*places: tuple[Announcement, Heard]) -> AsyncIterator[list[ZeroconfLan]]:
+async def announcing(*places: tuple[Announcement, OnAnnouncement]) -> AsyncIterator[list[ZeroconfLan]]:
     """A `ZeroconfLan` for each, stopped in any case: uvloop may wait without end for the sockets of one that is not."""
     lans: list[ZeroconfLan] = []
     try:
-        for own, heard in places:
+        for own, on_announcement in places:
             lans.append(ZeroconfLan())
-            await lans[-1].start(own, LOCAL, heard)
+            await lans[-1].start(own, LOCAL, on_announcement)
         yield lans
     finally:
         for lan in lans:
@@ -106,7 +106,7 @@ def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
     async def main() -> None:
         given = (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003))
         places = [LocalNetwork(announcement(*each)) for each in given]
-        async with heard_by(*((place.own, place.on_announcement) for place in places)) as lans:
+        async with announcing(*((place.own, place.on_announcement) for place in places)) as lans:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
                 says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
                 for packet in junk():
@@ -138,7 +138,7 @@ def test_what_is_announced_holds_no_key(run: Run, multicast: None) -> None:
 
         both = [announcement("one", 1, 9001), announcement("one", 2, 9002)]
         ids = {own.node_id.hex() for own in both}
-        async with heard_by(*((own, note) for own in both)):
+        async with announcing(*((own, note) for own in both)):
             await until(lambda: ids <= {each.get("id") for each in heard}, "both are heard")
         ours = [each for each in heard if each.get("id") in ids]
         assert all(set(each) == {"v", "run", "id", "in"} for each in ours)

@@ -224,7 +224,7 @@ def test_a_member_cannot_use_anothers_id(run: Run) -> None:
             impostor.transport.sealer._identity = Claimed(impostor.identity, absent)  # type: ignore[assignment]
             error = await failure(ask(one, there, "who", [b"payload"]))
             assert error.kind == "rejected"
-            assert "we asked for" in error.detail
+            assert "this node asked for" in error.detail
             assert impostor.requests == [], "not a byte of the request has passed"
             one.transport.send(there, b"again")
             await asyncio.sleep(0.25)

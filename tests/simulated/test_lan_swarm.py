@@ -11,7 +11,7 @@ from tests.harness.stub_trainer import StubTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
 
-Heard = Callable[[str, Mapping[str, str], Iterable[str], int], None]
+OnAnnouncement = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 
 
 class Ether:
@@ -19,12 +19,12 @@ class Ether:
 
     def __init__(self) -> None:
         self.said: dict[str, tuple[dict[str, str], str, int]] = {}
-        self.members: dict[str, Heard] = {}
+        self.members: dict[str, OnAnnouncement] = {}
 
     def say(self, name: str, properties: dict[str, str], host: str, port: int) -> None:
         self.said[name] = (properties, host, port)
-        for heard in list(self.members.values()):
-            heard(name, properties, [host], port)
+        for on_announcement in list(self.members.values()):
+            on_announcement(name, properties, [host], port)
 
 
 class FakeLan:
@@ -32,10 +32,10 @@ class FakeLan:
         self.ether = ether
         self.host = host
 
-    async def start(self, own: Announcement, host: str, heard: Heard) -> None:
-        self.ether.members[self.host] = heard
+    async def start(self, own: Announcement, host: str, on_announcement: OnAnnouncement) -> None:
+        self.ether.members[self.host] = on_announcement
         for name, (properties, other, port) in list(self.ether.said.items()):
-            heard(name, properties, [other], port)
+            on_announcement(name, properties, [other], port)
         await self.announce(own)
 
     async def announce(self, own: Announcement) -> None:
@@ -47,7 +47,7 @@ class FakeLan:
 
 
 class NoMulticast(FakeLan):
-    async def start(self, own: Announcement, host: str, heard: Heard) -> None:
+    async def start(self, own: Announcement, host: str, on_announcement: OnAnnouncement) -> None:
         raise OSError("no such device")
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
-from overlay.discovery.sampling import SLOTS, SamplePool, ball_radius, inside_ball, is_kept, pick_slot
+from overlay.discovery.sampling import SLOTS, SamplePool, ball_radius, inside_ball, is_kept
 from overlay.ids import distance, random_id
 from tests.harness.peers import ids
 
@@ -77,7 +77,7 @@ def test_dead_nodes_leave_a_pool_and_the_oldest_ball_is_dropped() -> None:
 
 
 def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
-    """Chi-square over 60 nodes: slots in XOR balls pass, "closest to a random id" fails; so the test has power."""
+    """Chi-square over 60 nodes: kept XOR balls pass, "closest to a random id" fails; so the test has power."""
     rng = random.Random(9)
     nodes = ids(60, seed=10)
     radius = ball_radius(60)
@@ -86,11 +86,10 @@ def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
     while draws < 6000:
         target = random_id(rng)
         tries += 1
-        inside = sorted(inside_ball(target, nodes, radius), key=lambda n: distance(n, target))[:20]
-        drawn = pick_slot(inside, 20, rng)
+        inside = sorted(inside_ball(target, nodes, radius), key=lambda n: distance(n, target))[:SLOTS]
         naive[min(nodes, key=lambda n: distance(n, target))] += 1
-        if drawn is not None:
-            uniform[drawn] += 1
+        if is_kept(len(inside), SLOTS, rng):
+            uniform[rng.choice(inside)] += 1
             draws += 1
 
     def chi_square(counts: dict[bytes, int]) -> float:

@@ -225,7 +225,7 @@ def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
 def test_a_reported_death_is_confirmed_by_our_own_probes() -> None:
     """Suspected and probed at once, three times; a second report adds nothing. Time-outs remove it, an answer ends the
     suspicion."""
-    dead, reason = news(MemberState.DEAD, A), "others report it dead, and it does not answer us"
+    dead, reason = news(MemberState.DEAD, A), "others report it dead, and it does not answer this node"
     silent, answering = detector(A, B, C), detector(A, B, C)
     for made in (silent, answering):
         assert made.on_gossip(dead, B, 5.0) == [StateChanged(A, "suspect", "others report it dead"), SendPing(A)]

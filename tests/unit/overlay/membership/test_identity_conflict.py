@@ -35,7 +35,7 @@ def test_our_id_from_another_start_is_verified_and_an_echo_is_not() -> None:
 
     assert found.on_own_id(heartbeat(OWN, boot_id=8), HERE, THERE, proven=False) == (claimed, source)
     assert found.on_own_id(heartbeat(OWN, boot_id=7), HERE, THERE, proven=False) == ()
-    assert found.duplicate_of_us == ""
+    assert found.duplicate_of_self == ""
 
 
 def test_a_proven_duplicate_of_us_is_an_error_once() -> None:
@@ -47,7 +47,7 @@ def test_a_proven_duplicate_of_us_is_an_error_once() -> None:
     assert (logged.level, logged.event) == ("error", "identity_used_twice")
     assert isinstance(notified, Notify)
     assert (notified.change.kind, notified.change.node_id) == ("twin", OWN)
-    assert found.duplicate_of_us == str(THERE)
+    assert found.duplicate_of_self == str(THERE)
     assert found.on_proof(5, 9, HERE) == ()
 
 

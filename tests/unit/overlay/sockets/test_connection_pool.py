@@ -124,7 +124,7 @@ def test_a_connection_to_another_node_is_refused() -> None:
         pool = ConnectionPool(seal, SystemClock())
         wire = Wire()
         pool.release(PEER, PooledConnection(wire.connection, None, b"a" * 20))
-        with pytest.raises(TransportError, match="we asked for") as caught:
+        with pytest.raises(TransportError, match="this node asked for") as caught:
             pool.take_idle(NodeAddress.of(PEER, b"b" * 20))
         assert caught.value.kind == "rejected"
 
