@@ -68,7 +68,7 @@ class Owner:
         self.store = ShardStore(ME.node_id, bounds, self.parameters, rule)
         for shard, (start, stop) in enumerate(bounds):
             state = self.store.fresh_state(shard, self.value[start:stop])
-            self.store.own(shard, state, Term(1, ME.node_id), ME, 0.0, has_tenure=False)
+            self.store.own(shard, state, Term(1, ME.node_id), ME, 0.0, by_handover=False)
 
     def take(self, member: int, step: int, delta: Vector) -> None:
         """One delta of a member, and those that wait."""

@@ -193,7 +193,7 @@ class Overlay:
         self, to: Contact, name: str, payload: bytes, body: Any = (), *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
         if not self.running:
-            raise TransportError("closed", to.address, "our own transport is closed")
+            raise TransportError("closed", to.address, "the transport of this node is closed")
         buffers = await collected(body)
         answer: asyncio.Future[tuple[bytes, list[bytes]]] = asyncio.get_running_loop().create_future()
         self.world.carry(self, to, name, payload, buffers, answer)

@@ -102,7 +102,7 @@ class World:
         self.counts = dict.fromkeys(("acknowledged", "switched", "handed", "taken", "fenced", "dismissed"), 0)
         first = self.nodes["a"].store
         state = first.fresh_state(0, np.zeros(DELTAS, dtype=np.float32))
-        first.own(0, state, first.next_term(0), CONTACTS["a"], 0.0, has_tenure=False)
+        first.own(0, state, first.next_term(0), CONTACTS["a"], 0.0, by_handover=False)
         for node in self.nodes.values():
             node.store.note_owner(0, first.owned[0].term, CONTACTS["a"])
 
@@ -279,9 +279,9 @@ class World:
 
     def gossip(self, source: str, to: str) -> None:
         """The owner that one node knows now is reported to another at any later time."""
-        where = self.nodes[source].store.ownership.owner_info(0)
-        if where is not None and self.nodes[source].alive and source != to:
-            self.call(to, lambda: self.nodes[to].store.note_owners([where]), lambda _: None)
+        info = self.nodes[source].store.ownership.owner_info(0)
+        if info is not None and self.nodes[source].alive and source != to:
+            self.call(to, lambda: self.nodes[to].store.note_owners([info]), lambda _: None)
 
     def ask_owner(self, name: str) -> None:
         """A backup asks whether its owner relies on it, here at any time, not only after an interval without deltas."""
@@ -294,10 +294,10 @@ class World:
         def answer() -> OwnerInfo | None:
             return None if owner.store.relies_on(0, IDS[name]) else owner.store.redirect(0)
 
-        def answered(where: OwnerInfo | None) -> None:
-            if where is not None:
+        def answered(info: OwnerInfo | None) -> None:
+            if info is not None:
                 self.counts["dismissed"] += node.store.backed.get(0) is not None
-                node.store.drop_unconfirmed(where, CONTACTS[owner.name])
+                node.store.drop_unconfirmed(info, CONTACTS[owner.name])
                 self.counts["dismissed"] -= node.store.backed.get(0) is not None
 
         self.call(owner.name, answer, answered)
@@ -331,7 +331,7 @@ class World:
             return False
         if term < node.store.ownership.fence(0):
             return False
-        owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, has_tenure=True)
+        owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, by_handover=True)
         owned.backup = CONTACTS[former]
         if known != known_to(owned.state):
             node.store.drop_backup(0, CONTACTS[name])  # the former owner takes itself for the backup under `term`
@@ -344,7 +344,7 @@ class World:
             return
         taken, known = answer
         if not taken:
-            node.store.note_owners(where for where in [known] if where is not None)
+            node.store.note_owners(info for info in [known] if info is not None)
         owned = node.owned
         if owned is not None and taken:
             node.store.become_backup(0, CONTACTS[to], term)
@@ -410,7 +410,7 @@ class World:
         if any(rank(one) > rank(mine) for one in found if one.role != "none"):
             return
         term = node.store.next_term(0, *(one for status in found for one in (status.term, status.fence)))
-        node.store.own(0, backed.state, term, CONTACTS[name], 0.0, has_tenure=False)
+        node.store.own(0, backed.state, term, CONTACTS[name], 0.0, by_handover=False)
         for other in others:
             other.store.note_owner(0, term, CONTACTS[name])
         self.counts["taken"] += 1

@@ -46,7 +46,7 @@ def zeros(store: ShardStore, shard: int = 0) -> ShardState:
 
 def owner_of(name: str, number: int = 1) -> ShardStore:
     store = store_of(name)
-    store.own(0, zeros(store), term(number, name), contact(name), 0.0, has_tenure=False)
+    store.own(0, zeros(store), term(number, name), contact(name), 0.0, by_handover=False)
     return store
 
 

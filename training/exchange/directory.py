@@ -88,8 +88,8 @@ class OwnerDirectory:
         question, so that redirects cannot form a cycle.
         """
         for result in results:
-            if result.where is not None:
-                self._store.note_owners([result.where])
+            if result.owner_info is not None:
+                self._store.note_owners([result.owner_info])
             if result.denies_ownership:
                 self.denied(result.shard, owner)
 
@@ -151,29 +151,29 @@ class OwnerDirectory:
         return self._view.is_gone(owner) or self._is_denied(shard)
 
     async def _ask(self, contact: Contact, shards: list[int]) -> None:
-        known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
+        known = [info for shard in shards if (info := self._store.ownership.owner_info(shard)) is not None]
         question = LocateOwners(self._context.genesis, shards, known, self._store.ownership.stale_fences(shards))
         try:
             answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
         self._store.note_owners(answer.known)
-        for where in answer.known:
-            if where.owner == contact.node_id and self._is_denied(where.shard):
+        for info in answer.known:
+            if info.owner == contact.node_id and self._is_denied(info.shard):
                 # It claims the term under which the known owner denied: the known owner was wrong.
-                self._store.correct_owner(where.shard, where.term, contact)
-            if where.shard < len(self._store) and where.term < self._store.ownership.fence(where.shard):
-                self._below[where.shard] = where
+                self._store.correct_owner(info.shard, info.term, contact)
+            if info.shard < len(self._store) and info.term < self._store.ownership.fence(info.shard):
+                self._below[info.shard] = info
 
     async def _send_fences(self) -> None:
         """Send fences to owners whose terms are below the ones seen here: they have no other way to learn of them."""
         below, self._below = self._below, {}
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
-        for shard, where in below.items():
-            if where.owner == self._swarm.node_id or self._view.is_gone(where.owner):
+        for shard, info in below.items():
+            if info.owner == self._swarm.node_id or self._view.is_gone(info.owner):
                 continue
             try:
-                asked.setdefault(where.owner, (where.contact(), []))[1].append(shard)
+                asked.setdefault(info.owner, (info.contact(), []))[1].append(shard)
             except ValueError:
                 continue
         await asyncio.gather(*(self._ask(contact, shards) for contact, shards in asked.values()))

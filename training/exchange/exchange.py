@@ -154,7 +154,7 @@ class Exchange:
             former, version = self._replica.version_of(shard)
             state = self.store.fresh_state(shard, self._replica.slice_of(shard), version=version)
             term = self.store.next_term(shard, former)
-            self.store.own(shard, state, term, me, now, has_tenure=False)
+            self.store.own(shard, state, term, me, now, by_handover=False)
             self._replica.set_version(shard, term, version)
 
     def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
@@ -170,8 +170,8 @@ class Exchange:
         self.rebalancer.delay_takeover(seconds)
 
     async def resume(self, expected: int, wait_s: float) -> None:
-        """Resume a swarm that was shut down: wait for `expected` nodes, take over every shard without a known owner
-        from its best copy, and found the rest from this node's replica. Logs deltas that are known to be lost."""
+        """Resume a swarm that was shut down. Waits for `expected` nodes, takes over every shard without a known owner
+        from its best copy, and founds the rest from this node's replica. Logs deltas that are known to be lost."""
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
         rest = [shard for shard in range(len(self.store)) if self._has_no_known_owner(shard)]
@@ -202,8 +202,8 @@ class Exchange:
         self.rebalancer.allow_takeover()
 
     async def highest_pushed(self) -> tuple[int, int]:
-        """The highest incarnation and, separately, the highest step of this node's deltas in any state of the owners or
-        of this node; 0 if there is none."""
+        """The highest incarnation and, separately, the highest step of this node's deltas, in all states of the owners
+        and of this node. Each is 0 if there is none."""
         me = self.context.swarm.node_id
         groups, _ = self.directory.by_owner(range(len(self.store)))
         found = [highest_step_of(me, self.store.known_deltas())]

@@ -65,7 +65,7 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
     status: PushStatus
     version: Number = 0
     reason: Reason = ""
-    where: OwnerInfo | None = None
+    owner_info: OwnerInfo | None = None
 
     @classmethod
     def refused(cls, shard: int, reason: RefusalReason) -> PushResult:
@@ -112,8 +112,8 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
-    """`value`: the shard follows in the body; `copy`: so does the copy of a node that does not own it; `same`: the
-    puller's copy is up to date.
+    """With status `value` the shard follows in the body, with `copy` the copy of a node that does not own it. With
+    `same` the puller's copy is up to date.
 
     `rank_term` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
     take-over that has added nothing yet: such a value ranks as the copy it began with.
@@ -124,7 +124,7 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     term_number: Number = 0
     term_node: TermNode = b""
     version: Number = 0
-    where: OwnerInfo | None = None
+    owner_info: OwnerInfo | None = None
     rank_number: Number = 0
     rank_node: TermNode = b""
 

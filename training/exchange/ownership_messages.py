@@ -116,8 +116,8 @@ class Survey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
-    """A node's best copy of a shard, by its role: `owner`, `backup`, `learner` (with the state, but not promoted),
-    `replica` (a pulled value, or a state from disk), or `none`.
+    """A node's best copy of a shard. Its role is `owner`, `backup`, `learner`, `replica` or `none`. A `learner` has the
+    state but is not promoted; a `replica` is a pulled value, or a state from disk.
 
     `fence` is the highest term that the node has seen for the shard; `is_stored`: the copy is the state from disk.
     """
@@ -190,7 +190,7 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     era_step: Number = 0
     era_term: tuple[Number, TermNode] = (0, b"")
     known: Identities = []
-    where: OwnerInfo | None = None
+    owner_info: OwnerInfo | None = None
 
     @property
     def term(self) -> Term:

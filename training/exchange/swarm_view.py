@@ -86,8 +86,8 @@ class SwarmView:
         return answer
 
     def invalidate(self) -> None:
-        """Membership or our own step changed: compute anew. Among many peers one change matters little, and the cached
-        answers stay: otherwise each of a thousand simultaneous joins would count a thousand peers."""
+        """Membership or this node's step changed: compute anew. Among many peers one change matters little, and the
+        cached answers stay: otherwise each of a thousand simultaneous joins would count a thousand peers."""
         if len(self._swarm.peers) > SMALL_SWARM:
             return
         self._eligible_others = (-1.0, False)

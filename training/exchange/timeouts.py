@@ -1,9 +1,9 @@
 """Adaptive request timeouts: median response time plus four median absolute deviations, between a floor and a ceiling.
 
 A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for. Response times are measured
-per kind of request and per peer, so that one slow peer delays no other; for a peer without measurements those of all
-peers count. After a timeout the next one is longer, up to the ceiling, as in RFC 6298 section 5.5: the peer may have
-become slower than any measurement. Pure.
+per kind of request and per peer, so that one slow peer delays no other. For a peer without measurements those of all
+peers count. After a timeout the next one is longer, up to the ceiling (RFC 6298 section 5.5): the peer may have become
+slower than any measurement. Pure.
 """
 
 from __future__ import annotations

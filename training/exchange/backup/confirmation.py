@@ -1,10 +1,10 @@
 """A backup that receives nothing asks its owner whether it still counts as the backup.
 
 An owner that changes its backup releases the former one, but that message may be lost. An owner that lost its shard to
-the other side of a split sends nothing. The copy would then stay until the owner dies, and pass for that of the backup.
-So a backup asks about each copy that has not changed for `CONFIRM_AFTER_S`. If the owner has another backup, the copy
-is dropped. If the shard has another owner, the copy is offered to that one. A catch-up ends in the same way, for a
-learner that accepted it too late, after the owner's term had risen, would wait for the state until cancelled.
+the other side of a split sends nothing. The copy would then stay until the owner crashes, and count as that of the
+backup. So a backup asks about each copy that has not changed for `CONFIRM_AFTER_S`. If the owner has another backup,
+the copy is dropped. If the shard has another owner, the copy is offered to that one. A catch-up ends in the same way. A
+learner that accepted it after the owner's term had risen would otherwise wait for the state until cancelled.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class BackupConfirmation:
             except TransportError as error:
                 self._log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue
-            for where in answer.others:
-                self._store.drop_unconfirmed(where, owner)
+            for info in answer.others:
+                self._store.drop_unconfirmed(info, owner)
 
     async def _on_backing(self, sender: Contact, message: ConfirmBackup, _stream: AsyncIterator[Buffer]) -> Response:
         taken: list[int] = []

@@ -23,7 +23,7 @@ from training.shards.applied import DeltaId
 class _Take(Protocol):
     """Decides whether this node takes one shard of a message."""
 
-    def __call__(self, where: OwnerInfo, sender: Contact) -> bool: ...
+    def __call__(self, info: OwnerInfo, sender: Contact) -> bool: ...
 
 
 class BackupHandler:
@@ -79,13 +79,13 @@ class BackupHandler:
     # -- catch-up -----------------------------------------------------------------------------------------------
 
     async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
-        attempts = {where.shard: number for where, number in zip(message.shards, message.attempts, strict=False)}
+        attempts = {info.shard: number for info, number in zip(message.shards, message.attempts, strict=False)}
 
-        def take(where: OwnerInfo, sender: Contact) -> bool:
-            attempt = attempts.get(where.shard)
+        def take(info: OwnerInfo, sender: Contact) -> bool:
+            attempt = attempts.get(info.shard)
             if attempt is None or self._run.is_leaving:
                 return False
-            return self._store.begin_catch_up(where.shard, where.term, sender, attempt)
+            return self._store.begin_catch_up(info.shard, info.term, sender, attempt)
 
         return Response(encode(self._take_each(sender, message.shards, take)))
 
@@ -98,23 +98,23 @@ class BackupHandler:
                 taken.append(head.shard)
         return Response(encode(TransferResult(taken, [])))
 
-    def _take_each(self, sender: Contact, wheres: list[OwnerInfo], take: _Take) -> TransferResult:
+    def _take_each(self, sender: Contact, infos: list[OwnerInfo], take: _Take) -> TransferResult:
         taken, others = [], []
-        for where in wheres:
-            if take(where, sender):
-                taken.append(where.shard)
-            elif (known := self._store.ownership.owner_info(where.shard)) is not None:
+        for info in infos:
+            if take(info, sender):
+                taken.append(info.shard)
+            elif (known := self._store.ownership.owner_info(info.shard)) is not None:
                 others.append(known)
         return TransferResult(taken, others)
 
     # -- hand-over and release ----------------------------------------------------------------------------------
 
     async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Response:
-        known = {where.shard: count for where, count in zip(message.shards, message.known, strict=False)}
-        windows = {where.shard: closed for where, closed in zip(message.shards, message.closed_windows, strict=False)}
+        known = {info.shard: count for info, count in zip(message.shards, message.known, strict=False)}
+        windows = {info.shard: closed for info, closed in zip(message.shards, message.closed_windows, strict=False)}
 
-        def take(where: OwnerInfo, sender: Contact) -> bool:
-            return self._become_owner(where, sender, known.get(where.shard, -1), windows.get(where.shard, []))
+        def take(info: OwnerInfo, sender: Contact) -> bool:
+            return self._become_owner(info, sender, known.get(info.shard, -1), windows.get(info.shard, []))
 
         result = self._take_each(sender, message.shards, take)
         if result.taken:
@@ -122,34 +122,34 @@ class BackupHandler:
             self._rebalance.wake()
         return Response(encode(result))
 
-    def _become_owner(self, where: OwnerInfo, sender: Contact, known: int, windows: list[Window]) -> bool:
-        mine = self._store.owned.get(where.shard)
-        if mine is not None and mine.term == where.term:
+    def _become_owner(self, info: OwnerInfo, sender: Contact, known: int, windows: list[Window]) -> bool:
+        mine = self._store.owned.get(info.shard)
+        if mine is not None and mine.term == info.term:
             return True  # a retry: the answer to the first hand-over was lost
-        backed = self._store.backed.get(where.shard)
+        backed = self._store.backed.get(info.shard)
         if backed is None or backed.state is None or backed.owner.node_id != sender.node_id:
             return False
         # A hand-over right after the promotion may arrive before any delta has made this learner the backup.
-        promoted = backed.promised is not None and where.term.number == backed.promised.number + 1
+        promoted = backed.promised is not None and info.term.number == backed.promised.number + 1
         if self._run.is_leaving or not (backed.is_active or promoted):
             return False
-        if where.term < self._store.ownership.fence(where.shard):
+        if info.term < self._store.ownership.fence(info.shard):
             return False
-        if not self._store.close_backed_windows(where.shard, windows):
+        if not self._store.close_backed_windows(info.shard, windows):
             return False
         now, backup = self._clock.monotonic(), sender if self._context.settings.replicas else None
         owned = self._store.own(
-            where.shard, backed.state, where.term, self._context.me(), now, has_tenure=True, backup=backup
+            info.shard, backed.state, info.term, self._context.me(), now, by_handover=True, backup=backup
         )
         if backup is not None and known != owned.state.known_count:
             # The former owner may lack a delta that this copy has: it needs a new catch-up.
-            self._store.drop_backup(where.shard, self._context.me())
+            self._store.drop_backup(info.shard, self._context.me())
         if self._context.synchronous:
-            self._store.fold(where.shard, self._run.passed_step)
+            self._store.fold(info.shard, self._run.passed_step)
         return True
 
     async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Response:
         return Response(encode(self._take_each(sender, message.shards, self._release)))
 
-    def _release(self, where: OwnerInfo, sender: Contact) -> bool:
-        return self._store.release(where.shard, where.term, sender)
+    def _release(self, info: OwnerInfo, sender: Contact) -> bool:
+        return self._store.release(info.shard, info.term, sender)

@@ -211,5 +211,5 @@ class Outbox:
         if result.status in ("ok", "refused"):
             del delivery.unacknowledged[result.shard]
             self.count(delivery, result)
-        elif result.where is not None:
-            self._store.note_owners([result.where])
+        elif result.owner_info is not None:
+            self._store.note_owners([result.owner_info])

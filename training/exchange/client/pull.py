@@ -1,12 +1,12 @@
 """Pulls changed shards from all owners at once and writes them into the replica.
 
-The shards that were updated longest ago come first, so that each has its turn on a link too slow for the whole vector.
-A pull continues where the previous one was cut off. Shards that did not arrive by the deadline are reported as missing:
-the step continues with their older copy.
+The shards that were updated longest ago come first, so that on a link too slow for the whole vector all are updated in
+turn. A pull continues where the previous one was cut off. Shards that did not arrive by the deadline are reported as
+missing: the step continues with their older copy.
 
-A joiner waits for the whole vector. Once half of the owners are done and the others need as long again, it asks other
-nodes for copies of the rest, in reverse order. A copy may lack the latest deltas; the joiner pulls the shard anew from
-its owner after the first step.
+A joiner waits for the whole vector. Once half of the owners are done and the others take as long again, it asks other
+nodes for copies. It requests the remaining shards in reverse order. A copy may lack the latest deltas; the joiner pulls
+the shard anew from its owner after the first step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Accepts pushed deltas for the shards that this node owns.
 
-A delta that is in already is acknowledged again; one that may not be added is rejected permanently, redirected to the
-owner, or to be sent again. The others are validated, replicated and added (`training.exchange.owner.replication`). The
-origin keeps the identity of a delta until it has a final answer.
+A delta that was added before is acknowledged again. One that cannot be added is rejected permanently, redirected to the
+owner, or answered with "retry". The others are validated, replicated and added (`training.exchange.owner.replication`).
+The origin keeps the identity of a delta until it has a final answer.
 """
 
 from __future__ import annotations

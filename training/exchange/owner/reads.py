@@ -70,8 +70,8 @@ class ReadHandler:
                 sending.append((wanted.shard, value, version, None))
                 continue
             if owned is None:
-                where = self._store.redirect(wanted.shard)
-                results.append(PullResult(wanted.shard, "retry" if where is None else "redirect", where=where))
+                info = self._store.redirect(wanted.shard)
+                results.append(PullResult(wanted.shard, "retry" if info is None else "redirect", owner_info=info))
                 continue
             state = owned.state
             if self._context.synchronous:
@@ -120,14 +120,14 @@ class ReadHandler:
         self._store.note_owners(message.known)
         self._rebalance.challenge(message.fences)
         shards = message.shards or range(len(self._store))
-        known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
+        known = [info for shard in shards if (info := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(LocateOwnersAnswer(known)))
 
     async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         pulled, step = self._replica.pulled_version, self._run.step
         statuses = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
-        known = [where for shard in shards if (where := self._store.ownership.owner_info(shard)) is not None]
+        known = [info for shard in shards if (info := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(SurveyAnswer(statuses, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:

@@ -26,8 +26,8 @@ from training.shards.applied import DeltaId
 #: How often a delta is forwarded again because the pair changed meanwhile, before the origin gets "retry".
 FORWARD_ROUNDS = 3
 
-#: What an acknowledgement of a target is valid for: shard, node, the term it was sent under, and the last promise then.
-#: A learner that began a new catch-up since has a snapshot that may lack what it acknowledged before.
+#: The validity of an acknowledgement: shard, target node, the term it was sent under, and the last promise then. A
+#: learner that began a new catch-up since then has another snapshot, which may lack what it acknowledged before.
 Receipt = tuple[int, bytes, Term, int]
 
 #: A delta and the shard it is for.
@@ -36,8 +36,8 @@ Pair = tuple[IncomingDelta, Owned]
 
 def not_owned(store: ShardStore, shard: int) -> PushResult:
     """The answer for a shard that this node does not own."""
-    where = store.redirect(shard)
-    return PushResult.retry(shard, "owner_unknown") if where is None else PushResult(shard, "redirect", where=where)
+    info = store.redirect(shard)
+    return PushResult.retry(shard, "owner_unknown") if info is None else PushResult(shard, "redirect", owner_info=info)
 
 
 def lacks_backup(context: ExchangeContext, owned: Owned) -> bool:

@@ -81,7 +81,7 @@ class Failover:
                 if known is not None and not self._view.is_gone(known.owner.node_id):
                     self._swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self._rebalance.wake()
-        others = [where for shard in message.shards if (where := self._store.ownership.owner_info(shard)) is not None]
+        others = [info for shard in message.shards if (info := self._store.ownership.owner_info(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
 
     # -- take-over ----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Failover:
             seen = [item for _, found in copies[shard] for item in (found.term, found.fence)]
             term = self._store.next_term(shard, copied, *seen)
             now = self._clock.monotonic()
-            owned = self._store.own(shard, state, term, self._context.me(), now, has_tenure=False)
+            owned = self._store.own(shard, state, term, self._context.me(), now, by_handover=False)
             owned.rank_as(copied)
             if self._context.synchronous:
                 self._store.fold(shard, self._run.passed_step)
@@ -162,14 +162,14 @@ class Failover:
         answered_copy = next((copy for contact, copy in found if contact.node_id == owner), None)
         return self._view.is_gone(owner) if answered_copy is None else answered_copy.role != "owner"
 
-    async def announce_owners(self, wheres: list[OwnerInfo]) -> None:
+    async def announce_owners(self, infos: list[OwnerInfo]) -> None:
         """Announce the owners to the members of a small swarm, or to the candidates of the shards."""
         members = self._swarm.members()
         receivers = {peer.node_id: peer.contact for peer in members} if len(members) <= BROADCAST_MAX_PEERS else {}
-        for where in wheres if not receivers else ():
-            receivers.update({contact.node_id: contact for contact in await self._directory.candidates(where.shard)})
+        for info in infos if not receivers else ():
+            receivers.update({contact.node_id: contact for contact in await self._directory.candidates(info.shard)})
         receivers.pop(self._swarm.node_id, None)
-        await asyncio.gather(*(self._announce_to(contact, wheres) for contact in receivers.values()))
+        await asyncio.gather(*(self._announce_to(contact, infos) for contact in receivers.values()))
 
     async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
@@ -249,8 +249,7 @@ class Failover:
     def _grace_has_passed(self, shard: int) -> bool:
         """Whether a replica may be used now: no node knows which deltas it has, so first give a backup time to appear.
 
-        A leaving node never uses one: it would take the shard away under a higher term than that of the whole state on
-        another node's disk.
+        A leaving node never uses one. Its term would rank above that of a whole state on another node's disk.
         """
         if self._run.is_leaving:
             return False
@@ -298,9 +297,9 @@ class Failover:
                 return None
             return heads[0].term, await state_stream.read_state(FrameReader(answer.body), heads[0], self._store)
 
-    async def _announce_to(self, to: Contact, wheres: list[OwnerInfo]) -> None:
+    async def _announce_to(self, to: Contact, infos: list[OwnerInfo]) -> None:
         try:
-            message = LocateOwners(self._context.genesis, [wheres[0].shard], wheres)
+            message = LocateOwners(self._context.genesis, [infos[0].shard], infos)
             answer = await self._rpc.ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return  # it will learn the owner from a redirect

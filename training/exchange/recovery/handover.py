@@ -25,44 +25,46 @@ class ShardHandover:
 
     async def hand_over(self, to: Contact, shards: list[int]) -> None:
         """Make the backup `to` the owner. Raises `TransportError`."""
-        wheres = []
+        new_owners = []
         for shard in shards:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
                 owned.begin_move()
                 # A term above all that this node has had or promised.
-                wheres.append(OwnerInfo.of(shard, self._store.promise(shard), to))
-        if not wheres:
+                new_owners.append(OwnerInfo.of(shard, self._store.promise(shard), to))
+        if not new_owners:
             return
-        if not await self._deltas.drained([where.shard for where in wheres], DRAIN_S):
-            for where in wheres:
-                if (owned := self._store.owned.get(where.shard)) is not None:
+        if not await self._deltas.drained([info.shard for info in new_owners], DRAIN_S):
+            for info in new_owners:
+                if (owned := self._store.owned.get(info.shard)) is not None:
                     owned.cancel_move()
             return
         # During the drain a shard may have been lost, or may have lost its backup.
-        wheres = [where for where in wheres if self._is_moving(where)]
-        moving = [self._store.owned[where.shard] for where in wheres]
+        new_owners = [info for info in new_owners if self._is_moving(info)]
+        moving = [self._store.owned[info.shard] for info in new_owners]
         known = [owned.state.known_count for owned in moving]
-        message = HandOver(self._context.genesis, wheres, known, [owned.unsent_windows(to.node_id) for owned in moving])
+        message = HandOver(
+            self._context.genesis, new_owners, known, [owned.unsent_windows(to.node_id) for owned in moving]
+        )
         # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
         result = await self._rpc.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S)
         # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
         self._store.note_owners(result.others)
-        self._apply(to, wheres, dict.fromkeys(result.taken))
+        self._apply(to, new_owners, dict.fromkeys(result.taken))
         if result.taken:
             self._log.info("shards_handed_over", count=len(dict.fromkeys(result.taken)), to=to.node_id.hex()[:8])
 
-    def _apply(self, to: Contact, wheres: list[OwnerInfo], taken: dict[int, None]) -> None:
-        for where in wheres:
-            owned = self._store.owned.get(where.shard)
-            if where.shard in taken:
+    def _apply(self, to: Contact, new_owners: list[OwnerInfo], taken: dict[int, None]) -> None:
+        for info in new_owners:
+            owned = self._store.owned.get(info.shard)
+            if info.shard in taken:
                 if owned is not None:
-                    self._store.become_backup(where.shard, to, where.term)
+                    self._store.become_backup(info.shard, to, info.term)
                 if not self._context.settings.replicas:
-                    self._store.backed.pop(where.shard, None)
+                    self._store.backed.pop(info.shard, None)
             elif owned is not None and owned.moving:
-                self._store.drop_backup(where.shard, self._context.me())
+                self._store.drop_backup(info.shard, self._context.me())
 
-    def _is_moving(self, where: OwnerInfo) -> bool:
-        owned = self._store.owned.get(where.shard)
-        return owned is not None and owned.moving and owned.promised == where.term_number
+    def _is_moving(self, info: OwnerInfo) -> bool:
+        owned = self._store.owned.get(info.shard)
+        return owned is not None and owned.moving and owned.promised == info.term_number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 
 from overlay.transport import TransportError
 from training.encoding.frames import BadFrame
@@ -13,6 +14,18 @@ from training.exchange.context import ExchangeContext
 Work = Callable[[], Awaitable[None]]
 
 
+class JobKind(StrEnum):
+    """What a job does. The values appear in the log."""
+
+    ADD_LEARNER = "teach"
+    HAND_OVER = "hand_over"
+    TAKE_OVER = "take_over"
+    ANSWER_FENCES = "challenge"
+    RECONCILE = "mend"
+    CONFIRM_BACKUP = "confirm"
+    RELEASE_BACKUP = "release"
+
+
 class Jobs:
     """The running jobs of one node."""
 
@@ -20,9 +33,9 @@ class Jobs:
         self._rebalance = context.rebalance
         self._clock = context.environment.clock
         self._log = context.environment.log
-        self._tasks: dict[tuple[str, bytes], asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[JobKind, bytes], asyncio.Task[None]] = {}
 
-    def start(self, kind: str, target: bytes, work: Work) -> None:
+    def start(self, kind: JobKind, target: bytes, work: Work) -> None:
         """Start a job, unless one of its kind, or any with the same non-empty target, is running."""
         if (kind, target) in self._tasks or (target and any(node == target for _, node in self._tasks)):
             return
@@ -39,12 +52,12 @@ class Jobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _guarded(self, kind: str, work: Work) -> None:
+    async def _guarded(self, kind: JobKind, work: Work) -> None:
         began = self._clock.monotonic()
         try:
             await work()
         except (TransportError, BadFrame, ValueError) as error:
-            self._log.warning("shard_move_failed", kind=kind, reason=str(error))
+            self._log.warning("shard_move_failed", kind=kind.value, reason=str(error))
         finally:
             # A job that took no time asked no node: another tick at once would start the same job, without end.
             if self._clock.monotonic() > began:

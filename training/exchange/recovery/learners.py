@@ -1,7 +1,8 @@
 """Adds learners and promotes them to backups: live deltas first, the state beside them, then a new term.
 
 As in Raft, a learner receives everything but counts for nothing until it has caught up. The owner never stops for the
-copy: snapshot and first forwarded delta are taken in the same turn of the event loop, so that none is missing between.
+copy. It takes the snapshot and begins to forward in the same turn of the event loop, so that no delta is missed
+between.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder
 from training.exchange.directory import QUESTION_TIMEOUT_S
 from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
-from training.exchange.recovery.jobs import Jobs
+from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.store import state_stream
 from training.exchange.store.state_head import describe
 from training.exchange.terms import OwnerInfo, Term
@@ -65,7 +66,7 @@ class Learners:
                 asked.append(OwnerInfo.of(shard, owned.term, me))
         if not asked:
             return
-        learn = Learn(self._context.genesis, asked, [promised[where.shard].number for where in asked])
+        learn = Learn(self._context.genesis, asked, [promised[info.shard].number for info in asked])
         result = await self._rpc.ask(to, "learn", learn, TransferResult, QUESTION_TIMEOUT_S)
         self._store.note_owners(result.others)
         snapshots: list[Snapshot] = []
@@ -111,11 +112,11 @@ class Learners:
         me = self._context.me()
         former = self._store.promote_learner(head.shard, to, head.term, me, self._clock.monotonic())
         if former is not None:
-            where = OwnerInfo.of(head.shard, head.term, me)
+            info = OwnerInfo.of(head.shard, head.term, me)
             key = former.node_id + head.shard.to_bytes(4, "big")
-            self._jobs.start("release", key, partial(self._release, former, where))
+            self._jobs.start(JobKind.RELEASE_BACKUP, key, partial(self._release, former, info))
 
-    async def _release(self, former: Contact, where: OwnerInfo) -> None:
+    async def _release(self, former: Contact, info: OwnerInfo) -> None:
         """Let a former backup free its memory. If this message is lost, its copy ranks below the new backup's."""
-        message = Release(self._context.genesis, [where])
+        message = Release(self._context.genesis, [info])
         await self._rpc.ask(former, "release", message, TransferResult, QUESTION_TIMEOUT_S)

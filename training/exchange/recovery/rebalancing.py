@@ -1,9 +1,13 @@
 """Decides which node should own and back up each shard, and starts the jobs that bring it about.
 
 A loop checks all shards twice a second, and at once when membership changes. Slow work runs as separate jobs, so that a
-transfer never delays a take-over. The jobs: learners catch up (`learners`), a backup becomes the owner (`handover`),
-shards without an owner are taken over and fences answered (`failover`), diverged copies are reconciled
-(`reconciliation`), and silent owners are asked whether they still use this backup (`backup.confirmation`).
+transfer never delays a take-over:
+
+* `learners`: a new backup catches up.
+* `handover`: a backup becomes the owner.
+* `failover`: shards without an owner are taken over, and fences are answered.
+* `reconciliation`: diverged copies are reconciled.
+* `backup.confirmation`: silent owners are asked whether they still use this backup.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import ShardHandover
-from training.exchange.recovery.jobs import Jobs
+from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.run_state import Phase
@@ -30,7 +34,7 @@ LEAVE_POLL_INTERVAL_S = 0.02
 
 
 class Rebalancer:
-    """Moves shards so that each has a living owner and, with `replicas = 1`, a living backup."""
+    """Moves shards so that each has a running owner and, with `replicas = 1`, a running backup."""
 
     def __init__(
         self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler, reconciler: SplitReconciler
@@ -80,7 +84,7 @@ class Rebalancer:
         if self._clock.monotonic() < self._takeover_allowed_at:
             orphans = []
         if silent := self._confirmation.due():
-            self._jobs.start("confirm", b"", partial(self._confirmation.ask, silent))
+            self._jobs.start(JobKind.CONFIRM_BACKUP, b"", partial(self._confirmation.ask, silent))
         lost_owner = [
             shard
             for shard, backed in self._store.backed.items()
@@ -88,11 +92,11 @@ class Rebalancer:
         ]
         # A leaving node takes a shard over only to hand it on; without another node its copy stays on its disk.
         if (orphans or lost_owner) and not (self._run.is_leaving and not self._view.has_eligible_others()):
-            self._jobs.start("take_over", b"", partial(self._failover.take_over, sorted({*orphans, *lost_owner})))
+            self._jobs.start(JobKind.TAKE_OVER, b"", partial(self._failover.take_over, sorted({*orphans, *lost_owner})))
         if self._rebalance.has_challenges:
-            self._jobs.start("challenge", b"", self._failover.answer_challenges)
+            self._jobs.start(JobKind.ANSWER_FENCES, b"", self._failover.answer_challenges)
         if self._reconciler.due():
-            self._jobs.start("mend", b"", self._reconciler.reconcile)
+            self._jobs.start(JobKind.RECONCILE, b"", self._reconciler.reconcile)
         await self._plan_moves()
 
     async def resume(self, expected: int, wait_s: float) -> int:
@@ -105,7 +109,7 @@ class Rebalancer:
             if owned.backup is not None and is_gone(owned.backup.node_id):
                 if owned.moving:
                     # A hand-over was under way. The backup may have become owner and chosen a new backup before it
-                    # died. Become the backup of that dead owner, under the old term: a take-over then surveys all
+                    # crashed. Become the backup of that dead owner, under the old term: a take-over then surveys all
                     # copies, and the newer one wins.
                     self._store.become_backup(shard, owned.backup, owned.term)
                     continue
@@ -133,7 +137,7 @@ class Rebalancer:
             ]
             if not others:
                 continue
-            minimum_time_over = not owned.has_tenure or now - owned.since >= self._context.settings.tenure_s
+            minimum_time_over = not owned.by_handover or now - owned.since >= self._context.settings.tenure_s
             tenure_over = self._run.is_leaving or minimum_time_over
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0])):
@@ -142,9 +146,9 @@ class Rebalancer:
             elif self._needs_learner(owned, others[0], tenure_over=tenure_over, elsewhere=elsewhere):
                 learners.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
         for contact, shards in handovers.values():
-            self._jobs.start("hand_over", contact.node_id, partial(self._handover.hand_over, contact, shards))
+            self._jobs.start(JobKind.HAND_OVER, contact.node_id, partial(self._handover.hand_over, contact, shards))
         for contact, shards in learners.values():
-            self._jobs.start("teach", contact.node_id, partial(self._learners.add_learner, contact, shards))
+            self._jobs.start(JobKind.ADD_LEARNER, contact.node_id, partial(self._learners.add_learner, contact, shards))
         self._swarm.watch(self._partners())
 
     def _can_hand_over(self, owned: Owned, first: Contact) -> bool:

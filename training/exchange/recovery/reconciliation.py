@@ -1,11 +1,12 @@
 """Reconciles the two sides of a split: owners exchange claims, and the one that lost a shard offers its deltas.
 
 Of two owners the one with the higher term wins. The loser keeps its copy and its repair log. It offers its deltas by
-identity until the winner has all of them, replicated like any push, with the weight that they would have had among all
-workers, and without momentum. Deltas that are no longer in the log are reported as lost, with their identities.
+identity until the winner has all of them. They are replicated like any push, with the weight that they would have had
+among all workers, and without momentum. Deltas that are no longer in the log are reported as lost, with their
+identities.
 
-One exception: the winner started from a replica while the loser has the whole history. No node knows which deltas
-the replica had, so the loser takes the shard back, and the deltas of the other side are added to its copy.
+One exception: the winner started from a replica while the loser has the whole history. It is unknown which deltas the
+replica had. So the loser takes the shard back, and the deltas of the other side are added to its copy.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class SplitReconciler:
             if copy is None or history.status == "retry":
                 continue
             if history.status == "not_owner":
-                self._store.note_owners([] if history.where is None else [history.where])
+                self._store.note_owners([] if history.owner_info is None else [history.owner_info])
                 self._directory.denied(history.shard, owner)
                 unknown.append(history.shard)
             elif self._takes_back(copy, history):
@@ -169,7 +170,8 @@ class SplitReconciler:
         # A term with the same number is the other side's: its state cannot descend from this copy.
         if not newer_era or self._run.is_leaving or copy.term.number < history.era_term[0]:
             return False
-        # If the new era started from a state on disk, it knows its deltas, and may have all of ours.
+        # If the new era started from a state on disk, it has the identities of its deltas, and may have all of this
+        # copy's.
         return bool(copy.known().without(Applied.of_rows(history.known)).rows())
 
     def _take_back(self, history: OwnedHistory, copy: SupersededCopy) -> None:
@@ -183,14 +185,14 @@ class SplitReconciler:
     def _own_again(self, shard: int, copy: SupersededCopy, above: Term) -> None:
         term = self._store.next_term(shard, above)
         now = self._clock.monotonic()
-        self._store.own(shard, copy.state, term, self._context.me(), now, has_tenure=False)
+        self._store.own(shard, copy.state, term, self._context.me(), now, by_handover=False)
         self._log.warning("shard_taken_back", shard=shard, term=term.number)
         self._rebalance.wake()
 
     async def _settle(self, shard: int, copy: SupersededCopy, history: OwnedHistory) -> list[tuple[int, LogEntry]]:
-        """Deltas that the winner lacks and we have. If there are none, report what is lost and drop the copy."""
+        """The deltas of this node that the winner lacks. If there are none, report what is lost and drop the copy."""
         known = Applied.of_rows(history.known)
-        # An old copy against a newer replica: no node can tell which deltas that one has, so none is added.
+        # An old copy against a newer replica: it is unknown which deltas that one has, so none is added.
         unclear = history.era_step > copy.state.era_step
         difference = compare(copy, known, () if unclear else self._store.log.entries(shard))
         if difference.wanted:
@@ -203,7 +205,8 @@ class SplitReconciler:
         return []
 
     async def _seek(self, shard: int, difference: Difference) -> bool:
-        """Search former owners for deltas of this copy that our log does not have. True when some were found."""
+        """Search former owners for deltas of this copy that are missing in this node's log. True when some were
+        found."""
         rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
         message = FindDeltas(self._context.genesis, shard, rows)
         before = len(self._store.log.entries(shard))
@@ -287,7 +290,7 @@ class SplitReconciler:
     def _history(self, shard: int) -> OwnedHistory:
         owned = self._store.owned.get(shard)
         if owned is None:
-            return OwnedHistory(shard, "not_owner", where=self._store.ownership.owner_info(shard))
+            return OwnedHistory(shard, "not_owner", owner_info=self._store.ownership.owner_info(shard))
         if owned.moving or lacks_backup(self._context, owned):
             return OwnedHistory(shard, "retry")
         state = owned.state

@@ -28,13 +28,13 @@ class Owned:
     moving: bool = False
     #: The highest term number promised to a learner: no two snapshots share one.
     promised: int = 0
-    #: Set after a hand-over, when a minimum time as owner applies. It does not after genesis or a take-over: a young
-    #: swarm may spread its shards at once.
-    has_tenure: bool = False
+    #: The shard came by a hand-over, so that the minimum time as owner (`exchange.tenure_s`) applies. It does not apply
+    #: after genesis or a take-over: a young swarm may spread its shards at once.
+    by_handover: bool = False
     #: After a take-over: the term of the copy that it began with, and how many deltas that copy had.
     first_copy: tuple[Term, int] | None = None
-    #: Windows of the trimmed mean closed here that a target may not have received, oldest first; how many windows were
-    #: closed before those; and how many each target has acknowledged.
+    #: Windows of the trimmed mean closed here that a target may not have received, oldest first. Then the number of
+    #: windows closed before those, and the number that each target has acknowledged.
     closed_windows: list[Window] = field(default_factory=list)
     dropped_windows: int = 0
     acked_windows: dict[bytes, int] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class Owned:
     def rank_term(self) -> Term:
         """The term by which the state ranks among copies of the shard.
 
-        Until its first delta, a take-over ranks by the copy it began with: another copy of a later pair has more, even
-        under a lower term than the take-over's own.
+        Until its first delta, a take-over ranks by the copy it began with. The copy of a later pair has more deltas,
+        even under a lower term than the take-over's own.
         """
         if self.first_copy is not None and self.first_copy[1] == self.state.known_count:
             return self.first_copy[0]
@@ -181,9 +181,9 @@ class Backed:
     """A shard whose backup this node is, or is to become.
 
     A learner has no `state` yet, or one with a `promised` term. It becomes the active backup with the owner's first
-    forward under that term. Until then it claims nothing and fences nothing by that term: the owner may not know that
-    the state arrived, and may choose another backup. Until then, `buffered` keeps the live deltas, for a newer snapshot
-    would lack them.
+    forward under that term. Until then it makes no claim and rejects nothing by that term. The owner may not know that
+    the state arrived, and may choose another backup. `buffered` keeps the live deltas until then, because a newer
+    snapshot would lack them.
     """
 
     owner: Contact

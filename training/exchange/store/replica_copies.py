@@ -11,8 +11,8 @@ from training.shards.state import ShardState
 
 
 def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> tuple[Term, ShardState] | None:
-    """The state that this node could continue from if the shard has no owner and no backup, and its term: the state
-    from disk, or the replica. Either begins a new era, so that a later copy with the whole history replaces it."""
+    """The state from disk, or the replica, and its term: a start for this node if the shard has no owner and no backup.
+    Either begins a new era, so that a later copy with the whole history replaces it."""
     pulled = replica.pulled_version(shard)
     stored = store.stored_above(shard, pulled)
     if stored is not None:

@@ -100,8 +100,8 @@ class ShardStore:
             self.step_down(shard)
         backed = self.backed.get(shard)
         if backed is not None and term > backed.term and backed.owner.node_id != owner.node_id:
-            # Another pair took over without this node. A newer term of its own owner does not end the backup role:
-            # only the owner knows whether that switch took place, and it sends `Release` then.
+            # Another pair took over without this node. A newer term of its own owner does not end the backup role. Only
+            # the owner knows whether it has another backup, and it sends `Release` then.
             del self.backed[shard]
             self._keep_superseded(shard, backed.term, backed.state)
         elif backed is not None and backed.state is not None and term == backed.promised:
@@ -127,8 +127,8 @@ class ShardStore:
             self.ownership.replace_owner(shard, term, owner)
 
     def redirect(self, shard: int) -> OwnerInfo | None:
-        """Where to redirect a node that takes this one for the owner; None if the owner is unknown, or if this node
-        is the known owner without owning the shard."""
+        """The owner to redirect a sender to. None if the owner is unknown, or if this node is the known owner without
+        owning the shard."""
         known = self.ownership.known_owners.get(shard)
         if known is None or (known.owner.node_id == self.node_id and shard not in self.owned):
             return None
@@ -157,7 +157,7 @@ class ShardStore:
         me: Contact,
         now: float,
         *,
-        has_tenure: bool,
+        by_handover: bool,
         backup: Contact | None = None,
     ) -> Owned:
         """Become the owner. Raises `ValueError` for a term below the fence."""
@@ -167,7 +167,7 @@ class ShardStore:
         backed = self.backed.pop(shard, None)
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
-        owned = Owned(state, term, since=now, has_tenure=has_tenure, backup=backup)
+        owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
@@ -223,8 +223,8 @@ class ShardStore:
     def begin_catch_up(self, shard: int, term: Term, owner: Contact, attempt: int | None = None) -> bool:
         """Begin to buffer live deltas of a shard whose state will follow.
 
-        False if a higher term is known, if this node owns the shard, or if a later `attempt` of the same owner arrived
-        first: the deltas buffered for that one would be forgotten.
+        False if a higher term is known or this node owns the shard. False too if a later `attempt` of the same owner
+        arrived first: its buffered deltas would be lost.
         """
         if term < self.ownership.fence(shard) or not 0 <= shard < len(self.bounds):
             return False
@@ -255,7 +255,7 @@ class ShardStore:
         return True
 
     def release(self, shard: int, term: Term, owner: Contact) -> bool:
-        """The owner has another backup under a newer term: forget the shard."""
+        """The owner has another backup under a newer term: drop the copy."""
         backed = self.backed.get(shard)
         if backed is None or backed.owner.node_id != owner.node_id or not term > backed.term:
             return False
@@ -269,16 +269,16 @@ class ShardStore:
         owned = self.owned.get(shard)
         return owned is not None and any(contact.node_id == node_id for contact in owned.targets())
 
-    def drop_unconfirmed(self, where: OwnerInfo, owner: Contact) -> None:
+    def drop_unconfirmed(self, info: OwnerInfo, owner: Contact) -> None:
         """The owner does not rely on this copy. Either it has another backup, or another node owns the shard: the
         copy is offered to that one."""
-        backed = self.backed.get(where.shard)
+        backed = self.backed.get(info.shard)
         if backed is None or backed.owner.node_id != owner.node_id:
             return
-        if where.owner == owner.node_id:
-            self.release(where.shard, where.term, owner)
+        if info.owner == owner.node_id:
+            self.release(info.shard, info.term, owner)
         else:
-            self.note_owners([where])
+            self.note_owners([info])
 
     def accept_forward(
         self,
@@ -291,8 +291,8 @@ class ShardStore:
     ) -> tuple[ForwardStatus, Term]:
         """Add a delta of the owner, and close the windows that it has closed.
 
-        Returns `ok`, `fenced` with the higher term, or `unknown`: this node does not back up the shard, its buffers are
-        full, or a window has a delta that it lacks. The owner then continues without it until a new catch-up.
+        Returns `ok`, or `fenced` with the higher term. Returns `unknown` if it does not back up the shard, if its
+        buffers are full, or if it lacks a delta of a window. The owner then continues without it until a new catch-up.
         """
         fence = self.ownership.fence(shard)
         backed = self.backed.get(shard)
@@ -336,7 +336,7 @@ class ShardStore:
         return state.version
 
     def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
-        """Add a delta that no other node will ask for: not buffered, logged or measured, and `delta` is not kept."""
+        """Add a delta that no other node will request: not buffered, logged or measured, and `delta` is not kept."""
         state = self.owned[shard].state
         if not state.knows(identity):
             state.apply(identity, weight, delta, self.rule)

@@ -57,7 +57,7 @@ def test_an_owner_that_redirects_without_a_higher_term_is_not_asked_again() -> N
         store = store_of("a")
         directory, _, _ = directory_of(store)
         store.note_owner(0, term(2, "b"), B)
-        redirect = PushResult(0, "redirect", where=OwnerInfo.of(0, term(1, "c"), C))
+        redirect = PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(1, "c"), C))
 
         directory.answered(B, [redirect])
         assert directory.by_owner([0]) == ([], [0])
@@ -76,7 +76,7 @@ def test_a_redirect_to_a_higher_term_is_followed() -> None:
         directory, _, _ = directory_of(store)
         store.note_owner(0, term(2, "b"), B)
 
-        directory.answered(B, [PushResult(0, "redirect", where=OwnerInfo.of(0, term(3, "c"), C))])
+        directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(3, "c"), C))])
 
         assert directory.by_owner([0]) == ([(C, [0])], [])
 

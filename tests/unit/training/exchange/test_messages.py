@@ -46,9 +46,9 @@ def test_a_reason_of_a_later_version_is_accepted() -> None:
 
 def test_only_a_redirect_or_an_unknown_owner_denies_ownership() -> None:
     """Any other retry is for the same owner."""
-    where = OwnerInfo.of(0, term(1, "b"), contact("b"))
+    info = OwnerInfo.of(0, term(1, "b"), contact("b"))
 
-    assert PushResult(0, "redirect", where=where).denies_ownership
+    assert PushResult(0, "redirect", owner_info=info).denies_ownership
     assert PushResult.retry(0, "owner_unknown").denies_ownership
     assert not PushResult.retry(0, "window_full").denies_ownership
     assert not PushResult.refused(0, "late").denies_ownership

@@ -118,9 +118,9 @@ def test_an_owner_confirms_its_backup_and_its_learner_only() -> None:
         question = ConfirmBackup(GENESIS, [0, 1, 2])
 
         answer = await swarm.deliver("backing", ME, question, TransferResult)
-        assert (answer.taken, [where.shard for where in answer.others]) == ([0], [1])
+        assert (answer.taken, [info.shard for info in answer.others]) == ([0], [1])
         answer = await swarm.deliver("backing", contact("d"), question, TransferResult)
-        assert (answer.taken, [where.owner for where in answer.others]) == ([], [IDS["a"], IDS["c"]])
+        assert (answer.taken, [info.owner for info in answer.others]) == ([], [IDS["a"], IDS["c"]])
         assert store_of("d").redirect(0) is None
 
     run(scenario())

@@ -136,7 +136,7 @@ def test_a_hand_over_makes_the_backup_the_owner(more: int, backup: Contact | Non
 
         assert store.owned[0].state is state
         assert store.owned[0].backup == backup
-        assert store.owned[0].has_tenure
+        assert store.owned[0].by_handover
 
     run(scenario())
 

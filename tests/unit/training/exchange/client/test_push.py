@@ -29,7 +29,7 @@ def test_shards_without_a_backup_are_added_without_a_request() -> None:
     async def scenario() -> None:
         store = store_of("a")
         for shard in range(len(store)):
-            store.own(shard, zeros(store, shard), term(1, "a"), ME, 0.0, has_tenure=False)
+            store.own(shard, zeros(store, shard), term(1, "a"), ME, 0.0, by_handover=False)
         swarm = ScriptedSwarm(ME)
         context = context_of(swarm, store)
         client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))

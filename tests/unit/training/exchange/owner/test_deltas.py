@@ -118,7 +118,7 @@ def test_a_shard_of_another_owner_is_redirected() -> None:
 
         known, unknown = await handler.accept(push_of(shards=[0, 1]), [item_of(0), item_of(1)])
 
-        assert (known.status, known.where) == ("redirect", store.ownership.owner_info(0))
+        assert (known.status, known.owner_info) == ("redirect", store.ownership.owner_info(0))
         assert unknown == PushResult.retry(1, "owner_unknown")
         assert known.denies_ownership
         assert unknown.denies_ownership

@@ -98,7 +98,7 @@ def test_a_node_that_does_not_own_a_shard_redirects() -> None:
         answer, _ = await pulled(swarm, pull_of(NOTHING, Wanted(1, *ZERO_TERM, 0)))
 
         assert [result.status for result in answer.results] == ["redirect", "retry"]
-        assert answer.results[0].where == store.ownership.owner_info(0)
+        assert answer.results[0].owner_info == store.ownership.owner_info(0)
         assert all(result.denies_ownership for result in answer.results)
 
     run(scenario())

@@ -184,5 +184,5 @@ def test_a_shard_that_is_not_owned_names_its_owner() -> None:
     store = store_of("a")
     store.note_owner(0, term(1, "b"), B)
 
-    assert not_owned(store, 0) == PushResult(0, "redirect", where=store.ownership.owner_info(0))
+    assert not_owned(store, 0) == PushResult(0, "redirect", owner_info=store.ownership.owner_info(0))
     assert not_owned(store, 1) == PushResult.retry(1, "owner_unknown")

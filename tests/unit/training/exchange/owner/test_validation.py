@@ -46,7 +46,7 @@ def item_of(*values: float, repair: bool = False) -> IncomingDelta:
 
 def clipping_owner() -> ShardStore:
     store = store_of("a", CLIP)
-    store.own(0, zeros(store), term(1, "a"), ME, 0.0, has_tenure=False)
+    store.own(0, zeros(store), term(1, "a"), ME, 0.0, by_handover=False)
     return store
 
 

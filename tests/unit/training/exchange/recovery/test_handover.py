@@ -45,7 +45,7 @@ def test_a_backup_that_accepts_is_the_owner_and_this_node_its_backup() -> None:
         assert 0 not in store.owned
         assert store.backed[0].owner == BACKUP
         (message,) = swarm.sent("hand_over", HandOver)
-        assert [where.term for where in message.shards] == [term(5, "a")] == [store.backed[0].term]
+        assert [info.term for info in message.shards] == [term(5, "a")] == [store.backed[0].term]
 
     run(scenario())
 

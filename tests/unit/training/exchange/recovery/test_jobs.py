@@ -8,7 +8,7 @@ from overlay.transport import TransportError
 from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
 from tests.harness.stores import contact, store_of
 from tests.harness.virtual_loop import run
-from training.exchange.recovery.jobs import Jobs
+from training.exchange.recovery.jobs import JobKind, Jobs
 
 
 def test_a_target_has_one_job_and_a_kind_without_target_too() -> None:
@@ -23,7 +23,7 @@ def test_a_target_has_one_job_and_a_kind_without_target_too() -> None:
                 ran.append(name)
                 await asyncio.sleep(1.0)
 
-            jobs.start(*{"release": ("release", b"b"), "teach": ("teach", b"b")}.get(name, (name, b"")), one)
+            jobs.start(JobKind(name), b"b" if name in ("release", "teach") else b"", one)
 
         for name in ("teach", "release", "mend", "mend", "confirm"):
             work(name)
@@ -52,12 +52,12 @@ def test_a_failed_job_is_logged_and_only_one_that_took_time_wakes_the_rebalancer
                 await asyncio.sleep(after_s)
             raise TransportError("timeout", contact("b").address, "was silent")
 
-        jobs.start("teach", b"b", lambda: fails(0.0))
+        jobs.start(JobKind.ADD_LEARNER, b"b", lambda: fails(0.0))
         began = clock.monotonic()
         await context.rebalance.wait(3.0)
         assert clock.monotonic() - began == 3.0
 
-        jobs.start("hand_over", b"c", lambda: fails(1.0))
+        jobs.start(JobKind.HAND_OVER, b"c", lambda: fails(1.0))
         await context.rebalance.wait(3.0)
         assert clock.monotonic() - began == 4.0
         failed = [record.fields["kind"] for record in records_of(context) if record.event == "shard_move_failed"]
@@ -79,7 +79,7 @@ def test_stop_cancels_what_is_running() -> None:
             finally:
                 ended.append(True)
 
-        jobs.start("mend", b"", forever)
+        jobs.start(JobKind.RECONCILE, b"", forever)
         await asyncio.sleep(0.1)
         await jobs.stop()
         assert ended == [True]

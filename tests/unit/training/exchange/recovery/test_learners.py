@@ -115,7 +115,7 @@ def test_the_former_backup_is_released() -> None:
 
         assert store.owned[0].backup == LEARNER
         (release,) = swarm.sent("release", Release)
-        assert [where.term for where in release.shards] == [term(5, "a")]
+        assert [info.term for info in release.shards] == [term(5, "a")]
 
     run(scenario())
 

@@ -76,7 +76,7 @@ def test_a_shard_moves_to_its_best_candidate_after_its_tenure() -> None:
         store = store_of("a")
         rebalancer, swarm, context = rebalancer_of(store)
         now = context.environment.clock.monotonic()
-        store.own(0, zeros(store), term(1, "a"), ME, now, has_tenure=True, backup=B)
+        store.own(0, zeros(store), term(1, "a"), ME, now, by_handover=True, backup=B)
         swarm.candidate_list = [B, ME, C]
 
         await rebalancer.tick()

@@ -32,7 +32,7 @@ class Side:
 
     def __init__(self, name: str, other: str, number: int, log_bytes: int = 1 << 20) -> None:
         self.store = ShardStore(IDS[name], BOUNDS, PARAMETERS, SUM, RepairLog(log_bytes, 600.0))
-        self.store.own(0, zeros(self.store), term(number, name), contact(name), 0.0, has_tenure=False)
+        self.store.own(0, zeros(self.store), term(number, name), contact(name), 0.0, by_handover=False)
         self.swarm = ScriptedSwarm(contact(name), [contact(other)])
         self.context: ExchangeContext = context_of(self.swarm, self.store, settings=SETTINGS)
         deltas, directory = DeltaHandler(self.context), OwnerDirectory(self.context)

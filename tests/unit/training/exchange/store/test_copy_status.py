@@ -28,7 +28,7 @@ def test_the_status_of_every_role() -> None:
 
     state = store.backed[0].state
     assert state is not None
-    store.own(0, state, term(4, "b"), contact("b"), 0.0, has_tenure=False)
+    store.own(0, state, term(4, "b"), contact("b"), 0.0, by_handover=False)
     store.ownership.raise_fence(0, term(6, "c"))
     status = copy_status(store, 0, mark, 5)
     assert status == CopyStatus(0, "owner", 4, IDS["b"], 1, 6, IDS["c"], 5)

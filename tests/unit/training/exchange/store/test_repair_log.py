@@ -22,7 +22,7 @@ from training.shards.applied import Applied, DeltaId
 def logged(name: str, *, limit_bytes: int = 1 << 20, seconds: float = 60.0) -> ShardStore:
     """An owner of shard 0 under (1, name) with a log."""
     store = ShardStore(IDS[name], BOUNDS, PARAMETERS, SUM, RepairLog(limit_bytes, seconds))
-    store.own(0, zeros(store), term(1, name), contact(name), 0.0, has_tenure=False)
+    store.own(0, zeros(store), term(1, name), contact(name), 0.0, by_handover=False)
     return store
 
 

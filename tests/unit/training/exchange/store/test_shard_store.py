@@ -71,9 +71,9 @@ def test_owning_below_the_fence_is_impossible() -> None:
 
     for lower in (term(4, "a"), term(5, "a"), ZERO_TERM):
         with pytest.raises(ValueError, match="below the fence"):
-            store.own(0, zeros(store), lower, contact("a"), 0.0, has_tenure=False)
+            store.own(0, zeros(store), lower, contact("a"), 0.0, by_handover=False)
     assert not store.owned
-    store.own(0, zeros(store), store.next_term(0), contact("a"), 0.0, has_tenure=False)
+    store.own(0, zeros(store), store.next_term(0), contact("a"), 0.0, by_handover=False)
     assert store.ownership.fence(0) == term(6, "a")
 
 
@@ -141,11 +141,11 @@ def test_the_known_owner_is_passed_on() -> None:
     store = store_of("a")
     store.note_owner(2, term(5, "c"), contact("b"))
 
-    where = store.ownership.owner_info(2)
+    info = store.ownership.owner_info(2)
 
     assert store.ownership.owner_info(0) is None
-    assert where is not None
-    again = decode(encode(where), OwnerInfo)
+    assert info is not None
+    again = decode(encode(info), OwnerInfo)
     assert (again.shard, again.term, again.contact()) == (2, term(5, "c"), contact("b"))
 
 
@@ -180,7 +180,7 @@ def test_the_own_claim_under_a_newer_term_is_no_loss() -> None:
 def test_a_claim_ends_ownership_of_its_own_shard_only() -> None:
     """The other shards keep their owner."""
     store = owner_of("a")
-    store.own(1, zeros(store, 1), term(1, "a"), contact("a"), 0.0, has_tenure=False)
+    store.own(1, zeros(store, 1), term(1, "a"), contact("a"), 0.0, by_handover=False)
     store.note_owner(0, term(2, "b"), contact("b"))
 
     assert list(store.owned) == [1]

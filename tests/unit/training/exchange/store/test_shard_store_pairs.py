@@ -44,7 +44,7 @@ def test_a_new_owner_fences_its_former_owner() -> None:
     store = backup_of("b", "a")
     taken = store.backed[0].state
     assert taken is not None
-    store.own(0, taken, store.next_term(0), contact("b"), 1.0, has_tenure=False)
+    store.own(0, taken, store.next_term(0), contact("b"), 1.0, by_handover=False)
 
     assert store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"]) == ("fenced", term(2, "b"))
     assert value_of(store.owned[0].state) == 0.0
@@ -176,11 +176,11 @@ def test_an_owner_is_no_backup() -> None:
     store = backup_of("b", "a")
     state = store.backed[0].state
     assert state is not None
-    store.own(0, state, store.next_term(0), contact("b"), 3.0, has_tenure=True)
+    store.own(0, state, store.next_term(0), contact("b"), 3.0, by_handover=True)
 
     assert 0 not in store.backed
     owned = store.owned[0]
-    assert (owned.since, owned.has_tenure, owned.backup, owned.learner, owned.moving) == (3.0, True, None, None, False)
+    assert (owned.since, owned.by_handover, owned.backup, owned.learner, owned.moving) == (3.0, True, None, None, False)
     assert owned.targets() == []
 
 
@@ -203,7 +203,7 @@ def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
     handed = term(2, "b")
     state = new.backed[0].state
     assert state is not None
-    new.own(0, state, handed, contact("b"), 0.0, has_tenure=True)
+    new.own(0, state, handed, contact("b"), 0.0, by_handover=True)
     old.become_backup(0, contact("b"), handed)
 
     assert 0 not in old.owned
@@ -290,7 +290,7 @@ def test_the_size_counts_both_roles() -> None:
 def test_a_take_over_ranks_as_its_copy_until_the_first_delta() -> None:
     """Raised above a later pair's term, it must not outrank that pair's copy on another disk."""
     store = store_of("b")
-    owned = store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, has_tenure=False)
+    owned = store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, by_handover=False)
     owned.first_copy = term(4, "a"), owned.state.known_count
     assert owned.rank_term == term(4, "a")
 

@@ -29,7 +29,7 @@ from training.shards.applied import DeltaId
 def logged(name: str, *, limit_bytes: int = 1 << 20, seconds: float = 60.0) -> ShardStore:
     """An owner of shard 0 under (1, name) with a log."""
     store = ShardStore(IDS[name], BOUNDS, PARAMETERS, SUM, RepairLog(limit_bytes, seconds))
-    store.own(0, zeros(store), term(1, name), contact(name), 0.0, has_tenure=False)
+    store.own(0, zeros(store), term(1, name), contact(name), 0.0, by_handover=False)
     return store
 
 
@@ -90,7 +90,7 @@ def test_of_two_copies_the_later_stays_and_the_identities_of_both() -> None:
     store = logged("a")
     store.add(0, delta(1))
     store.note_owner(0, term(5, "c"), contact("c"))
-    store.own(0, zeros(store), term(6, "a"), contact("a"), 0.0, has_tenure=False)
+    store.own(0, zeros(store), term(6, "a"), contact("a"), 0.0, by_handover=False)
     store.add(0, delta(2))
     store.note_owner(0, term(7, "c"), contact("c"))
 
@@ -102,7 +102,7 @@ def test_of_two_copies_the_later_stays_and_the_identities_of_both() -> None:
 def test_a_take_over_from_another_copy_keeps_the_own_one() -> None:
     """The own copy may have deltas that the other lacks."""
     store = backup_of("b", "a")
-    store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, has_tenure=False)
+    store.own(0, zeros(store), term(9, "b"), contact("b"), 0.0, by_handover=False)
 
     assert store.superseded[0].term == term(1, "a")
 

@@ -24,7 +24,7 @@ def delta(
 def pair() -> tuple[ShardStore, ShardStore]:
     """An owner `a` of shard 0 and its backup `b`."""
     owner = ShardStore(IDS["a"], BOUNDS, PARAMETERS, TRIMMED)
-    owner.own(0, owner.fresh_state(0, np.zeros(4, np.float32)), term(1, "a"), contact("a"), 0.0, has_tenure=False)
+    owner.own(0, owner.fresh_state(0, np.zeros(4, np.float32)), term(1, "a"), contact("a"), 0.0, by_handover=False)
     backup = ShardStore(IDS["b"], BOUNDS, PARAMETERS, TRIMMED)
     catch_up(owner, backup, "b")
     return owner, backup
@@ -131,7 +131,7 @@ def test_a_take_over_continues_the_window_of_the_dead_owner() -> None:
         push(owner, backup, delta(node, 1))
     state = backup.backed[0].state
     assert state is not None
-    backup.own(0, state, backup.next_term(0), contact("b"), 1.0, has_tenure=False)
+    backup.own(0, state, backup.next_term(0), contact("b"), 1.0, by_handover=False)
 
     assert not backup.close_complete(0, 4.0)
     backup.add(0, delta(3, 1))
