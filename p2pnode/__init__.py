@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _refuse_hidden_packages() -> None:
-    """Raise `ImportError` if a folder or file beside the user's script hides one of our packages."""
+    """Raise `ImportError` if a folder or file beside the user's script hides a package of p2pnode."""
     import importlib.util
 
     root = Path(__file__).resolve().parent.parent

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return 130  # as a shell reports a program that was ended by Ctrl-C
     except BrokenPipeError:
-        # The reader of our output has closed the pipe (`p2pnode peers | head`): not an error.
+        # The reader of the output has closed the pipe (`p2pnode peers | head`): not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

@@ -4,8 +4,8 @@ A running node writes the address of its API and its process id to `status.json`
 blocks and uses only the standard library, so `p2pnode status` starts at once. It uses `http.client` instead of
 `urllib`, because a proxy from the environment must not handle requests to the loopback.
 
-The token is sent only if a request needs it, and only to the node whose state directory contains it or to the address
-that the user names for it: a mistyped address must not receive it.
+The token is sent only if a request needs it. Its receiver is the node whose state directory contains it, or the address
+that the user names for it. A mistyped address must not receive it.
 """
 
 from __future__ import annotations

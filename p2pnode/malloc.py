@@ -1,6 +1,6 @@
 """Tunes glibc's allocator for the daemon, once at the start.
 
-By default glibc returns freed pages at the top of the heap to the kernel and requests them again for the next buffer of
+By default glibc returns freed pages at the top of the heap to the kernel. It requests them again for the next buffer of
 a stream. The receiver of a transfer then spends most of its time on page faults (1.3 against 0.5 processor seconds per
 GB, docs/performance.md). Kept memory is bounded: free memory above `KEPT_BYTES` is returned.
 """

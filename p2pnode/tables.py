@@ -54,7 +54,7 @@ def population(entry: dict[str, Any] | None) -> str:
 def waiting(entry: dict[str, Any] | None) -> str:
     """Which peers a node waits for, and since when."""
     if not entry:
-        return "nobody"
+        return "no peer"
     slowest = entry.get("slowest")
     whom = f"; slowest {short(slowest)} at step {entry.get('its_step', '?')}" if slowest else ""
     since = number(float(entry.get("since_seconds") or 0.0), 1)
@@ -161,7 +161,7 @@ def demo_row(name: str, status: dict[str, Any] | None) -> tuple[str, ...]:
         str(status.get("step", "?")),
         number(training.get("loss")),
         number((training.get("metrics") or {}).get("accuracy")),
-        "nobody" if not wait else f"{short(wait.get('slowest'))} at {wait.get('its_step', '?')}",
+        "no peer" if not wait else f"{short(wait.get('slowest'))} at {wait.get('its_step', '?')}",
         number(counted.get("estimate"), 1),
         size(exchange.get("bytes_sent")),
         size(exchange.get("bytes_received")),

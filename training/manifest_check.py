@@ -1,8 +1,8 @@
 """Compares manifests when a node joins: the joiner sends its own, the peer answers with the swarm's and the mismatches.
 
-Both sides compare. The joiner decides from the fields of the answer alone, never from text: it refuses the swarm where
-the manifests differ, or where the peer names mismatches in fields that the joiner's version does not have. A peer of an
-older version rejects a joiner that does not fit, with a text only; that decides nothing, and the next peer is asked.
+Both sides compare. The joiner decides from the fields of the answer alone, never from text. It refuses the swarm if the
+manifests differ, or if the peer names mismatches in fields that the joiner's version does not have. A peer of an older
+version may reject the joiner with a text only. That decides nothing, and the next peer is asked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ManifestAnswer(Manifest, frozen=True, kw_only=True):
 
 
 def register(swarm: Swarm, manifest: Manifest) -> None:
-    """Answer joiners with our manifest and the mismatches."""
+    """Answer joiners with this node's manifest and the mismatches."""
 
     async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
         try:
@@ -49,7 +49,7 @@ def register(swarm: Swarm, manifest: Manifest) -> None:
 
 
 async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest) -> None:
-    """Compare our proposal with a peer's manifest. Raises `ManifestRefused` where they differ.
+    """Compare this node's proposal with a peer's manifest. Raises `ManifestRefused` where they differ.
 
     Raises `TransportError` when the peer has no manifest yet, rejects the request or cannot be reached: ask another.
     """

@@ -1,4 +1,4 @@
-"""Runs the demo: a swarm of real daemons on this machine that learns together what no part of it could learn alone.
+"""Runs the demo: a swarm of real daemons on this machine, each with a part of the data, that train one model.
 
 The demo succeeds when the shared model reaches the goal in three evaluations in a row at every node. Then each part is
 trained alone for as many steps, for comparison. The daemons are started and asked as a user would. No process and no
@@ -29,7 +29,7 @@ from p2pnode.errors import ExitCode
 from training.settings import TrainingSettings
 
 POLL_INTERVAL_S = 0.25
-#: Parts trained alone at a time: one per core of the smallest machine the demo is meant for.
+#: Parts trained alone at a time: one per core of the smallest machine the demo runs on.
 MAX_CONCURRENT_BASELINES = 2
 
 

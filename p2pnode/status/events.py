@@ -38,8 +38,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Page(NamedTuple):
-    """Events above the requested number. `dropped` of them had left the ring before they were read; `last` is the
-    newest number there is, also if the limit cut the page short."""
+    """Events above the requested number. `dropped` of them had left the ring before they were read. `last` is the
+    newest number in the ring, also if the limit cut the page short."""
 
     events: list[Event]
     dropped: int

@@ -1,9 +1,10 @@
 """Access control of the HTTP API: one decision per request, from plain facts.
 
 Pure. The server passes the facts, the time and the token in; the result is None or a refusal. Four attackers are kept
-out: a web page that the user visits (by Host, Origin, and a header that no form can send), a DNS name rebound to the
-loopback (by Host), another user of the machine (by the token, for every change), and a client that only makes load (by
-rates). On an address other than the loopback everything but the two health checks needs the token.
+out. A web page that the user visits fails by Host, by Origin, and by a header that no form can send. A DNS name rebound
+to the loopback fails by Host. Another user of the machine lacks the token that every change needs. A client that only
+makes load exceeds the rate limits. On an address other than the loopback everything but the two health checks needs the
+token.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MAX_BODY_BYTES = 4096
 #: Health checks for supervisors without a token: `/healthz` reveals nothing, `/readyz` leaves its reason out.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
-#: Per client address. The loopback is one address for all users of the machine: 100 requests a second cover the command
-#: line, a dashboard and a benchmark that polls every 10 ms together, and cost the loop about a tenth of its time.
+#: Per client address. The loopback is one address for all users of the machine. 100 requests a second cover the command
+#: line, a dashboard and a benchmark that polls every 10 ms together. They cost the loop about a tenth of its time.
 READS = RateLimit(rate_per_s=100.0, burst=200.0)
 #: Far above real use; a script in a tight loop is slowed down before it fills the event ring.
 CHANGES = RateLimit(rate_per_s=2.0, burst=20.0)
@@ -109,7 +110,7 @@ class Guard:
     def _names_this_node(self, name: str) -> bool:
         if is_loopback(name) or name in self._names:
             return True
-        # An IP address cannot be rebound. On the loopback no honest client uses another one.
+        # An IP address cannot be rebound. On the loopback no legitimate client uses another one.
         return not self._on_loopback and is_literal(name)
 
     def _same_origin(self, origin: str, host: str, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Builds the answers of the status API from a node's memory: `/status`, `/peers`, `/steps`, `/readyz`, `/metrics`.
 
-The summary answers four questions in one sentence: is the node connected, does it learn, which peer does it wait for,
-and what should its user do. The types of the answers are in `p2pnode.status.schema`.
+The summary is one sentence: whether the node is connected, whether it learns, which peer it waits for, and what its
+user should do. The types of the answers are in `p2pnode.status.schema`.
 """
 
 from __future__ import annotations
@@ -250,11 +250,11 @@ class StatusReport:
                 need = node.config.training.min_nodes
                 return f"waiting for nodes: have {node.nodes_ready()}, need {need}"
             case "training":
-                return f"training at step {step} with {company}; waiting for nobody"
+                return f"training at step {step} with {company}; waiting for no peer"
             case "waiting":
                 waiting = self._waiting()
                 if waiting is None:
-                    return f"training at step {step} with {company}; waiting for nobody"
+                    return f"training at step {step} with {company}; waiting for no peer"
                 return (
                     f"at step {step} with {company}; waiting for {waiting.slowest[:8]} "
                     f"at step {waiting.its_step} since {waiting.since_seconds:.1f} s"

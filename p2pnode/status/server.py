@@ -335,7 +335,7 @@ def _seconds_parameter(request: web.Request, name: str, default: float, high: fl
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. aiohttp would not tell a port in use from other failures."""
+    """A listening socket. aiohttp would not distinguish a port in use from other failures."""
     literal = "127.0.0.1" if host == "localhost" else host
     family = socket.AF_INET6 if ":" in literal else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
 """When may a node start its next step? Two predicates, and combinators that decide what the predicates see.
 
 `bsp` and `ssp` look at completed steps only and never change. Probabilistic Synchronous Parallel is not a third
-predicate: it hands them a sample instead of everybody (Wang, Catterall, Mortier, arXiv 1709.07772; definition in
-`docs/psp.md`). Pure. This module draws nothing and waits for nothing; `training.barriers.waiter` runs it.
+predicate: it applies one of them to a sample instead of all nodes. See Wang, Catterall and Mortier, arXiv 1709.07772,
+and `docs/psp.md`. Pure. This module draws nothing and waits for nothing; `training.barriers.waiter` runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from training.settings import BarrierSettings
 
 Predicate = Callable[[int, Sequence[int]], bool]
 
-#: A sample of √N̂, from 1 to 10: in a smaller swarm the sample is everybody (docs/psp.md).
+#: A sample of √N̂, from 1 to 10: in a smaller swarm the sample is all nodes (docs/psp.md).
 LARGEST_SAMPLE = 10
 #: A waiting barrier looks again after this share of the median step time …
 RESAMPLE_SHARE = 1 / 20
@@ -63,7 +63,7 @@ def sample_size(configured: int, population: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A barrier ready for use: `passes(mine, others)`, on everybody (`complete`) or on a sample.
+    """A barrier ready for use: `passes(mine, others)`, on all nodes (`complete`) or on a sample.
 
     A peer that has completed `enough(mine)` steps need not be asked again: steps never go back within an incarnation.
     """

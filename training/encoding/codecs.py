@@ -1,10 +1,10 @@
 """Codecs for float32 values: unchanged, as bfloat16 rounded to nearest even, or as int8 with a scale per block.
 
-The daemon has no torch and NumPy has no bfloat16, so the conversion works on bit patterns: in one pass with compiled
-kernels (`training.kernels`), otherwise in several passes of NumPy, bit for bit the same. An int8 block is a
-little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes; the error of a value is at most half a
-scale. With error feedback the rounding errors of one delta are added to the next, so that none is lost (Seide et al.,
-Interspeech 2014); the sender keeps them (`training.exchange.client`). Pure.
+The daemon has no torch and NumPy has no bfloat16, so the conversion works on bit patterns. Compiled kernels
+(`training.kernels`) need one pass; without them NumPy makes several, with the same bits. An int8 block is a
+little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes. The error of a value is at most half a
+scale. With error feedback (Seide et al., Interspeech 2014) the rounding errors of one delta are added to the next, so
+that none is lost. The sender keeps them (`training.exchange.client`). Pure.
 """
 
 from __future__ import annotations

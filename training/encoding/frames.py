@@ -1,8 +1,8 @@
 """Frames: carry shards in the body of a request, at most 1 MiB each.
 
 A frame is a 32-byte header and a payload. The header names the shard, which of its arrays the payload belongs to, the
-offset, the codec, the payload's size, and the step and version. The receiver knows from the head of the request which
-shards come and how long they are, so the sizes in frames never determine how much it allocates. Pure.
+offset, the codec, the payload's size, and the step and version. The head of the request lists the shards and their
+lengths, so the sizes in frames never determine how much the receiver allocates. Pure.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def header(
 
 
 def list_if_small(buffers: Iterator[Buffer], size_bytes: int) -> Iterator[Buffer] | list[Buffer]:
-    """A small body as a list: it is sent with its head, and can be sent again on a new connection if a pooled one has
+    """A small body as a list. It is sent with its head, and can be sent again on a new connection if a pooled one has
     been closed. A large body stays an iterator."""
     return [bytes(buffer) for buffer in buffers] if size_bytes <= SMALL_BODY_BYTES else buffers
 

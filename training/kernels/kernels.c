@@ -1,20 +1,22 @@
-/* The passes over a shard's values that cost most: one each, where NumPy needs three to ten.
+/* The most expensive operations on a shard's values, each in one pass; NumPy needs three to ten.
  *
- * Every function does for each value what the NumPy code of training/encoding/codecs.py and training/shards/state.py does, operation by
- * operation and in the same order, so that both give the same bits: no contraction to fused multiply-adds, no reordering
- * (the flags in pyproject.toml), and no sums over values. No Python here: ctypes calls it (training/kernels/__init__.py).
+ * For each value a function computes what the NumPy code of training/encoding/codecs.py or training/shards/outer_rule.py
+ * computes: the same operations in the same order, so that both give the same bits. The flags in pyproject.toml forbid
+ * fused multiply-adds and reordering, and no function adds up several values.
  *
- * Bytes on the wire are little-endian and may begin at any address; the caller has checked all sizes.
+ * The functions are called through ctypes (training/kernels/__init__.py) and do not use Python's C API. Encoded data is
+ * little-endian and may begin at any address. The caller checks all sizes.
  */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Change both this and CONTRACT in __init__.py with any function's meaning: an old library is then not used. */
+/* The version of the functions. A change of what one computes needs a new number here and in __init__.py (CONTRACT), so
+ * that a library compiled before is not used. */
 #define CONTRACT 2
 
-/* Compiled for several processors; the right one is chosen when the library is loaded. */
+/* Each function is compiled for several processors; the loader selects the variant. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define PASS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -23,7 +25,7 @@
 
 #define BLOCK 1024             /* BLOCK_VALUES in __init__.py */
 #define LEVELS 127.0f          /* codecs._LEVELS */
-#define SMALLEST 1e-30f        /* codecs._SMALLEST */
+#define SMALLEST 1e-30f        /* codecs._MIN_VALUE */
 #define MAGNITUDE 0x7fffffffu
 #define INFINITE 0x7f800000u
 
@@ -41,7 +43,7 @@ static inline float float_of(uint32_t bits) {
     return value;
 }
 
-/* Nearest, ties to even, in the upper half. */
+/* Rounds to nearest, ties to even: the upper 16 bits of the result are the bfloat16. */
 static inline uint32_t raised(uint32_t bits) { return bits + 0x7fffu + ((bits >> 16) & 1u); }
 
 int contract(void) { return CONTRACT; }
@@ -50,7 +52,7 @@ PASS void encode_bfloat16(const float *restrict values, half *restrict data, siz
     for (size_t i = 0; i < count; i++) data[i] = (uint16_t)(raised(bits_of(values[i])) >> 16);
 }
 
-/* The bytes of delta + residual; residual becomes what was rounded off. Returns whether all of that is finite. */
+/* Encodes delta + residual; the new residual is the rounding error. Returns whether every rounding error is finite. */
 PASS int encode_bfloat16_with_feedback(const float *restrict delta, float *restrict residual, half *restrict data,
                                        size_t count) {
     uint32_t largest = 0;
@@ -70,12 +72,13 @@ PASS void decode_bfloat16(const half *restrict data, float *restrict values, siz
     for (size_t i = 0; i < count; i++) values[i] = float_of((uint32_t)data[i] << 16);
 }
 
-/* One block: its scale, then its levels. A value that is not finite spoils all of it, and what is left is not finite. */
+/* Encodes one block: its scale, then its levels. Returns whether all values and all rounding errors are finite. If a
+ * value is not finite, all levels are 0. */
 static inline int encode_block(const float *restrict delta, float *restrict residual, char *restrict data, size_t count) {
     uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
         float owed = residual[i] + delta[i];
-        uint32_t magnitude = bits_of(owed) & MAGNITUDE; /* ordered as the floats are, above them infinity, then NaN */
+        uint32_t magnitude = bits_of(owed) & MAGNITUDE; /* ordered like the floats; then infinity, then NaN */
         residual[i] = owed;
         largest = magnitude > largest ? magnitude : largest;
     }
@@ -92,7 +95,7 @@ static inline int encode_block(const float *restrict delta, float *restrict resi
     largest = 0;
     for (size_t i = 0; i < count; i++) {
         float level = rintf(residual[i] * per_level);
-        float left = residual[i] - level * scale; /* of the largest float: infinite */
+        float left = residual[i] - level * scale; /* infinite for the largest float */
         uint32_t magnitude = bits_of(left) & MAGNITUDE;
         levels[i] = (int8_t)(int32_t)level;
         residual[i] = left;
@@ -135,7 +138,7 @@ PASS void add(float *restrict value, const float *restrict delta, float weight, 
     for (size_t i = 0; i < count; i++) value[i] += delta[i] * weight * lr;
 }
 
-/* The same, before the weights are whole: the delta is accumulated too. */
+/* The same, and accumulated += weight * delta: the sum of the weights has not reached 1 yet. */
 PASS void add_and_accumulate(float *restrict value, float *restrict accumulated, const float *restrict delta, float weight,
                              float lr, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -145,7 +148,8 @@ PASS void add_and_accumulate(float *restrict value, float *restrict accumulated,
     }
 }
 
-/* The delta that makes the weights whole: what was accumulated and it enter the momentum, and the momentum the value. */
+/* The delta with which the sum of the weights reaches 1. momentum = mu * momentum + accumulated + weight * delta;
+ * accumulated = 0; value += lr_mu * momentum + lr * weight * delta. */
 PASS void add_with_momentum(float *restrict value, float *restrict momentum, float *restrict accumulated,
                             const float *restrict delta, float weight, float lr, float mu, float lr_mu, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -157,7 +161,7 @@ PASS void add_with_momentum(float *restrict value, float *restrict momentum, flo
     }
 }
 
-/* The same where nothing was accumulated. */
+/* The same if nothing is accumulated. */
 PASS void add_with_momentum_alone(float *restrict value, float *restrict momentum, const float *restrict delta,
                                   float weight, float lr, float mu, float lr_mu, size_t count) {
     for (size_t i = 0; i < count; i++) {

@@ -26,7 +26,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4)
 def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
-    """outer_lr, outer_momentum and their product as arrays without dimensions: on the shards of a small model NumPy
+    """outer_lr, outer_momentum and their product as arrays without dimensions. On the shards of a small model NumPy
     takes longer to convert a Python number than to multiply by it."""
     numbers = (rule.outer_lr, rule.outer_momentum, rule.outer_lr * rule.outer_momentum)
     lr, mu, lr_mu = (np.array(number, dtype=np.float32) for number in numbers)

@@ -160,7 +160,7 @@ def trimmed_sum(rows: Sequence[Vector], out: Vector) -> None:
     """Per coordinate the sum of the rows without the highest and the lowest `trimmed(n)`, scaled up to all n rows.
 
     A bubble sort over whole rows moves the extremes to the ends. For the few rows of a window this takes less than a
-    tenth of the time of sorting each coordinate, and no large values have to cancel.
+    tenth of the time of a sort per coordinate. No large values have to cancel.
     """
     count = len(rows)
     drop = trimmed(count)

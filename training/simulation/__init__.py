@@ -1,9 +1,9 @@
 """Simulates Probabilistic Synchronous Parallel on a virtual clock: the daemon's barriers, up to a million nodes.
 
 `model.plan` describes a swarm, and `run.simulate` runs it. The reference engine is plain Python, supports every feature
-and calls `training.barriers.predicates` for each decision. The compiled engine (numba) produces the same history,
-event by event, for the features that large swarms need; the grouped one produces the same distribution, faster. Tests
-compare all three. Nothing here reads a clock, draws unseeded random numbers or imports torch.
+and calls `training.barriers.predicates` for each decision. The compiled engine (numba) has the features that large
+swarms need, and produces the same history, event by event. The grouped one produces the same distribution, faster.
+Tests compare all three. Nothing here reads a clock, draws unseeded random numbers or imports torch.
 
 Layers, bottom to top: `model`, `engines`, `learning`, `run`, then `figures` and `advice`.
 """

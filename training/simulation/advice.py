@@ -1,7 +1,7 @@
 """Recommends barrier, sample size and staleness for a swarm with known step times, by simulating all candidates.
 
 The rule: of the barriers that keep at least `keep` of asp's progress, take the one with the least standard deviation of
-completed steps; among equals the one with fewer queries.
+completed steps. Among equals take the one with fewer queries.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@
   dropout depend on it.
 * `device` is resolved ("cpu", "cuda:0"): the task moves the model to it, and in `loss` each batch.
 * `batches` may return a plain iterator. If the iterator, or else the task, has `state_dict` and `load_state_dict`, the
-  data position is part of a checkpoint; otherwise a restarted node starts its data from the beginning.
+  data position is part of a checkpoint. Otherwise a restarted node starts its data from the beginning.
 * `evaluate` gets the shared model in evaluation mode, without gradients. It returns metrics and the number of samples
   they are based on. Its use of the generators does not affect the training.
 * All nodes must have the same `version`: increase it when old and new nodes must not train together.

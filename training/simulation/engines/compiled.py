@@ -258,7 +258,7 @@ def _step_type(plan: Plan) -> type[np.generic]:
 
 
 def _betas(plan: Plan) -> np.ndarray[Any, Any]:
-    """int32[nodes]: the sample size of each node, by the population it believes in."""
+    """int32[nodes]: the sample size of each node, by its estimate of the population."""
     if plan.population_error == 0.0 or plan.barrier.sample > 0:
         return filled((plan.nodes,), np.int32, sample_size(plan.barrier.sample, plan.nodes))
     beliefs = (belief_factor(plan, node) * plan.nodes for node in range(plan.nodes))

@@ -1,9 +1,9 @@
 """Event-driven sampling with groups of nodes: the distribution of the other engines, but not their history.
 
 Under the discipline `event` every blocked node draws a fresh sample at every completion: P² tests per step. Blocked
-nodes with the same number of completed steps are exchangeable: each passes with the same probability, that of finding
-few enough laggards among β peers drawn without replacement. So each group draws the *number* of nodes that pass, and
-then which ones. A thousand nodes take one second instead of a quarter of an hour.
+nodes with the same number of completed steps are exchangeable: each passes with the same probability. It is the
+probability of few enough laggards among β peers drawn without replacement. So each group draws the *number* of nodes
+that pass, and then which ones. A thousand nodes take one second instead of a quarter of an hour.
 
 The probability is a hypergeometric sum. Tests compare it with `training.barriers.predicates` by enumeration, and the
 distribution of whole runs with the reference engine.

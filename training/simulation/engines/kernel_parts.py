@@ -1,7 +1,7 @@
 """Parts of the compiled kernels: streams, step times, barrier arithmetic, samples, and the event queue.
 
-The state of a node occupies one cache line: row `node` of `words` uint64[nodes, 8], of which `reals` and `whole` are
-views as float64 and int64. With a million nodes memory access dominates, and an event touches one line.
+The state of a node occupies one cache line: row `node` of `words`, a uint64[nodes, 8]. `reals` and `whole` are views of
+it as float64 and int64. With a million nodes memory access dominates, and an event touches one line.
 
 Pending events are in a calendar queue (R. Brown, CACM 31 (1988) 1220); each node has exactly one. Samples and step
 times consume their streams exactly as `model.samplers` and `model.step_times` do.

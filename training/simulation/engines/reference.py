@@ -110,7 +110,7 @@ class ReferenceEngine:
         return self._outcome()
 
     def belief(self, node: int) -> float:
-        """The population size that the node believes in."""
+        """The node's estimate of the population size."""
         return self._beliefs[node] * len(self.alive)
 
     # -- events -------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """Re-polled sampling for large swarms: draws from probabilities, as in `grouped_kernel`, and events that carry state.
 
-With a known probability a test reads no other node, so a node's state is needed only at its own next event, and each
-node has exactly one. An event therefore *is* the node: a row of eight words that moves to a later slice of time.
-Rows are appended to slices and read slice by slice, both sequentially; an array of nodes would miss the cache at
-every event. The current slice is split into parts. One part at a time is processed: it fits into the cache, and its
-rows are in buckets of time. Slices and parts are few, so that their pages stay in the TLB (a ladder queue: Tang, Goh,
-Thng, ACM TOMACS 15 (2005) 175).
+With a known probability a test reads no other node. So a node's state is needed only at its own next event, of which
+each node has exactly one. An event therefore *is* the node: a row of eight words that moves to a later slice of time.
+Rows are appended to slices and read slice by slice, both sequentially; an array of nodes would miss the cache at every
+event. The current slice is split into parts. One part at a time is processed: it fits into the cache, and its rows are
+in buckets of time. Slices and parts are few, so that their pages stay in the TLB (a ladder queue: Tang, Goh, Thng, ACM
+TOMACS 15 (2005) 175).
 
 Events are ordered as in `event_kernel`, by time and then by node, and streams are consumed in the same way. Tests
 compare the history with a single heap.

@@ -3,10 +3,10 @@
 Rules for applying deltas:
 * `additive`: a delta is added with weight 1 when it is pushed, as in the original algorithm.
 * `delayed`: as in Ninox. The deltas of all nodes that pass a barrier at the same time are added then, and these nodes
-  compute from that model; every delta is one step late.
-* `swarm`: as in the daemon: `training.shards.state.ShardState` with weight 1/N̂ as the node believes, outer learning
-  rate and delayed Nesterov momentum; under bsp a delta becomes visible after its barrier. `lag_power` p multiplies by
-  (1 + lag)^−p, where lag counts rounds of the swarm between pull and push.
+  compute from that model. Every delta is one step late.
+* `swarm`: as in the daemon, by `training.shards.state.ShardState`, with outer learning rate and delayed Nesterov
+  momentum. The weight is 1/N̂, by the node's estimate. Under bsp a delta becomes visible after its barrier. `lag_power`
+  p multiplies by (1 + lag)^−p, where lag counts rounds of the swarm between pull and push.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Curve:
 class Learner:
     """Observes one run. The model is scored every `every_s` virtual seconds, and at the end by `finish`.
 
-    `belief` gives the population size that a node believes in, which the weight of its deltas follows.
+    `belief` gives a node's estimate of the population size, which sets the weight of its deltas.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The convergence bounds of the PSP chapter (`docs/psp.md`), equations 1 to 3, and their distribution of lags.
 
-`r` is the staleness, `T` the length of the update sequence, `F(r)` the share of peers at most r steps behind, and
-`a = F(r)^β` the probability that a whole sample is. γ_t is the lag between the true and the noisy sequence at update t.
+`r` is the staleness and `T` the length of the update sequence. `F(r)` is the share of peers at most r steps behind, and
+`a = F(r)^β` the probability that a whole sample is. The lag between the true and the noisy sequence at update t is γ_t.
 Pure.
 """
 

@@ -69,11 +69,6 @@ def progress_inconsistency(trace: Trace, nodes: int) -> NDArray[np.float64]:
     return trace.gaps / nodes
 
 
-def steps_at(trace: Trace, nodes: int, now_s: float) -> NDArray[np.int64]:
-    """int64[nodes]: completed steps at one time."""
-    return np.bincount(trace.node[trace.completed_s <= now_s], minlength=nodes)
-
-
 def lag_share(steps: NDArray[np.int64], staleness: int) -> float:
     """F(r): the share of pairs (i, j) where j is at most `staleness` behind i, over all i of a step vector."""
     ordered = np.sort(steps)

@@ -42,10 +42,10 @@ class Churn:
 class Plan:
     """One simulated swarm. All seconds are virtual.
 
-    `population_error` is the relative standard deviation of the population size that a node believes in (log-normal,
-    one value per node); the default sample size and the weight 1/N̂ depend on it. `delay_s` is the one-way delay of a
+    `population_error` is the relative standard deviation of each node's estimate of the population size (log-normal,
+    one value per node). The default sample size and the weight 1/N̂ depend on it. `delay_s` is the one-way delay of a
     message. `self_sampled` lets a node sample itself, as Ninox does and the daemon does not. The `biased` sampler draws
-    the node closest to a random id, whose parts of the id space are exponentially distributed.
+    the node closest to a random id; the nodes' parts of the id space are exponentially distributed.
     """
 
     nodes: int

@@ -1,6 +1,6 @@
 """Random numbers of a simulated node: SplitMix64, one stream per node and purpose.
 
-With its own stream a node's step times do not depend on the other nodes: under every barrier node 7 takes the same time
+With its own stream a node's step times do not depend on the other nodes. Under every barrier node 7 takes the same time
 for its 12th step, so barriers are compared on the same swarm (common random numbers). The compiled engine does the same
 arithmetic on machine words. (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.) Pure.
 """

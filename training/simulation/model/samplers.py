@@ -1,7 +1,7 @@
 """Draws samples of peers: uniform without replacement, biased by id space, or from a node's own pool.
 
-The order in which a stream is consumed is part of the contract with the compiled engine (`engines.kernel_parts`):
-small samples are drawn by rejection, large ones by a partial Fisher-Yates shuffle that is undone afterwards. Pure.
+The order in which a stream is consumed is part of the contract with the compiled engine (`engines.kernel_parts`). Small
+samples are drawn by rejection, large ones by a partial Fisher-Yates shuffle that is undone afterwards. Pure.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class BiasedSampler(UniformSampler):
 
 
 class PoolSampler(UniformSampler):
-    """Draws from a pool of `size` uniformly drawn peers per node, of which one is replaced every `renewal_s / size`, as
-    the daemon does in a swarm larger than its pool (`overlay.discovery.sampling`). A peer may be in it twice."""
+    """Draws from a pool of `size` uniformly drawn peers per node, of which one is replaced every `renewal_s / size`.
+    The daemon does so in a swarm larger than its pool (`overlay.discovery.sampling`). A peer may be in it twice."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def test_the_summary_follows_the_state() -> None:
 
         training = report(swarm, host)
         step = host.living.progress.step
-        assert training.ready() == (True, f"training at step {step} with 0 peers; waiting for nobody")
+        assert training.ready() == (True, f"training at step {step} with 0 peers; waiting for no peer")
         status = training.status()
         assert status.exchange.shards_owned == status.exchange.shards > 0
         assert (status.swarm.closed, status.swarm.keys) == (True, ["ab12"])
