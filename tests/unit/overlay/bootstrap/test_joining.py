@@ -1,0 +1,236 @@
+"""Joining: what follows the first answer, when a node dials again, and which address heals a partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from overlay.addresses import Address
+from overlay.bootstrap.dialer import NotThisSwarm
+from overlay.bootstrap.hello import HelloResult
+from overlay.bootstrap.joining import HEAL_INTERVAL_S, JOIN_LOOKUP_TIMEOUT_S, RECONNECT_INTERVAL_S, Joining
+from overlay.bootstrap.local_network import Announcement, LocalNetwork
+from overlay.bootstrap.peer_store import PeerStore
+from overlay.local_node import LocalNode
+from overlay.peers import Contact, PeerTable
+from tests.harness.environment import ListLog, Record, make_environment
+from tests.harness.peers import heartbeat, ids
+from tests.harness.virtual_loop import run
+
+OWN, A, B, C = ids(4)
+HERE = Address("10.0.0.9", 8468)
+GENESIS = b"genesis of tests"
+
+
+def at(number: int) -> Address:
+    return Address(f"10.0.0.{number}", 8468)
+
+
+class Scripted:
+    """In the place of dialer, lookups and membership; what they are asked is recorded."""
+
+    def __init__(self, peers: PeerTable) -> None:
+        self.attempts: dict[str, str] = {}
+        self.dialled: list[tuple[list[str], list[Address], bytes | None]] = []
+        self.tried: list[str] = []
+        self.found: list[tuple[bytes, list[Contact]]] = []
+        self.verified: list[Contact] = []
+        self.result = HelloResult(Contact(A, at(1)), GENESIS, "10.0.0.9", [Contact(B, at(2))])
+        self.error: NotThisSwarm | None = None
+        self.lookup_s = 0.0
+        self.members = SimpleNamespace(peers=peers, detector=SimpleNamespace(leaving=False))
+
+    async def dial(
+        self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
+    ) -> HelloResult:
+        self.dialled.append((list(bootstraps), list(remembered()), genesis))
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    async def try_once(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
+        assert genesis == GENESIS
+        self.tried.append(str(label))
+        return self.result
+
+    async def find(self, target: bytes, seeds: Sequence[Contact]) -> list[Contact]:
+        self.found.append((target, list(seeds)))
+        await asyncio.sleep(self.lookup_s)
+        return []
+
+    def verify(self, contact: Contact) -> None:
+        self.verified.append(contact)
+
+
+class World:
+    """One node that joins, over scripted services."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        environment = make_environment(log=ListLog(self.records))
+        self.peers = PeerTable()
+        self.scripted: Any = Scripted(self.peers)
+        self.local = LocalNode(OWN, 1, 1, "tests", HERE)
+        self.store = PeerStore(environment)
+        self.network = LocalNetwork(Announcement("tests", OWN, HERE.port, joined=False))
+        self.joining = Joining(
+            self.local, self.scripted, self.store, self.network, self.scripted, self.scripted, environment
+        )
+
+    def meet(self, node_id: bytes, address: Address) -> None:
+        self.peers.observe(heartbeat(node_id, port=address.port), address.host, 0.0)
+
+    def events(self) -> list[str]:
+        return [record.event for record in self.records]
+
+
+def play(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        await story(World())
+
+    run(body())
+
+
+async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    task = asyncio.create_task(work, name="under test")
+    await asyncio.sleep(seconds)
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_join_enters_the_swarm_verifies_the_responder_and_looks_up_the_own_id() -> None:
+    """The lookup starts from the responder and its contacts; the subscribers are called last."""
+
+    async def story(world: World) -> None:
+        arrived: list[bytes | None] = []
+        world.joining.on_arrival(lambda: arrived.append(world.scripted.found[0][0]))
+        await world.joining.join(["seed:8468"], None)
+
+        assert world.local.genesis == GENESIS
+        assert world.scripted.dialled == [(["seed:8468"], [], None)]
+        assert world.scripted.verified == [Contact(A, at(1))]
+        assert world.scripted.found == [(OWN, [Contact(A, at(1)), Contact(B, at(2))])]
+        assert arrived == [OWN]
+
+    play(story)
+
+
+def test_a_slow_lookup_does_not_delay_the_join() -> None:
+    """It is cut off, logged, and the subscribers are called all the same."""
+
+    async def story(world: World) -> None:
+        arrived: list[float] = []
+        loop = asyncio.get_running_loop()
+        world.joining.on_arrival(lambda: arrived.append(loop.time()))
+        world.scripted.lookup_s = 60.0
+        began = loop.time()
+        await world.joining.join(["seed:8468"], None)
+
+        assert arrived == [began + JOIN_LOOKUP_TIMEOUT_S]
+        assert world.events() == ["join_lookup_slow", "swarm_joined"]
+
+    play(story)
+
+
+def test_known_addresses_are_those_remembered_and_announced_without_the_own_one() -> None:
+    """Remembered peers come first, and no address twice."""
+
+    async def story(world: World) -> None:
+        world.meet(A, at(1))
+        world.meet(B, HERE)
+        world.store.add_live(world.peers)
+        announced = Announcement("tests", C, 8468, joined=True)
+        world.network.on_announcement("c", announced.properties(), ["10.0.0.1", "10.0.0.3", "10.0.0.9"], 8468)
+
+        assert world.joining.remembered() == [at(1)]
+        assert world.joining.known_addresses()[0] == at(1)
+        assert sorted(world.joining.known_addresses()) == [at(1), at(3)]
+
+    play(story)
+
+
+def test_a_node_dials_again_only_when_all_its_peers_are_gone() -> None:
+    """Not before it has entered a swarm, not while it leaves, and not without an address to dial."""
+
+    async def story(world: World) -> None:
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+        world.local.enter(GENESIS)
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+        world.meet(A, at(1))
+        world.store.add_live(world.peers)
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+        world.peers.remove(A)
+        world.scripted.members.detector.leaving = True
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+        assert world.scripted.dialled == []
+
+        world.scripted.members.detector.leaving = False
+        await for_a_while(world.joining.keep_connected(), 1.5 * RECONNECT_INTERVAL_S)
+        assert world.scripted.dialled == [([], [at(1)], GENESIS)]
+        assert world.scripted.verified == [Contact(A, at(1))]
+
+    play(story)
+
+
+def test_a_bootstrap_of_another_swarm_does_not_end_the_reconnecting() -> None:
+    """The refusal is logged, and the node dials again at the next interval."""
+
+    async def story(world: World) -> None:
+        await world.joining.join(["seed:8468"], None)
+        world.scripted.error = NotThisSwarm([("seed:8468", "belongs to run 'other'")])
+        await for_a_while(world.joining.keep_connected(), 2.5 * RECONNECT_INTERVAL_S)
+
+        assert len(world.scripted.dialled) == 3
+        assert world.events().count("not_this_swarm") == 2
+
+    play(story)
+
+
+def test_a_partition_is_healed_through_an_address_that_is_no_present_peer() -> None:
+    """A node that answers there and is no peer is verified; one that is a peer by now is not."""
+
+    async def story(world: World) -> None:
+        world.local.enter(GENESIS)
+        for node_id, number in ((A, 1), (C, 3)):
+            world.meet(node_id, at(number))
+        world.store.add_live(world.peers)
+        await for_a_while(world.joining.heal_partitions(), 2 * HEAL_INTERVAL_S)
+        assert world.scripted.tried == []
+
+        world.peers.remove(A)
+        await for_a_while(world.joining.heal_partitions(), 1.5 * HEAL_INTERVAL_S)
+        assert set(world.scripted.tried) == {str(at(1))}
+        assert set(world.scripted.verified) == {Contact(A, at(1))}
+        assert "island_met" in world.events()
+
+        world.scripted.verified.clear()
+        world.scripted.result = world.scripted.result.__class__(Contact(C, at(3)), GENESIS, "10.0.0.9", [])
+        await for_a_while(world.joining.heal_partitions(), 1.5 * HEAL_INTERVAL_S)
+        assert world.scripted.verified == []
+
+    play(story)
+
+
+def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together() -> None:
+    """One bootstrap beside sixty remembered peers gets half of the attempts."""
+
+    async def story(world: World) -> None:
+        await world.joining.join(["10.0.0.200:8468"], None)
+        gone = ids(60, seed=5)
+        for number, node_id in enumerate(gone):
+            world.meet(node_id, Address(f"10.0.1.{number}", 8468))
+        world.store.add_live(world.peers)
+        for node_id in gone:
+            world.peers.remove(node_id)
+        world.meet(A, at(1))
+        await for_a_while(world.joining.heal_partitions(), 55 * HEAL_INTERVAL_S)
+
+        tried = Counter(label == "10.0.0.200:8468" for label in world.scripted.tried)
+        assert 15 <= tried[True] <= 40
+        assert tried[True] + tried[False] >= 50
+
+    play(story)

@@ -1,0 +1,170 @@
+"""The service around the local network: what it announces, whom it joins, and when it founds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from overlay.addresses import Address
+from overlay.bootstrap.lan_discovery import LanDiscovery
+from overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, SEARCH_S, Announcement, LocalNetwork
+from overlay.ids import ID_BYTES
+from overlay.local_node import LocalNode
+from tests.harness.environment import ListLog, Record
+from tests.harness.virtual_loop import run
+
+OWN, LOWER, LOWEST = (bytes([first]) * ID_BYTES for first in (0x50, 0x40, 0x30))
+BOUND = Address("10.0.0.9", 9000)
+GENESIS = b"genesis of tests"
+
+
+class Network:
+    """A `Lan` that records what is announced."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.announced: list[Announcement] = []
+        self.hosts: list[str] = []
+        self.stopped = 0
+
+    async def start(
+        self,
+        own: Announcement,
+        host: str,
+        on_announcement: Callable[[str, Mapping[str, str], Iterable[str], int], None],
+    ) -> None:
+        if self.fails:
+            raise OSError("no multicast")
+        self.announced.append(own)
+        self.hosts.append(host)
+        self.on_announcement = on_announcement
+
+    async def announce(self, own: Announcement) -> None:
+        self.announced.append(own)
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+
+class Joins:
+    """In the place of `Joining`: answers after `needs_s`."""
+
+    def __init__(self, needs_s: float) -> None:
+        self.needs_s = needs_s
+        self.calls: list[tuple[Sequence[str], bytes | None]] = []
+        self.attempts = {"10.0.0.1:8468": "timed out"}
+
+    async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
+        self.calls.append((bootstraps, genesis))
+        await asyncio.sleep(self.needs_s)
+
+
+class World:
+    def __init__(self, *, fails: bool = False, has_lan: bool = True, join_s: float = 0.0) -> None:
+        self.records: list[Record] = []
+        self.lan = Network(fails=fails)
+        self.local = LocalNode(OWN, 1, 1, "tests", BOUND)
+        self.network = LocalNetwork(Announcement("tests", OWN, 1, joined=False))
+        self.joins: Any = Joins(join_s)
+        lan = self.lan if has_lan else None
+        self.service = LanDiscovery(self.local, lan, self.network, self.joins, ListLog(self.records))
+
+    def receive(self, node_id: bytes, *, joined: bool = False) -> None:
+        entry = Announcement("tests", node_id, 8468, joined=joined)
+        self.lan.on_announcement(node_id.hex(), entry.properties(), [f"10.0.0.{node_id[0]}"], 8468)
+
+
+def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run(story())
+
+
+def test_the_bound_port_is_announced_and_later_that_the_node_has_joined() -> None:
+    """Announcements of others reach the local network."""
+
+    async def story() -> None:
+        world = World()
+        await world.service.start()
+        assert world.lan.announced == [Announcement("tests", OWN, 9000, joined=False)]
+        assert world.lan.hosts == ["10.0.0.9"]
+        world.receive(LOWER, joined=True)
+        assert world.network.is_any_joined()
+
+        waits = asyncio.create_task(world.service.announce_when_joined(), name="announce")
+        await asyncio.sleep(1.0)
+        assert len(world.lan.announced) == 1
+        world.local.enter(GENESIS)
+        await waits
+        assert world.lan.announced[1:] == [Announcement("tests", OWN, 9000, joined=True)]
+        await world.service.stop()
+        assert world.lan.stopped == 1
+
+    play(story)
+
+
+def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> None:
+    """The node then finds no peer, announces nothing and has nothing to withdraw; so does one without a `Lan`."""
+
+    async def story() -> None:
+        for world, events in ((World(fails=True), ["lan_discovery_failed"]), (World(has_lan=False), [])):
+            await world.service.start()
+            assert [record.event for record in world.records] == events
+            assert not await world.service.join()
+            world.local.enter(GENESIS)
+            await world.service.announce_when_joined()
+            await world.service.stop()
+            assert (world.lan.announced, world.lan.stopped, world.joins.calls) == ([], 0, [])
+
+    play(story)
+
+
+def test_the_lowest_id_founds_and_a_higher_one_joins() -> None:
+    """A node with no lower id announced founds after the search; one with a lower id joins through it."""
+
+    async def story() -> None:
+        world, loop = World(), asyncio.get_running_loop()
+        await world.service.start()
+        began = loop.time()
+        assert not await world.service.join()
+        assert abs(loop.time() - began - SEARCH_S) < 0.2
+        assert world.joins.calls == []
+
+        world.receive(LOWER)
+        assert await world.service.join()
+        assert world.joins.calls == [([], None)]
+
+    play(story)
+
+
+def test_lower_ids_that_do_not_answer_are_dropped_until_this_node_founds() -> None:
+    """Each attempt is bounded and logged with its failures."""
+
+    async def story() -> None:
+        world, loop = World(join_s=3600.0), asyncio.get_running_loop()
+        await world.service.start()
+        world.receive(LOWER)
+        world.receive(LOWEST)
+        began = loop.time()
+        assert not await world.service.join()
+        assert loop.time() - began >= 2 * LAN_JOIN_TIMEOUT_S
+        assert [record.event for record in world.records] == ["neighbours_do_not_answer"] * 2
+        assert world.records[0].fields["attempts"] == {"10.0.0.1:8468": "timed out"}
+
+    play(story)
+
+
+def test_a_node_never_founds_beside_one_that_announces_a_swarm() -> None:
+    """One that has joined is not dropped, so the attempts continue."""
+
+    async def story() -> None:
+        world = World(join_s=3600.0)
+        await world.service.start()
+        world.receive(LOWER, joined=True)
+        task = asyncio.create_task(world.service.join(), name="join")
+        await asyncio.sleep(10 * LAN_JOIN_TIMEOUT_S)
+        assert not task.done()
+        assert len(world.joins.calls) >= 9
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    play(story)

@@ -1,0 +1,165 @@
+"""Candidates for a key: who is eligible, when a lookup is needed, and how long its result is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.discovery.candidates import CACHE_TTL_S, Candidates
+from overlay.discovery.placement import rank
+from overlay.ids import distance
+from overlay.local_node import LocalNode
+from overlay.peers import Activity, Contact, PeerChange, PeerTable
+from tests.harness.environment import VirtualClock
+from tests.harness.peers import heartbeat, ids
+from tests.harness.virtual_loop import run
+
+OWN, *OTHERS = ids(31)
+KEY = b"k" * 20
+K = 20
+
+
+class World:
+    """One node, its peers, and lookups that return what the test sets."""
+
+    def __init__(self, peers: Sequence[bytes], *, knows_all: bool = True) -> None:
+        self.local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
+        self.local.set_reached(True)
+        self.peers = PeerTable()
+        self.suspects: list[bytes] = []
+        self.unreachable: list[bytes] = []
+        self.result: list[Contact] | Exception = []
+        self.lookups = 0
+        self.changed: list[Callable[[PeerChange], None]] = []
+        for node_id in peers:
+            self.meet(node_id)
+        members = SimpleNamespace(
+            peers=self.peers,
+            peer=self.peers.get,
+            contact=lambda node_id: peer.contact if (peer := self.peers.get(node_id)) else None,
+            detector=SimpleNamespace(is_suspect=lambda node_id: node_id in self.suspects),
+        )
+        membership: Any = SimpleNamespace(members=members, on_change=self.changed.append)
+        health: Any = SimpleNamespace(is_reachable=lambda node_id: node_id not in self.unreachable)
+        lookups: Any = SimpleNamespace(find=self._find)
+        sampler: Any = SimpleNamespace(knows_nearly_all=lambda: knows_all)
+        self.candidates = Candidates(self.local, K, membership, health, lookups, sampler, VirtualClock())
+
+    def meet(self, node_id: bytes, **changes: object) -> None:
+        fields: dict[str, object] = {"eligible": True, "activity": int(Activity.TRAINING), **changes}
+        self.peers.observe(heartbeat(node_id, **fields), "10.0.1.1", 0.0)
+
+    async def _find(self, key: bytes) -> list[Contact]:
+        assert key == KEY
+        self.lookups += 1
+        await asyncio.sleep(0.1)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    async def of(self) -> list[bytes]:
+        return [contact.node_id for contact in await self.candidates.of(KEY)]
+
+
+def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run(story())
+
+
+def test_a_node_that_knows_all_others_needs_no_lookup() -> None:
+    """The candidates are all nodes in rendezvous order, this one included."""
+
+    async def story() -> None:
+        world = World(OTHERS[:5])
+        assert await world.of() == rank(KEY, [OWN, *OTHERS[:5]])
+        assert world.lookups == 0
+        world.local.set_reached(False)
+        assert await world.of() == rank(KEY, OTHERS[:5])
+
+    play(story)
+
+
+def test_only_peers_that_can_take_a_shard_now_are_candidates() -> None:
+    """Not eligible, leaving, suspected, or with failing streams: each is enough to be left out."""
+
+    async def story() -> None:
+        world = World(OTHERS[:2])
+        world.meet(OTHERS[2], eligible=False)
+        world.meet(OTHERS[3], activity=int(Activity.LEAVING))
+        world.meet(OTHERS[4])
+        world.suspects.append(OTHERS[4])
+        world.meet(OTHERS[5])
+        world.unreachable.append(OTHERS[5])
+
+        assert sorted(await world.of()) == sorted([OWN, *OTHERS[:2]])
+
+    play(story)
+
+
+def test_only_the_k_closest_known_nodes_are_candidates() -> None:
+    """Nodes of a lookup count only while they are known peers."""
+
+    async def story() -> None:
+        world = World(OTHERS[:-1], knows_all=False)
+        world.result = [Contact(OTHERS[-1], Address("10.0.1.1", 8468))]
+        closest = sorted([OWN, *OTHERS[:-1]], key=lambda node_id: distance(KEY, node_id))[:K]
+
+        assert await world.of() == rank(KEY, closest)
+
+    play(story)
+
+
+def test_a_lookup_is_used_for_a_while_and_shared() -> None:
+    """Concurrent calls wait for one lookup, later ones use its result until it is too old."""
+
+    async def story() -> None:
+        world = World(OTHERS[:3], knows_all=False)
+        await asyncio.gather(*(world.of() for _ in range(5)))
+        await world.of()
+        assert world.lookups == 1
+
+        await asyncio.sleep(CACHE_TTL_S + 1)
+        await world.of()
+        assert world.lookups == 2
+        assert len(world.candidates._cached) == 1
+        await asyncio.sleep(CACHE_TTL_S + 1)
+        world.candidates.expire()
+        assert world.candidates._cached == {}
+
+    play(story)
+
+
+def test_a_failed_lookup_is_an_error_for_its_caller_only() -> None:
+    """The calls that waited for it use the known peers."""
+
+    async def story() -> None:
+        world = World(OTHERS[:3], knows_all=False)
+        world.result = ConnectionError("closed")
+        first, second = await asyncio.gather(world.of(), world.of(), return_exceptions=True)
+
+        assert isinstance(first, ConnectionError)
+        assert second == rank(KEY, [OWN, *OTHERS[:3]])
+        assert world.lookups == 1
+
+    play(story)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("dead", False), ("left", False), ("suspect", True)])
+def test_nodes_that_are_gone_leave_the_cached_lookups(kind: Any, kept: bool) -> None:
+    """A suspected node stays, because it may refute the suspicion."""
+
+    async def story() -> None:
+        world = World(OTHERS[:1], knows_all=False)
+        world.result = [Contact(OTHERS[0], Address("10.0.1.1", 8468))]
+        await world.of()
+        for callback in world.changed:
+            callback(PeerChange(OTHERS[0], kind))
+
+        (cached,) = world.candidates._cached.values()
+        assert (OTHERS[0] in cached.node_ids) is kept
+
+    play(story)

@@ -1,0 +1,158 @@
+"""Lookups over the protocol: what is sent, what is counted, which contacts are used, and when a lookup is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+from overlay.addresses import Address
+from overlay.discovery.lookup_service import DEADLINE_S, LookupService
+from overlay.ids import distance
+from overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
+from overlay.local_node import LocalNode
+from overlay.membership.negative_cache import NegativeCache
+from overlay.peers import Contact
+from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from tests.harness.environment import VirtualClock
+from tests.harness.peers import ids
+from tests.harness.recording_protocol import OWN, RecordedCall, RecordingProtocol
+from tests.harness.virtual_loop import run
+
+TARGET = b"t" * 20
+CONTACTS = [Contact(node_id, Address(f"10.0.1.{number}", 8468)) for number, node_id in enumerate(ids(60), 1)]
+
+
+class World:
+    """A swarm in which each node knows the 20 contacts closest to any target."""
+
+    def __init__(self, contacts: list[Contact], *, ids_per_address: int = 0) -> None:
+        self.contacts = contacts
+        self.recorder = RecordingProtocol()
+        self.negative = NegativeCache()
+        self.silent: list[bytes] = []
+        self.answered: list[RecordedCall] = []
+        local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
+        settings = OverlaySettings(NodeSettings(), SwarmSettings(ids_per_address=ids_per_address), LivenessSettings())
+        members: Any = SimpleNamespace(negative=self.negative)
+        self.service = LookupService(local, self.recorder.protocol, members, settings, VirtualClock())
+
+    def nodes(self, target: bytes) -> Nodes:
+        closest = sorted(self.contacts, key=lambda contact: distance(contact.node_id, target))[:20]
+        return pack_nodes([pack_contact(contact) for contact in closest])
+
+    async def answer(self) -> None:
+        """Answer each request a little later; a silent node gives None."""
+        while True:
+            await asyncio.sleep(0.01)
+            calls, self.recorder.calls = self.recorder.calls, []
+            for call in calls:
+                self.answered.append(call)
+                assert isinstance(call.body, FindNode)
+                failed = call.contact.node_id in self.silent
+                call.on_result(None if failed else self.nodes(call.body.target))
+
+
+def with_world(story: Callable[[World], Coroutine[Any, Any, None]], contacts: list[Contact], **options: Any) -> None:
+    async def body() -> None:
+        world = World(contacts, **options)
+        network = asyncio.create_task(world.answer(), name="network")
+        try:
+            await story(world)
+        finally:
+            network.cancel()
+            await asyncio.gather(network, return_exceptions=True)
+
+    run(body())
+
+
+def test_a_lookup_returns_the_closest_nodes_that_answered_and_its_cost() -> None:
+    """The own node is among them where it belongs; a silent node is not."""
+
+    async def story(world: World) -> None:
+        order = sorted([OWN, *(one.node_id for one in CONTACTS)], key=lambda node_id: distance(node_id, TARGET))
+        world.silent.append(next(node_id for node_id in order if node_id != OWN))
+        expected = [node_id for node_id in order if node_id not in world.silent][:20]
+        found = await world.service.find(TARGET, CONTACTS[:1])
+
+        assert [contact.node_id for contact in found] == expected
+        counters = world.recorder.counters
+        assert counters["lookups"] == 1
+        assert counters["lookup_queries"] == len(world.answered) >= 20
+        medians = world.service.medians()
+        assert medians is not None
+        assert medians.queries == len(world.answered)
+        assert medians.ms >= 20
+
+    with_world(story, CONTACTS)
+
+
+def test_addresses_that_did_not_answer_lately_are_not_asked_again() -> None:
+    """What other nodes report does not bring them back."""
+
+    async def story(world: World) -> None:
+        gone = CONTACTS[1]
+        world.negative.add(gone, asyncio.get_running_loop().time())
+        found = await world.service.find(gone.node_id, CONTACTS[:2])
+
+        assert gone not in found
+        assert gone not in [call.contact for call in world.answered]
+
+    with_world(story, CONTACTS)
+
+
+def test_a_lookup_asks_a_few_ids_of_one_address_at_most() -> None:
+    """An attacker with one address cannot surround a key; the refused contacts are counted."""
+
+    async def story(world: World) -> None:
+        found = await world.service.find(TARGET, [*CONTACTS[:5], *crowd])
+
+        asked = [call.contact for call in world.answered]
+        assert sum(contact in crowd for contact in asked) == 3
+        assert sum(contact in crowd for contact in found) <= 3
+        assert world.recorder.counters["contacts_refused_crowded"] >= len(crowd) - 3
+
+    crowd = [Contact(node_id, Address("8.8.8.8", 8468 + n)) for n, node_id in enumerate(ids(30, seed=9))]
+    others = [Contact(one.node_id, Address(f"9.{n}.1.1", 8468)) for n, one in enumerate(CONTACTS)]
+    with_world(story, [*others, *crowd], ids_per_address=3)
+
+
+def test_a_lookup_that_gets_no_answers_is_cut_off() -> None:
+    """It returns what it has at the deadline, and ignores the answers that arrive later."""
+
+    async def body() -> None:
+        world = World(CONTACTS)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await world.service.find(TARGET, CONTACTS[:3])
+
+        assert loop.time() - began == DEADLINE_S
+        assert [contact.node_id for contact in found] == [OWN]
+        assert world.recorder.counters["lookups_cut_off"] == 1
+        sent = len(world.recorder.calls)
+        for call in list(world.recorder.calls):
+            call.on_result(world.nodes(TARGET))
+            call.options["on_slow"]()
+        assert len(world.recorder.calls) == sent
+
+    run(body())
+
+
+def test_one_node_is_asked_for_its_contacts() -> None:
+    """Malformed entries are counted; no answer is an empty list."""
+
+    async def story(world: World) -> None:
+        assert len(await world.service.ask(CONTACTS[0], TARGET)) == 20
+        world.silent.append(CONTACTS[0].node_id)
+        assert await world.service.ask(CONTACTS[0], TARGET) == []
+
+        waiting = asyncio.create_task(world.service.ask(CONTACTS[1], TARGET), name="ask")
+        await asyncio.sleep(0)
+        (call,) = world.recorder.calls
+        world.recorder.calls.clear()
+        call.on_result(Nodes(pack_contact(CONTACTS[2]) + b"cut off", b""))
+        assert await waiting == [CONTACTS[2]]
+        assert world.recorder.counters["malformed_contacts"] == 1
+
+    with_world(story, CONTACTS)

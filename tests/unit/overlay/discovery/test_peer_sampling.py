@@ -1,0 +1,240 @@
+"""The peer sampler: population and workers from few facts, which peers are drawn, and what a lookup adds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOOKUP, PeerSampler
+from overlay.discovery.population import Population
+from overlay.ids import distance
+from overlay.local_node import LocalNode
+from overlay.peers import Activity, Contact, PeerChange, PeerTable
+from tests.harness.environment import make_environment
+from tests.harness.peers import heartbeat, ids
+from tests.harness.virtual_loop import run
+
+OWN, *OTHERS = ids(301)
+K = 20
+HERE = Address("10.0.1.1", 8468)
+
+
+class World:
+    """One node that knows some peers of a swarm of 300, and lookups that are never wrong."""
+
+    def __init__(self, known: Sequence[bytes], *, activity: Activity = Activity.TRAINING) -> None:
+        self.peers = PeerTable()
+        self.suspects: list[bytes] = []
+        self.verified: list[bytes] = []
+        self.lookups = 0
+        self.lookup_s = 0.01
+        self.told: list[Contact] = []
+        self.asked = 0
+        self.changed: list[Callable[[PeerChange], None]] = []
+        self.environment = make_environment()
+        for node_id in known:
+            self.meet(node_id, activity)
+        members = SimpleNamespace(
+            peers=self.peers,
+            peer=self.peers.get,
+            all_known=lambda: len(self.peers) < K,
+            detector=SimpleNamespace(is_suspect=lambda node_id: node_id in self.suspects),
+        )
+        membership: Any = SimpleNamespace(
+            members=members,
+            on_change=self.changed.append,
+            verify=lambda contact: self.verified.append(contact.node_id),
+        )
+        lookups: Any = SimpleNamespace(find=self._find, ask=self._ask)
+        self.local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
+        self.sampler = PeerSampler(self.local, K, membership, lookups, self.environment)
+
+    def meet(self, node_id: bytes, activity: Activity) -> None:
+        now = self.environment.clock.monotonic()
+        self.peers.observe(heartbeat(node_id, activity=int(activity)), HERE.host, now)
+
+    async def _find(self, target: bytes) -> list[Contact]:
+        self.lookups += 1
+        await asyncio.sleep(self.lookup_s)
+        closest = sorted([OWN, *OTHERS], key=lambda node_id: distance(target, node_id))[:K]
+        return [Contact(node_id, HERE) for node_id in closest]
+
+    async def _ask(self, contact: Contact, _target: bytes) -> list[Contact]:
+        assert contact.node_id in self.peers
+        self.asked += 1
+        return self.told
+
+
+def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run(story())
+
+
+async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    task = asyncio.create_task(work, name="under test")
+    await asyncio.sleep(seconds)
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_small_swarm_is_counted_and_a_large_one_bounded_until_the_first_lookup() -> None:
+    """Up to k nodes are counted; beyond, the known peers are a lower bound."""
+
+    async def story() -> None:
+        assert World(OTHERS[: K - 1]).sampler.population() == Population(20.0, 20.0, 20.0, True, 0, 20.0)
+        assert World(OTHERS[:K]).sampler.population() == Population(21.0, 20.0, 84.0, False, 0)
+
+    play(story)
+
+
+def test_lookups_estimate_the_swarm_and_fill_the_pool() -> None:
+    """The true size is in the interval, the pool has no own id, and the cost is reported."""
+
+    async def story() -> None:
+        world = World(OTHERS[:30])
+        for _ in range(64):
+            await world.sampler.sample_once()
+        population = world.sampler.population()
+        assert population.low <= 301 <= population.high
+        assert OWN not in world.sampler.pool.ids()
+
+        cost = world.sampler.sampling_cost()
+        assert (cost.balls, cost.pool) == (world.sampler.pool.balls, len(world.sampler.pool.ids()))
+        assert cost.balls > 0
+        assert cost.lookups_per_independent_draw is not None
+        assert 1.5 < cost.lookups_per_independent_draw < 2.7
+
+    play(story)
+
+
+def test_a_lookup_cut_off_is_no_evidence() -> None:
+    """Fewer than k nodes do not mean that the swarm has so few."""
+
+    async def story() -> None:
+        world = World(OTHERS[:30])
+        lookups: Any = world.sampler._lookups
+
+        async def cut_off(_target: bytes) -> list[Contact]:
+            return [Contact(OTHERS[0], HERE)]
+
+        lookups.find = cut_off
+        await world.sampler.sample_once()
+        assert world.sampler.estimator.estimate(world.environment.clock.monotonic()) is None
+
+    play(story)
+
+
+def test_workers_are_the_nodes_that_train_or_are_ready() -> None:
+    """Counted in a small swarm, this node included if it trains; at least 1."""
+
+    async def story() -> None:
+        world = World(OTHERS[:3])
+        world.meet(OTHERS[3], Activity.READY)
+        world.meet(OTHERS[4], Activity.PAUSED)
+        assert world.sampler.workers() == 4.0
+        world.local.announce(activity=Activity.TRAINING)
+        assert world.sampler.workers() == 5.0
+        assert World([], activity=Activity.PAUSED).sampler.workers() == 1.0
+
+    play(story)
+
+
+def test_workers_of_a_large_swarm_are_the_share_of_the_pool_times_the_estimate() -> None:
+    """With half of the known pool in training, about half of the estimate trains."""
+
+    async def story() -> None:
+        world = World([])
+        for number, node_id in enumerate(OTHERS):
+            world.meet(node_id, Activity.TRAINING if number % 2 else Activity.PAUSED)
+        for _ in range(64):
+            await world.sampler.sample_once()
+        share = world.sampler.workers() / world.sampler.population().estimate
+        assert share == pytest.approx(0.5, abs=0.12)
+
+    play(story)
+
+
+def test_samples_have_only_peers_that_count_and_are_not_suspected() -> None:
+    """All known peers in a small swarm; without replacement."""
+
+    async def story() -> None:
+        world = World(OTHERS[:6])
+        world.meet(OTHERS[6], Activity.PAUSED)
+        world.suspects.append(OTHERS[0])
+        drawn = [peer.node_id for peer in world.sampler.sample(50)]
+
+        assert sorted(drawn) == sorted(OTHERS[1:6])
+        assert len(world.sampler.sample(2)) == 2
+
+    play(story)
+
+
+def test_a_pool_that_is_not_full_yet_is_completed_from_the_known_peers() -> None:
+    """A node that just joined a large swarm can sample at once, and never draws a peer twice."""
+
+    async def story() -> None:
+        world = World(OTHERS[:40])
+        world.sampler.pool.add(OTHERS[:3], world.environment.clock.monotonic(), 12)
+        drawn = [peer.node_id for peer in world.sampler.sample(10)]
+
+        assert len(drawn) == len(set(drawn)) == 10
+        assert world.sampler.sampling_cost().drawn == 3
+
+    play(story)
+
+
+def test_nodes_that_are_gone_leave_the_pool() -> None:
+    """Those that are suspected stay."""
+
+    async def story() -> None:
+        world = World(OTHERS[:40])
+        world.sampler.pool.add(OTHERS[:3], world.environment.clock.monotonic(), 12)
+        for node_id, kind in ((OTHERS[0], "dead"), (OTHERS[1], "left"), (OTHERS[2], "suspect")):
+            for callback in world.changed:
+                callback(PeerChange(node_id, kind))  # type: ignore[arg-type]
+
+        assert world.sampler.pool.ids() == [OTHERS[2]]
+
+    play(story)
+
+
+def test_a_small_swarm_compares_contacts_and_looks_nothing_up() -> None:
+    """Contacts that are unknown here are verified; known ones are not."""
+
+    async def story() -> None:
+        world = World(OTHERS[:3])
+        world.told = [Contact(OTHERS[0], HERE), Contact(OTHERS[9], HERE)]
+        await for_a_while(world.sampler.keep_sampling(), 3.0)
+        assert set(world.verified) == {OTHERS[9]}
+        assert world.lookups == 0
+        often = world.asked
+
+        world.told = []
+        await for_a_while(world.sampler.keep_sampling(), 30.0)
+        assert world.asked - often < 5 + 30 / 3
+        assert often >= 6
+
+    play(story)
+
+
+def test_the_pool_grows_for_large_samples_and_slow_lookups_are_spaced() -> None:
+    """The number of balls is bounded; a pause is at least four times as long as the lookup before it."""
+
+    async def story() -> None:
+        world = World(OTHERS[:40])
+        world.lookup_s = 2.0
+        await for_a_while(world.sampler.keep_sampling(), 100.0)
+        assert world.lookups <= 1 + 100.0 / (2.0 + 0.75 * 2.0 * MIN_PAUSE_PER_LOOKUP)
+
+        before = world.sampler._steady_s()
+        world.sampler.sample(40)
+        assert world.sampler._steady_s() < before
+        world.sampler.sample(10_000)
+        assert world.sampler._balls_wanted == MAX_BALLS
+
+    play(story)

@@ -1,0 +1,152 @@
+"""The composition: what a local change sends, what a failing service costs, and what leaving and stopping do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from overlay.kademlia.messages import MemberState
+from overlay.overlay import Overlay
+from overlay.peers import Activity, PeerChange
+from overlay.transport import Response
+from tests.harness.overlay_swarm import GENESIS, OverlayWorld, endpoint
+from tests.harness.virtual_loop import run
+
+
+def play(story: Callable[[OverlayWorld], Coroutine[Any, Any, None]], *, nodes: int = 2) -> None:
+    async def body() -> None:
+        world = OverlayWorld(seed=3)
+        await world.raise_swarm(nodes)
+        await world.until(lambda: all(len(node.peers) == nodes - 1 for node in world.nodes.values()), 5.0, "all known")
+        await story(world)
+        await world.stop()
+
+    run(body())
+
+
+def activity_at(node: Overlay, other: Overlay) -> Activity:
+    peer = node.peers.get(other.node_id)
+    assert peer is not None
+    return peer.activity
+
+
+def test_a_founder_is_reachable_and_a_joiner_takes_its_genesis() -> None:
+    """Both know each other by id, and name the genesis and address of the node."""
+
+    async def story(world: OverlayWorld) -> None:
+        first, second = world.nodes[0], world.nodes[1]
+        assert first.genesis == second.genesis == GENESIS
+        assert first.heartbeat.eligible
+        assert [peer.node_id for peer in second.members()] == [first.node_id]
+        assert second.contact(first.node_id) == first.local.contact
+        assert (second.address, second.is_alive(first.node_id)) == (endpoint(1), True)
+        assert (await second.lookup(first.node_id))[0] == first.local.contact
+        assert first.report().peers == 1
+
+    play(story)
+
+
+def test_a_change_of_role_reaches_peers_at_once_and_a_step_with_the_next_message() -> None:
+    """Sampling and placement depend on the role; a step is no reason for a datagram."""
+
+    async def story(world: OverlayWorld) -> None:
+        first, second = world.nodes[0], world.nodes[1]
+        await asyncio.sleep(2.0)
+        sent = first._protocol.counters["datagrams_out"]
+        first.announce(step=7)
+        assert first._protocol.counters["datagrams_out"] == sent
+
+        first.announce(activity=Activity.PAUSED)
+        assert first._protocol.counters["datagrams_out"] > sent
+        await asyncio.sleep(0.02)
+        assert activity_at(second, first) is Activity.PAUSED
+        first.set_willing(False)
+        await asyncio.sleep(0.02)
+        peer = second.peers.get(first.node_id)
+        assert peer is not None
+        assert not second.may_own(peer)
+
+    play(story)
+
+
+def test_a_failed_service_is_logged_and_the_others_continue() -> None:
+    """The fault is counted; the node still answers."""
+
+    async def story(world: OverlayWorld) -> None:
+        first, second = world.nodes[0], world.nodes[1]
+
+        async def fails() -> None:
+            raise RuntimeError("a bug")
+
+        first._protocol.raise_handler_errors = False
+        first._run("sampling", fails)
+        await asyncio.sleep(0.1)
+
+        (record,) = [record for record in world.records if record.event == "overlay_service_failed"]
+        assert (record.level, record.fields) == ("error", {"service": "sampling", "error": "RuntimeError('a bug')"})
+        assert first._protocol.counters["faults"] == 1
+        assert await second.ping(first.local.contact) is not None
+
+    play(story)
+
+
+def test_a_leave_is_sent_to_all_peers_and_the_transport_stays_open() -> None:
+    """Peers remove the node without a suspicion; it still serves streams until it is stopped."""
+
+    async def story(world: OverlayWorld) -> None:
+        first, second = world.nodes[0], world.nodes[1]
+
+        async def handler(*_: object) -> Response:
+            return Response(b"still here")
+
+        first.register("question", handler)
+        home = first.local.contact
+        await first.leave()
+        await asyncio.sleep(0.1)
+        assert second.is_gone(first.node_id)
+        kinds = [change.kind for _, change in world.changes[1] if change.node_id == first.node_id]
+        assert kinds[-1] == "left"
+        assert "suspect" not in kinds
+        assert first._detector.leave_notice().kind == MemberState.LEFT
+        async with second.request(home, "question", b"", timeout_s=5.0) as answer:
+            assert answer.head == b"still here"
+
+    play(story)
+
+
+def test_a_stopped_node_has_no_task_and_stop_may_be_called_twice() -> None:
+    """The peers are on disk, so that the next start finds the swarm."""
+
+    async def story(world: OverlayWorld) -> None:
+        second = world.nodes.pop(1)
+        tasks = list(second._tasks)
+        assert tasks
+        await second.stop()
+        await second.stop()
+        assert all(task.done() for task in tasks)
+        assert await second.ping(world.nodes[0].local.contact) is None
+        again = world.make(1)
+        await again.start()
+        assert again.remembered() == [str(endpoint(0))]
+
+    play(story)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_watched_peer_is_found_dead_within_the_bound(watched: bool) -> None:
+    """The subscribers are called with the change; an unwatched peer of a small swarm is found too, later or then."""
+
+    async def story(world: OverlayWorld) -> None:
+        changes: list[PeerChange] = []
+        first, second = world.nodes[0], world.nodes[1]
+        first.on_change(changes.append)
+        first.watch([second.node_id] if watched else [])
+        await world.crash(1)
+        await world.until(lambda: first.is_gone(second.node_id), 6.0 if watched else 60.0, "the crash is noticed")
+        assert [change.kind for change in changes] == ["suspect", "dead"]
+        assert first.report().lost == 1
+
+    play(story)

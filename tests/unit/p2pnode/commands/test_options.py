@@ -1,0 +1,94 @@
+"""Shared options: which source wins, what a malformed one says, and which node a client is for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from p2pnode.client import STATUS_FILE, NodeClient, NotReachable, status_file
+from p2pnode.commands import options
+from p2pnode.errors import ExitCode, UserError
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("P2PNODE_"):
+            monkeypatch.delenv(name)
+
+
+def running(folder: Path, address: str, *, pid: int | None = None) -> None:
+    folder.mkdir(exist_ok=True)
+    content = status_file(address, os.getpid() if pid is None else pid, "ab", str(folder / "token"))
+    (folder / STATUS_FILE).write_bytes(content)
+
+
+def token_of(client: NodeClient) -> str:
+    return str(client._token_file or "")
+
+
+def test_set_wins_over_flags_and_flags_over_the_file_in_this_folder(tmp_path: Path) -> None:
+    """`node.toml` is read without being named; a flag that was not given changes nothing."""
+    (tmp_path / "node.toml").write_text("[node]\nport = 7001\n[status]\nport = 7002\n")
+    flags: dict[str, tuple[str, str | None]] = {"node.port": ("--port", "7003"), "status.port": ("--status", None)}
+
+    assert options.loaded(None, None, {}).config.node.port == 7001
+    assert options.loaded(None, None, flags).config.node.port == 7003
+    assert options.loaded(None, [" node.port = 7004 "], flags).config.node.port == 7004
+    assert options.loaded(None, None, flags).config.status.port == 7002
+    (tmp_path / "other.toml").write_text("[node]\nport = 7005\n")
+    assert options.loaded(tmp_path / "other.toml", None, {}).config.node.port == 7005
+
+
+@pytest.mark.parametrize("text", ["node.port", "port=1", "=", ""])
+def test_an_assignment_names_section_and_key(text: str) -> None:
+    """Anything else is an error of the configuration, with an example."""
+    with pytest.raises(UserError, match="is not an assignment") as caught:
+        options.loaded(None, [text], {})
+
+    assert caught.value.exit_code == ExitCode.CONFIGURATION
+    assert "--set node.port=8469" in caught.value.hint
+
+
+def test_a_client_is_for_the_node_on_the_state_directory(tmp_path: Path) -> None:
+    """With its token; another token file wins."""
+    running(tmp_path / "a", "127.0.0.1:7100")
+
+    assert options.node_client(None, "a", None).address == "127.0.0.1:7100"
+    assert token_of(options.node_client(None, "a", None)) == str(tmp_path / "a" / "token")
+    assert token_of(options.node_client(None, "a", None, "other")) == "other"
+
+
+def test_the_token_goes_only_to_the_address_of_its_own_node(tmp_path: Path) -> None:
+    """A mistyped address must not receive it; localhost is the loopback."""
+    running(tmp_path / "a", "127.0.0.1:7100")
+
+    assert token_of(options.node_client("127.0.0.1:7100", "a", None)) == str(tmp_path / "a" / "token")
+    assert token_of(options.node_client("localhost:7100", "a", None)) == str(tmp_path / "a" / "token")
+    assert token_of(options.node_client("127.0.0.1:7101", "a", None)) == ""
+    running(tmp_path / "a", "127.0.0.1:7100", pid=2**22 + 1)
+    assert token_of(options.node_client("127.0.0.1:7100", "a", None)) == ""
+
+
+def test_without_a_node_the_configured_address_is_used_or_an_error_says_what_to_do(tmp_path: Path) -> None:
+    """A state directory that is named must have a running node."""
+    (tmp_path / "node.toml").write_text('[status]\nport = 7002\nhost = "::1"\n')
+    assert options.node_client(None, None, None).address == "[::1]:7002"
+
+    with pytest.raises(NotReachable, match="no node runs on the state directory b") as caught:
+        options.node_client(None, "b", None)
+    assert "p2pnode start" in caught.value.hint
+    running(tmp_path / "b", "127.0.0.1:7100", pid=2**22 + 1)
+    with pytest.raises(NotReachable, match="its process 4194305 has ended"):
+        options.node_client(None, "b", None)
+
+
+def test_a_malformed_address_is_a_usage_error() -> None:
+    """The message names the option."""
+    with pytest.raises(UserError, match="--address") as caught:
+        options.node_client("127.0.0.1", None, None)
+
+    assert caught.value.exit_code == ExitCode.USAGE
