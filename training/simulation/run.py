@@ -2,7 +2,7 @@
 
 `compiled` and `reference` give the same history for the same seed. `grouped` gives the same distribution: it draws
 whether a sample passes, from the probability, instead of the sample. `auto` chooses it for sampled barriers under the
-discipline `event`, and in large swarms under `repoll`.
+discipline `event`, and in large swarms under `repoll`. It runs a small plan on `reference`, which needs no compilation.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ EngineName = Literal["auto", "compiled", "grouped", "reference"]
 
 #: From this many nodes on the steps of a sample do not fit into the cache; drawing from a probability is faster.
 GROUPED_FROM = 50_000
+#: Up to this many expected steps the reference engine ends before a first compilation, of some ten seconds, would.
+REFERENCE_STEPS = 3_000
 
 
 class NotCompiled(TrainingError):
@@ -52,7 +54,9 @@ def simulate(
         grouped = engine == "grouped" or (engine == "auto" and pays and not why_not_grouped(plan))
         if grouped and plan.discipline == "repoll":
             return SlicedEngine(plan, moments_s, keep_trace=keep_trace).run(progress)
-        return CompiledEngine(plan, moments_s, keep_trace=keep_trace, grouped=grouped).run(progress)
+        is_small = plan.nodes * plan.duration_s <= REFERENCE_STEPS * plan.steps.mean_s
+        if engine == "compiled" or grouped or not is_small:
+            return CompiledEngine(plan, moments_s, keep_trace=keep_trace, grouped=grouped).run(progress)
     return ReferenceEngine(plan, moments_s=moments_s, keep_trace=keep_trace, progress=progress).run(observer)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.small_plans import SEED, small_plan
 from training.simulation.model.plan import Churn
-from training.simulation.run import NotCompiled, simulate
+from training.simulation.run import REFERENCE_STEPS, NotCompiled, simulate
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 
@@ -35,7 +35,7 @@ def test_what_the_compiled_engine_cannot_do_is_refused_by_name() -> None:
 
 def test_without_numba_the_history_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra is not installed the reference engine runs, and gives the same steps."""
-    one = small_plan("pssp", 30, 3, discipline="pool")
+    one = small_plan("pssp", 30, 3, discipline="pool", duration_s=120.0)
     compiled = simulate(one)
     monkeypatch.setattr("training.simulation.run.has_numba", lambda: False)
 
@@ -43,3 +43,12 @@ def test_without_numba_the_history_is_the_same(monkeypatch: pytest.MonkeyPatch) 
 
     assert (compiled.engine, reference.engine) == ("compiled", "reference")
     np.testing.assert_array_equal(compiled.steps, reference.steps)
+
+
+def test_a_small_plan_needs_no_compilation() -> None:
+    """Up to the bound `auto` runs the reference engine, beyond it the compiled one, and both give the same steps."""
+    below = small_plan("pssp", 30, 3, discipline="pool", duration_s=REFERENCE_STEPS / 30)
+    above = replace(below, duration_s=below.duration_s + 0.1)
+
+    assert (simulate(below).engine, simulate(above).engine) == ("reference", "compiled")
+    np.testing.assert_array_equal(simulate(below).steps, simulate(below, engine="compiled").steps)
