@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from p2pnode import daemon
 from p2pnode.config.load import load
 from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.interface import Evaluation, Resume, StepOrder, StepReport, TrainerHello, Vector
 from training.trainer_link.shared_memory import SharedVectors
 
 #: Small against the values, as deltas are.
@@ -51,7 +52,7 @@ class GatedTrainer:
         self.delta: Vector = np.empty(0, np.float32)
         self.state = "stopped"
 
-    async def start(self, restore: str = "") -> TrainerHello:  # noqa: ARG002
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:  # noqa: ARG002
         await asyncio.to_thread(self._fill)
         self._gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._gate.setblocking(False)
@@ -92,8 +93,9 @@ class GatedTrainer:
     async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
         return None
 
-    async def save(self, path: str) -> None:
+    async def save(self, path: str) -> Awaitable[None]:  # noqa: ARG002
         """Nothing to save."""
+        return asyncio.sleep(0)
 
     async def export(self, path: str) -> None:
         """Nothing to export."""

@@ -182,7 +182,7 @@ def count(nodes: list[LanNode], result: Result) -> None:
         found = checkpoint.newest(disk, _Quiet())
         if found is None:
             raise NotMeasured(f"{node.name} has no checkpoint")
-        result.counted.append(found.step)
+        result.counted.append(found.state.step)
         for shard, stored in checkpoint.read_states(disk, found, bounds, total, _Quiet()).items():
             if shard not in highest or stored.rank > highest[shard].rank:
                 highest[shard] = stored

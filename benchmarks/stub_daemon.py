@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
 from training.simulation.model.random_streams import DURATIONS, Stream
 from training.simulation.model.step_times import StepTimes
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.interface import Evaluation, Resume, StepOrder, StepReport, TrainerHello, Vector
 
 SIZE = 64
 
@@ -37,7 +38,7 @@ class SleepingTrainer:
         self.delta: Vector = np.full(SIZE, 1 / 1024, np.float32)
         self.state = "stopped"
 
-    async def start(self, restore: str = "") -> TrainerHello:  # noqa: ARG002
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:  # noqa: ARG002
         self.state = "running"
         layout = Layout((LayoutEntry("weight", (SIZE,), "float32", "parameter", 0, SIZE),))
         return TrainerHello(layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
@@ -50,8 +51,9 @@ class SleepingTrainer:
     async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
         return None
 
-    async def save(self, path: str) -> None:
+    async def save(self, path: str) -> Awaitable[None]:  # noqa: ARG002
         """Nothing to save."""
+        return asyncio.sleep(0)
 
     async def export(self, path: str) -> None:
         """Nothing to export."""

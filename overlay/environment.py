@@ -36,6 +36,21 @@ class Entropy(Protocol):
     def token(self, size_bytes: int) -> bytes: ...
 
 
+class NewFile(Protocol):
+    """A file that is written piece by piece. It appears under its name with `commit`, whole and synced, and replaces
+    the former one. Every method may raise `OSError`; then call `discard`."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append a piece: contiguous memory of any type, not kept."""
+        ...
+
+    def commit(self) -> None: ...
+
+    def discard(self) -> None:
+        """Leave no trace of it; does nothing after `commit`. Raises nothing."""
+        ...
+
+
 class Disk(Protocol):
     """The state directory of a node. Files have relative names such as `identity.key` or `checkpoint/step-40.json`.
 
@@ -48,6 +63,18 @@ class Disk(Protocol):
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
         """Replace the file whole or not at all, synced to disk. `private` makes it readable by the owner only."""
+        ...
+
+    def create(self, name: str) -> NewFile:
+        """Begin a large file, which need not be in memory as a whole. Raises `OSError`."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None where there is no such file."""
+        ...
+
+    def read_at(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """A piece of a file, shorter at its end. `OSError` when it cannot be read."""
         ...
 
     def remove(self, name: str) -> None:

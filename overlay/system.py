@@ -38,6 +38,50 @@ class SystemEntropy:
         return os.urandom(size_bytes)
 
 
+#: A large file is synced after each such part. Otherwise the kernel collects gigabytes to be written, and then makes
+#: every process that writes wait for them.
+SYNC_BYTES = 32 * 1024 * 1024
+
+
+class FolderFile:
+    """A new file in a folder; implements `overlay.environment.NewFile`. Writing releases the GIL."""
+
+    def __init__(self, path: Path, *, private: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = path
+        self._temporary = path.with_name(path.name + ".tmp")
+        self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
+        self._unsynced_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not memoryview(data).nbytes:
+            return  # memory of no bytes cannot be cast
+        left = memoryview(data).cast("B")
+        self._unsynced_bytes += len(left)
+        while len(left):
+            left = left[os.write(self._descriptor, left) :]
+        if self._unsynced_bytes >= SYNC_BYTES:
+            getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has no fdatasync
+            self._unsynced_bytes = 0
+
+    def commit(self) -> None:
+        os.fsync(self._descriptor)
+        self._close()
+        self._temporary.replace(self._path)
+        _sync_folder(self._path.parent)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 class FolderDisk:
     """A folder on the disk of this machine."""
 
@@ -51,21 +95,27 @@ class FolderDisk:
             return None
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_name(path.name + ".tmp")
+        file = FolderFile(self.folder / name, private=private)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            file.write(data)
+            file.commit()
+        except BaseException:
+            file.discard()
             raise
-        _sync_folder(path.parent)
+
+    def create(self, name: str) -> FolderFile:
+        return FolderFile(self.folder / name)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.folder / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def read_at(self, name: str, offset: int, size_bytes: int) -> bytes:
+        with (self.folder / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(size_bytes)
 
     def remove(self, name: str) -> None:
         path = self.folder / name

@@ -1,20 +1,27 @@
-"""Checkpoints in safetensors and JSON: written atomically, and read from the newest complete one.
+"""Checkpoints on disk: written in pieces, complete with their marker, and read from the one that was written last.
 
-A checkpoint is the folder `checkpoints/step-N`: `vector.safetensors` (every tensor by its canonical name, float32),
-`trainer.state` (written by the trainer: optimiser, schedule, random state, data position; may be missing) and
-`state.json`, which is written last and so marks the others as complete. `states-N.bin` are the shards that the node
-owned and backed up (`training.exchange.store.state_files`); a leaving node writes them again after its hand-over.
+A checkpoint is the folder `checkpoints/W-step-N`: W counts the checkpoints ever begun on this disk, N is the step. What
+was written last counts, whatever its step: a new model begins at step 0 beside the last checkpoints of the former one.
+The files are `vector.safetensors` (every tensor by its canonical name, float32), `trainer.state` (written by the
+trainer: optimiser, schedule, random state, data position; if it could not be saved in time, `state.json` names that of
+an earlier checkpoint), `states-N.bin` (the shards that the node owned and backed up, see
+`training.exchange.store.state_files`), and `state.json`. That one is written last and marks the others as complete.
+
+All functions block and belong into a thread. They raise `OSError`, and leave the earlier checkpoints as they were.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from overlay.environment import Disk, Log
+from training import vector_file
 from training.encoding.codecs import Vector
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
@@ -22,10 +29,21 @@ from training.exchange.terms import Term
 from training.layout import Layout
 
 FOLDER = "checkpoints"
+VECTOR_FILE = "vector.safetensors"
+TRAINER_FILE = "trainer.state"
+MARKER = "state.json"
+
+#: Bytes read at a time.
+PIECE_BYTES = 4 * 1024 * 1024
+
+_NAME = re.compile(r"(?:(\d+)-)?step-(\d+)")
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """`state.json`. `marks` holds (term number, term node as hex, version) per shard."""
+    """`state.json`. `marks` holds (term number, term node as hex, version) per shard.
+
+    `trainer_state` names the file of the trainer's own state, below the state directory; empty: there is none.
+    """
 
     schema: int = 1
     run: str
@@ -35,58 +53,129 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     optimizer_steps: int
     marks: list[tuple[int, str, int]]
+    trainer_state: str = ""
 
     def terms(self) -> list[tuple[Term, int]]:
         """`marks` as terms and versions."""
         return [(Term(number, bytes.fromhex(node)), version) for number, node, version in self.marks]
 
 
-def folder_of(step: int) -> str:
-    return f"{FOLDER}/step-{step:010d}"
+class Checkpoint(NamedTuple):
+    """A complete checkpoint: its folder below the state directory, and its `state.json`."""
+
+    folder: str
+    state: CheckpointState
 
 
-def write(disk: Disk, state: CheckpointState, layout: Layout, vector: Vector, keep: int) -> None:
-    """Write a checkpoint and remove all but the newest `keep`. Raises `OSError` and then leaves the earlier ones."""
-    import safetensors.numpy  # here: its 0.8 MB are not needed before the first checkpoint
-
-    folder = folder_of(state.step)
-    tensors = {
-        entry.name: vector[entry.offset : entry.offset + entry.size].reshape(entry.shape) for entry in layout.entries
-    }
-    disk.write(f"{folder}/vector.safetensors", safetensors.numpy.save(tensors))
-    disk.write(f"{folder}/state.json", msgspec.json.format(msgspec.json.encode(state)))
-    complete = _complete(disk)
-    for old in complete[:-keep]:
-        # The marker goes first: a half-removed checkpoint must not look complete.
-        disk.remove(f"{old}/state.json")
-    kept = [f"{name}/" for name in complete[-keep:]]
-    for name in disk.names(FOLDER):
-        # Files of older checkpoints and of failed attempts.
-        if not name.startswith(tuple(kept)):
-            disk.remove(name)
+# -- writing -------------------------------------------------------------------------------------------------------
 
 
-def write_states(disk: Disk, folder: str, number: int, raw: bytes) -> None:
-    """Write one file of shard states. Raises `OSError`."""
-    disk.write(_states_file(folder, number), raw)
+def new_folder(disk: Disk, step: int) -> str:
+    """The folder for a new checkpoint: no earlier one, complete or not, has its number."""
+    written = [_order(folder) for folder in _folders(disk.names(FOLDER))]
+    return f"{FOLDER}/{max((number for number, _ in written), default=0) + 1:08d}-step-{step:010d}"
 
 
-def keep_states(disk: Disk, folder: str, count: int) -> None:
-    """Remove all files of shard states but the first `count`."""
-    for name in _state_files(disk, folder):
-        if name >= _states_file(folder, count):
-            disk.remove(name)
+def write_vector(disk: Disk, folder: str, layout: Layout, slices: Iterable[Vector]) -> None:
+    """Write the vector from its slices, `float32`, which may be views of one buffer."""
+    file = disk.create(f"{folder}/{VECTOR_FILE}")
+    try:
+        file.write(vector_file.header(layout))
+        for values in slices:
+            file.write(values.data)
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+
+
+def write_states(disk: Disk, folder: str, number: int, parts: Sequence[bytes | memoryview]) -> None:
+    """Write one file of shard states (`training.exchange.store.state_files.encode`)."""
+    file = disk.create(f"{folder}/states-{number:06d}.bin")
+    try:
+        for part in parts:
+            file.write(part)
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+
+
+def finish(disk: Disk, folder: str, state: CheckpointState, keep: int) -> None:
+    """Write the marker, and then remove all but the `keep` checkpoints written last."""
+    disk.write(f"{folder}/{MARKER}", msgspec.json.format(msgspec.json.encode(state)))
+    names = disk.names(FOLDER)
+    readable = [found for name in _complete(names) if (found := _read(disk, name, None)) is not None]
+    kept = tuple(f"{found.folder}/" for found in readable[:keep])
+    lent = [found.state.trainer_state for found in readable[:keep]]
+    # Files of older checkpoints and of failed attempts. The markers go first: a half-removed checkpoint must not look
+    # complete.
+    old = [name for name in names if not name.startswith(kept) and name not in lent]
+    for name in sorted(old, key=lambda name: not name.endswith(f"/{MARKER}")):
+        disk.remove(name)
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def complete(disk: Disk, log: Log) -> Iterator[Checkpoint]:
+    """The checkpoints whose state can be read, the one written last first; damaged ones are logged and skipped."""
+    for folder in complete_folders(disk):
+        if (found := _read(disk, folder, log)) is not None:
+            yield found
+
+
+def complete_folders(disk: Disk) -> list[str]:
+    """The folders with a marker, the one written last first."""
+    return _complete(disk.names(FOLDER))
+
+
+def step_of(folder: str) -> int:
+    """The step in the name of a checkpoint's folder."""
+    return _order(folder)[1]
+
+
+def newest(disk: Disk, log: Log) -> Checkpoint | None:
+    """The complete checkpoint written last."""
+    return next(complete(disk, log), None)
+
+
+def trainer_state(disk: Disk, checkpoint: Checkpoint) -> str:
+    """The file with the trainer's own state that belongs to a checkpoint; empty if there is none."""
+    # A checkpoint of an earlier version has its file beside it and does not name it.
+    name = checkpoint.state.trainer_state or f"{checkpoint.folder}/{TRAINER_FILE}"
+    return name if disk.size(name) is not None else ""
+
+
+def read_vector(disk: Disk, folder: str, layout: Layout, into: Vector) -> None:
+    """Load the checkpoint's vector in pieces. Raises `ValueError` when it is missing, damaged or of another layout, and
+    then has changed nothing; an `OSError` leaves a part of it in `into`."""
+    name = f"{folder}/{VECTOR_FILE}"
+    size_bytes = disk.size(name)
+    if size_bytes is None:
+        raise ValueError(f"{VECTOR_FILE} is missing")
+    head_bytes = vector_file.header_bytes(disk.read_at(name, 0, 8), size_bytes)
+    for entry, offset in vector_file.places(disk.read_at(name, 0, head_bytes), size_bytes, layout):
+        values = into[entry.offset : entry.offset + entry.size].view(np.uint8)
+        for start in range(0, values.size, PIECE_BYTES):
+            piece = values[start : start + PIECE_BYTES]
+            raw = disk.read_at(name, offset + start, piece.size)
+            if len(raw) != piece.size:
+                raise OSError(f"{name} became shorter while it was read")
+            np.copyto(piece, np.frombuffer(raw, np.uint8))
 
 
 def read_states(
-    disk: Disk, state: CheckpointState, bounds: list[tuple[int, int]], parameter_total: int, log: Log
+    disk: Disk, checkpoint: Checkpoint, bounds: list[tuple[int, int]], parameter_total: int, log: Log
 ) -> dict[int, StoredState]:
     """The shard states of a checkpoint; damaged files are logged and skipped."""
     found: dict[int, StoredState] = {}
-    for name in _state_files(disk, folder_of(state.step)):
+    genesis = bytes.fromhex(checkpoint.state.genesis)
+    for name in disk.names(checkpoint.folder):
+        if not (name.startswith(f"{checkpoint.folder}/states-") and name.endswith(".bin")):
+            continue
         try:
-            raw = disk.read(name) or b""
-            for shard, stored in decode(raw, bytes.fromhex(state.genesis), bounds, parameter_total).items():
+            for shard, stored in decode(disk.read(name) or b"", genesis, bounds, parameter_total).items():
                 if shard not in found or stored.rank > found[shard].rank:
                     found[shard] = stored
         except (BadStates, OSError) as error:
@@ -94,45 +183,30 @@ def read_states(
     return found
 
 
-def _states_file(folder: str, number: int) -> str:
-    return f"{folder}/states-{number:06d}.bin"
-
-
-def _state_files(disk: Disk, folder: str) -> list[str]:
-    return [name for name in disk.names(folder) if name.startswith(f"{folder}/states-") and name.endswith(".bin")]
-
-
-def newest(disk: Disk, log: Log) -> CheckpointState | None:
-    """The newest checkpoint whose state can be read; damaged ones are logged and skipped."""
-    for folder in reversed(_complete(disk)):
-        try:
-            raw = disk.read(f"{folder}/state.json")
-            return msgspec.json.decode(raw or b"", type=CheckpointState)
-        except (msgspec.DecodeError, OSError) as error:
-            log.warning("checkpoint_unreadable", folder=folder, reason=str(error))
-    return None
-
-
-def read_vector(disk: Disk, state: CheckpointState, layout: Layout, into: Vector) -> None:
-    """Load the checkpoint's vector. Raises `ValueError` when it does not fit the layout or is damaged."""
-    import safetensors.numpy
-
-    raw = disk.read(f"{folder_of(state.step)}/vector.safetensors")
-    if raw is None:
-        raise ValueError("vector.safetensors is missing")
+def _read(disk: Disk, folder: str, log: Log | None) -> Checkpoint | None:
     try:
-        tensors = safetensors.numpy.load(raw)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"vector.safetensors is damaged: {error}") from error
-    for entry in layout.entries:
-        found = tensors.get(entry.name)
-        if found is None or found.size != entry.size:
-            raise ValueError(f"tensor {entry.name} is missing or of another size")
-    for entry in layout.entries:  # after all checks: half a vector would be worse than none
-        into[entry.offset : entry.offset + entry.size] = np.ravel(tensors[entry.name])
+        raw = disk.read(f"{folder}/{MARKER}")
+        return Checkpoint(folder, msgspec.json.decode(raw or b"", type=CheckpointState))
+    except (msgspec.DecodeError, OSError) as error:
+        if log is not None:
+            log.warning("checkpoint_unreadable", folder=folder, reason=str(error))
+        return None
 
 
-def _complete(disk: Disk) -> list[str]:
-    """Folders of checkpoints with their marker, oldest first."""
-    suffix = "/state.json"
-    return [name[: -len(suffix)] for name in disk.names(FOLDER) if name.endswith(suffix)]
+def _folders(names: Iterable[str]) -> list[str]:
+    """The folders of checkpoints, complete or not."""
+    found = dict.fromkeys(name.rpartition("/")[0] for name in names)
+    return [folder for folder in found if _NAME.fullmatch(folder.removeprefix(f"{FOLDER}/"))]
+
+
+def _order(folder: str) -> tuple[int, int]:
+    """Orders folders by when they were written; those of earlier versions, without a number, by their step."""
+    match = _NAME.fullmatch(folder.removeprefix(f"{FOLDER}/"))
+    assert match is not None
+    return int(match[1] or 0), int(match[2])
+
+
+def _complete(names: Iterable[str]) -> list[str]:
+    """Folders of checkpoints with their marker, the one written last first."""
+    marked = [name for name in names if name.endswith(f"/{MARKER}")]
+    return sorted(_folders(marked), key=_order, reverse=True)

@@ -26,6 +26,8 @@ FIRST_RESTART_S = 0.5
 MAX_RESTART_S = 30.0
 #: A trainer that failed this often in a row is crash-looping: the node is announced as stalled and no longer sampled.
 CRASH_LOOP_FAILURES = 2
+#: One batch may give a delta that is not finite. After so many in a row the trainer itself is at fault.
+NOT_FINITE_STEPS = 3
 #: `until` must hold in this many consecutive evaluations.
 CONFIRMATIONS = 2
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
@@ -61,6 +63,8 @@ class StepLoop:
         self._recent: deque[float] = deque(maxlen=20)
         self._base_step = 0
         self._restore_file = ""
+        #: Steps in a row whose delta was refused because it is not finite.
+        self._not_finite = 0
         #: Clear from the end of a step's training until the step is counted.
         self._step_published = asyncio.Event()
         self._step_published.set()
@@ -179,8 +183,8 @@ class StepLoop:
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
-        else:
-            self._trainer.vector += self._trainer.delta
+        elif not self._exchange.add_alone(self._trainer.delta):
+            row["refused"] = {"not_finite": 1}
         if self._fell_behind(base_step):
             # Otherwise other nodes would wait at their barriers until this node has made up all these steps.
             self._log.info("caught_up", was=step, step=base_step)
@@ -196,6 +200,7 @@ class StepLoop:
         }
         progress.steps.append(row)
         self._log.debug("step", **row)
+        await self._restart_if_not_finite("not_finite" in row.get("refused", {}))
         if self._training.eval_steps and step % self._training.eval_steps == 0:
             await self._evaluate(step)
 
@@ -294,6 +299,22 @@ class StepLoop:
                 error, failures = again, failures + 1
                 continue
             return
+
+    async def _restart_if_not_finite(self, refused: bool) -> None:
+        """Start the trainer again from its last saved state if its deltas are not finite, one after the other.
+
+        The base of each step is finite, so what is not must be in the optimiser's own state, such as its momentum.
+        """
+        if not refused:
+            if self._not_finite >= CRASH_LOOP_FAILURES * NOT_FINITE_STEPS:
+                self.set_stalled(False)
+            self._not_finite = 0
+            return
+        self._not_finite += 1
+        if self._not_finite % NOT_FINITE_STEPS == 0:
+            reason = f"the deltas of {self._not_finite} steps in a row have values that are not finite"
+            hint = "it starts again from its last saved state; lower the learning rate or clip the gradients"
+            await self._restart(TrainerFailed(reason, hint), self._not_finite // NOT_FINITE_STEPS)
 
     async def _evaluate(self, step: int) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from overlay.system import FolderDisk
 from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
 from p2pnode.commands.output import print_line
 from p2pnode.config import documentation
@@ -108,25 +109,18 @@ def export(
 
 def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
     """Step and vector file of the newest complete checkpoint. Raises `UserError` if there is none."""
-    found = []
+    from training import checkpoint
+
     with contextlib.suppress(OSError):
-        for entry in sorted((state_folder / "checkpoints").iterdir()):
-            step = entry.name.removeprefix("step-")
-            vector = entry / "vector.safetensors"
-            if (
-                entry.name.startswith("step-")
-                and step.isdigit()
-                and vector.is_file()
-                and (entry / "state.json").is_file()
-            ):
-                found.append((int(step), vector))
-    if not found:
-        raise UserError(
-            f"there is no checkpoint in {state_folder}",
-            "name the node's state directory with --state-dir; a node writes checkpoints regularly and on leaving",
-            ExitCode.STATE_DIRECTORY,
-        )
-    return max(found)
+        for folder in checkpoint.complete_folders(FolderDisk(state_folder)):
+            vector = state_folder / folder / checkpoint.VECTOR_FILE
+            if vector.is_file():
+                return checkpoint.step_of(folder), vector
+    raise UserError(
+        f"there is no checkpoint in {state_folder}",
+        "name the node's state directory with --state-dir; a node writes checkpoints regularly and on leaving",
+        ExitCode.STATE_DIRECTORY,
+    )
 
 
 def _convert(vector: Path, draft: Path) -> None:

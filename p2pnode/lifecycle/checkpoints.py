@@ -1,27 +1,48 @@
-"""Decides when a node writes a checkpoint and collects its content: vector, step, trainer's state, and held shards.
+"""Decides when a node writes a checkpoint, and writes it beside training: vector, trainer's own state, held shards.
 
-`training.checkpoint` writes the files atomically. A full disk is logged and never ends the node.
+Between two steps a checkpoint only begins. The trainer copies its own state and a thread of it writes the copy; the
+vector is read in slices while the next step trains (`training.exchange.store.vector_snapshot`), and shards are copied a
+few at a time. The marker comes last (`training.checkpoint`). A full disk is logged and never ends the node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
 
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.shard_copies import copied
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.exchange.exchange import Exchange
 from training.exchange.store import state_files
+from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.manifest import Manifest
 from training.progress import Progress
 from training.trainer_link.interface import Trainer, TrainerFailed
 
+#: A leaving node waits this long for a trainer that writes its own state to a slow disk.
+LAST_FILE_S = 60.0
+
+
+class _Begun(NamedTuple):
+    """A checkpoint that is being written. `saving` ends when the trainer's own state is saved, or cannot be."""
+
+    folder: str
+    began_s: float
+    state: CheckpointState
+    snapshot: VectorSnapshot
+    saving: asyncio.Task[None]
+
 
 class CheckpointWriter:
     """Writes the checkpoints of a node that has the vector. `on_saved` gets the path of the trainer's state file after
-    each successful save."""
+    each successful save. `trainer_state` is that of the checkpoint the node started from, below its state directory."""
 
     def __init__(
         self,
@@ -33,6 +54,7 @@ class CheckpointWriter:
         environment: NodeEnvironment,
         *,
         on_saved: Callable[[str], None],
+        trainer_state: str = "",
     ) -> None:
         self._config = config
         self._exchange = exchange
@@ -45,77 +67,131 @@ class CheckpointWriter:
         self._log = environment.log
         self._state_path = environment.state_path
         self._on_saved = on_saved
-        self._last = environment.clock.monotonic()
+        self._trainer_state = trainer_state
+        self._ended_s = environment.clock.monotonic()
+        self._writing: asyncio.Task[None] | None = None
+        self._last: _Begun | None = None
 
     async def write_if_due(self) -> None:
-        """Write a checkpoint if the last one is `training.checkpoint_s` old."""
+        """Begin a checkpoint if the last one was written `training.checkpoint_s` ago."""
         period_s = self._config.training.checkpoint_s
-        if period_s and self._clock.monotonic() - self._last >= period_s:
-            await self._write(trainer_s=None)
+        if not period_s or self._clock.monotonic() - self._ended_s < period_s:
+            return
+        if self._writing is None or self._writing.done():
+            begun = await self._begin(trainer_s=None)
+            self._writing = asyncio.create_task(self._write(begun), name="checkpoint")
 
-    async def write_last(self, trainer_s: float) -> None:
-        """Write the last checkpoint; the trainer has `trainer_s` to save its state."""
-        if self._config.training.checkpoint_s:
-            await self._write(trainer_s=trainer_s)
-
-    async def write_remaining_states(self) -> None:
-        """Write the shards that no peer took over: if all nodes leave together, the next start has nothing else."""
+    async def begin_last(self, trainer_s: float) -> None:
+        """Begin the last checkpoint; the trainer has `trainer_s` to copy its state, while the node leaves."""
         if not self._config.training.checkpoint_s:
             return
-        try:
-            await self._write_states(self._progress.step)
-        except OSError as error:
-            self._log.error("states_not_written", step=self._progress.step, reason=str(error))
+        await self.stop()
+        self._last = begun = await self._begin(trainer_s=trainer_s)
+        self._writing = asyncio.create_task(self._write_vector(begun), name="last-checkpoint")
 
-    async def _write(self, *, trainer_s: float | None) -> None:
-        self._last = self._clock.monotonic()
-        layout, progress = self._manifest.layout, self._progress
+    async def finish_last(self) -> None:
+        """Finish it when nothing changes any more, with the shards that no peer took over: if all nodes leave together,
+        the next start has nothing else."""
+        begun, self._last = self._last, None
+        if begun is None or self._writing is None:
+            return
+        try:
+            await self._writing
+            await self._finish(begun, LAST_FILE_S)
+        except OSError as error:
+            self._log.error("checkpoint_not_written", step=begun.state.step, reason=str(error))
+        finally:
+            await self._abandon(begun)
+
+    async def stop(self) -> None:
+        """Give up the checkpoint that is being written, if there is one; the one before it stays."""
+        if self._last is not None:
+            await self._abandon(self._last)
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+            self._writing = None
+
+    # -- one checkpoint -----------------------------------------------------------------------------------------
+
+    async def _begin(self, trainer_s: float | None) -> _Begun:
+        """What the next step must not change; the step waits for this."""
+        began_s, progress = self._clock.monotonic(), self._progress
+        folder = await self._executor.run(checkpoint.new_folder, self._disk, progress.step)
+        saving = asyncio.create_task(self._save_trainer(folder, trainer_s), name="save-trainer")
+        await asyncio.sleep(0)  # the order to save reaches the trainer before that of the next step
         state = CheckpointState(
             run=self._config.swarm.run,
             genesis=self._manifest.genesis,
-            layout_digest=layout.digest(),
+            layout_digest=self._manifest.layout.digest(),
             step=progress.step,
             samples=progress.samples,
             optimizer_steps=progress.optimizer_steps,
             marks=[(term.number, term.node.hex(), version) for term, version in self._exchange.versions()],
         )
-        keep = self._config.training.keep_checkpoints
-        try:
-            await self._save_trainer(state.step, trainer_s)
-            await self._write_states(state.step)
-            await self._executor.run(checkpoint.write, self._disk, state, layout, self._trainer.vector, keep)
-        except OSError as error:
-            self._log.error("checkpoint_not_written", step=state.step, reason=str(error))
-            return
-        self._log.info("checkpoint_written", step=state.step)
+        return _Begun(folder, began_s, state, self._exchange.snapshot(threading.Lock()), saving)
 
-    async def _write_states(self, step: int) -> None:
+    async def _write(self, begun: _Begun) -> None:
+        try:
+            await self._write_vector(begun)
+            await self._finish(begun, None)
+        except OSError as error:
+            self._log.error("checkpoint_not_written", step=begun.state.step, reason=str(error))
+        finally:
+            self._ended_s = self._clock.monotonic()
+            await self._abandon(begun)
+
+    async def _abandon(self, begun: _Begun) -> None:
+        begun.snapshot.close()
+        begun.saving.cancel()
+        await asyncio.gather(begun.saving, return_exceptions=True)
+
+    async def _write_vector(self, begun: _Begun) -> None:
+        slices, layout = begun.snapshot.slices(), self._manifest.layout
+        try:
+            await self._executor.run(checkpoint.write_vector, self._disk, begun.folder, layout, slices)
+        finally:
+            begun.snapshot.close()
+
+    async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
+        """Write the shards, wait for the trainer's file, and write the marker."""
+        await self._write_states(begun.folder)
+        try:
+            async with asyncio.timeout(trainer_s):
+                await asyncio.shield(begun.saving)
+        except TimeoutError:
+            self._log.warning("trainer_state_not_saved", step=begun.state.step, reason="the disk is slow")
+        state = msgspec.structs.replace(begun.state, trainer_state=self._trainer_state)
+        keep = self._config.training.keep_checkpoints
+        await self._executor.run(checkpoint.finish, self._disk, begun.folder, state, keep)
+        seconds = round(self._clock.monotonic() - begun.began_s, 3)
+        self._log.info("checkpoint_written", step=state.step, seconds=seconds)
+
+    async def _write_states(self, folder: str) -> None:
         """Write what this node owns and backs up, a few shards at a time, so that few copies wait for the disk."""
-        clean = self._exchange.is_clean()
-        folder, disk = checkpoint.folder_of(step), self._disk
-        held = {shard: (shard, term, state) for shard, term, state in self._exchange.states_to_save()}
         if not self._config.exchange.enabled:
-            held = {}
+            return
+        clean = self._exchange.is_clean()
+        held = {shard: (shard, term, state) for shard, term, state in self._exchange.states_to_save()}
         files = state_files.batches([(shard, state.size_bytes) for shard, (_, _, state) in held.items()])
         for number, shards in enumerate(files):
-            copies = []
-            for shard in shards:
-                _, term, state = held[shard]
-                copies.append((shard, term, state.copy()))
-                await asyncio.sleep(0)
-            raw = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
-            await self._executor.run(checkpoint.write_states, disk, folder, number, raw)
-        await self._executor.run(checkpoint.keep_states, disk, folder, len(files))
+            copies = [(shard, held[shard][1], await copied(held[shard][2], self._executor)) for shard in shards]
+            parts = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
+            await self._executor.run(checkpoint.write_states, self._disk, folder, number, parts)
 
-    async def _save_trainer(self, step: int, timeout_s: float | None) -> None:
+    async def _save_trainer(self, folder: str, copy_s: float | None) -> None:
+        """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it."""
         if self._state_path is None:
             return
-        file = self._state_path / checkpoint.folder_of(step) / "trainer.state"
-        file.parent.mkdir(parents=True, exist_ok=True)
+        name = f"{folder}/{checkpoint.TRAINER_FILE}"
+        file = self._state_path / name
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._trainer.save(str(file))
+            async with asyncio.timeout(copy_s):
+                written = await self._trainer.save(str(file))
+            await written
         except (TimeoutError, TrainerFailed) as error:
-            self._log.warning("trainer_state_not_saved", step=step, reason=str(error) or "the trainer is busy")
+            reason = str(error) or "the trainer is busy"
+            self._log.warning("trainer_state_not_saved", step=self._progress.step, reason=reason)
             return
+        self._trainer_state = name
         self._on_saved(str(file))

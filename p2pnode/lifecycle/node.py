@@ -251,8 +251,16 @@ class Node:
             environment=environment,
             progress=self.progress,
         )
+        loop.restart_from(self._startup.trainer_file)
         self._checkpoints = checkpoints = CheckpointWriter(
-            config, exchange, manifest, self.trainer, self.progress, environment, on_saved=loop.restart_from
+            config,
+            exchange,
+            manifest,
+            self.trainer,
+            self.progress,
+            environment,
+            on_saved=loop.restart_from,
+            trainer_state=self._startup.trainer_state,
         )
         if self.progress.paused:
             loop.pause()
@@ -279,6 +287,8 @@ class Node:
         await self._shutdown.leave(self.exchange, self._checkpoints)
 
     async def _close(self) -> None:
+        if self._checkpoints is not None:
+            await self._checkpoints.stop()
         if self.exchange is not None:
             await self.exchange.stop()
         await self.trainer.stop()

@@ -1,6 +1,7 @@
 """The end of a node: linger until the others have finished, export, write the last checkpoint, hand over, leave.
 
-Leaving takes less than five seconds in all, because a person waits for it: each part has a limit of its own.
+The node has left the swarm within five seconds; each part has a limit of its own. The last checkpoint of a large model
+takes longer on most disks. It is finished when no other node needs this one any more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from training.trainer_link.interface import Trainer, TrainerFailed
 
 LAST_PUSH_S = 1.0
 HAND_OVER_S = 2.0
-LAST_CHECKPOINT_S = 1.0
+#: The trainer has this long to come to the end of an optimiser step and copy its state; the node leaves meanwhile.
+LAST_CHECKPOINT_S = 10.0
 DRAIN_S = 0.5
 POLL_INTERVAL_S = 0.05
 
@@ -78,11 +80,12 @@ class Shutdown:
         self._overlay.set_willing(False)  # so that no shard is handed to this node any more
         if exchange is not None:
             if checkpoints is not None:
-                await checkpoints.write_last(LAST_CHECKPOINT_S)
+                await checkpoints.begin_last(LAST_CHECKPOINT_S)
             steps_left, shards_left = await exchange.leave(HAND_OVER_S)
             if steps_left or (shards_left and len(self._overlay.members())):
                 self._log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
             await exchange.close(DRAIN_S)
-            if checkpoints is not None:
-                await checkpoints.write_remaining_states()
+        # Now, for nobody needs this node while its disk is slow.
         await self._overlay.leave()
+        if checkpoints is not None:
+            await checkpoints.finish_last()

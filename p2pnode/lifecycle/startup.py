@@ -16,12 +16,12 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.state_directory import StateDirectory
 from training import checkpoint, manifest_check
-from training.checkpoint import CheckpointState
+from training.checkpoint import Checkpoint
 from training.exchange.exchange import Exchange
 from training.manifest import Manifest
 from training.manifest_check import ManifestRefused
 from training.progress import Progress
-from training.trainer_link.interface import Trainer, TrainerFailed, TrainerHello
+from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, Vector
 
 #: A restarted founder looks for its swarm among remembered peers this long before it founds the swarm again.
 REJOIN_TIMEOUT_S = 5.0
@@ -52,7 +52,9 @@ class Startup:
         self._trainer = trainer
         self._progress = progress
         self._log = environment.log
-        self._checkpoint: CheckpointState | None = None
+        self._checkpoint: Checkpoint | None = None
+        #: The file of the trainer's own state that belongs to it, below the state directory.
+        self.trainer_state = ""
         #: This node founded the swarm, now or in an earlier run.
         self.founder = False
         #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
@@ -96,42 +98,49 @@ class Startup:
 
     async def start_trainer(self) -> TrainerHello:
         """Start the trainer from the newest checkpoint, if there is one. Raises `UserError`."""
-        restore = ""
         try:
-            found = checkpoint.newest(self._environment.disk, self._log)
-            if found is not None and self._environment.state_path is not None:
-                file = self._environment.state_path / checkpoint.folder_of(found.step) / "trainer.state"
-                restore = str(file) if file.exists() else ""
-            hello = await self._trainer.start(restore)
+            return await self._trainer.start(resume=self._resume)
         except TrainerFailed as error:
             raise UserError(
                 f"the trainer cannot start: {error.reason}", hint=error.hint, exit_code=ExitCode.TRAINER
             ) from error
-        if found is not None:
-            self._restore(found, hello)
-        return hello
 
-    def _restore(self, found: CheckpointState, hello: TrainerHello) -> None:
-        genesis = (self._directory.genesis or b"").hex()
-        if found.layout_digest != hello.layout.digest() or found.genesis != genesis:
-            self._log.warning("checkpoint_passed_over", step=found.step, reason="another model or another swarm")
-            return
-        try:
-            checkpoint.read_vector(self._environment.disk, found, hello.layout, self._trainer.vector)
-        except (ValueError, OSError) as error:
-            self._log.warning("checkpoint_unreadable", step=found.step, reason=str(error))
-            return
-        self._checkpoint = found
-        self._progress.step, self._progress.samples = found.step, found.samples
-        self._progress.optimizer_steps = found.optimizer_steps
-        self._log.info("checkpoint_loaded", step=found.step)
+    async def _resume(self, hello: TrainerHello, vector: Vector) -> Restored:
+        """Load the newest complete checkpoint of this swarm and this model. One that is passed over gives nothing:
+        neither its vector nor its optimiser."""
+        disk, run = self._environment.disk, self._environment.executor.run
+        layout, genesis = hello.layout, (self._directory.genesis or b"").hex()
+        for found in await run(lambda: list(checkpoint.complete(disk, self._log))):
+            step = found.state.step
+            if found.state.layout_digest != layout.digest() or found.state.genesis != genesis:
+                self._log.warning("checkpoint_passed_over", step=step, reason="another model or another swarm")
+                continue
+            try:
+                await run(checkpoint.read_vector, disk, found.folder, layout, vector)
+                self.trainer_state = await run(checkpoint.trainer_state, disk, found)
+            except (ValueError, OSError) as error:
+                self._log.warning("checkpoint_unreadable", step=step, reason=str(error))
+                continue
+            self._checkpoint = found
+            progress = self._progress
+            progress.step, progress.samples = step, found.state.samples
+            progress.optimizer_steps = found.state.optimizer_steps
+            self._log.info("checkpoint_loaded", step=step, trainer_state=self.trainer_state)
+            return Restored(has_vector=True, file=self.trainer_file)
+        return Restored()
+
+    @property
+    def trainer_file(self) -> str:
+        """The path of the trainer's own state that belongs to the loaded checkpoint; empty if there is none."""
+        folder = self._environment.state_path
+        return str(folder / self.trainer_state) if folder is not None and self.trainer_state else ""
 
     async def offer_checkpoint(self, exchange: Exchange, manifest: Manifest) -> None:
         """Offer what the checkpoint holds: the replica, and the shards that this node owned and backed up then."""
         if self._checkpoint is None:
             return
-        exchange.begin_at(self._checkpoint.step)
-        exchange.offer_versions(self._checkpoint.terms())
+        exchange.begin_at(self._checkpoint.state.step)
+        exchange.offer_versions(self._checkpoint.state.terms())
         if self._config.exchange.enabled:
             states = await self._environment.executor.run(
                 checkpoint.read_states,
@@ -181,7 +190,7 @@ class Startup:
             if self.resumes:
                 await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
             else:
-                exchange.found()
+                await exchange.found()
         elif self._config.exchange.enabled:
             await self._fetch_vector(exchange, manifest, source)
             self._progress.step = max(self._progress.step, exchange.view.median_step())

@@ -54,6 +54,26 @@ class SeededEntropy:
         return self._tokens.randbytes(size_bytes)
 
 
+class MemoryFile:
+    """A new file on a `MemoryDisk`: the disk has it with `commit`, by its own `write`."""
+
+    def __init__(self, disk: MemoryDisk, name: str) -> None:
+        self._disk = disk
+        self._name = name
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._disk.full:
+            raise OSError(errno.ENOSPC, "No space left on device", self._name)
+        self._parts.append(bytes(data))
+
+    def commit(self) -> None:
+        self._disk.write(self._name, b"".join(self._parts))
+
+    def discard(self) -> None:
+        self._parts.clear()
+
+
 class MemoryDisk:
     """A disk in memory. Writes are atomic and survive a crash: give the same object to the restarted node.
 
@@ -78,6 +98,20 @@ class MemoryDisk:
         self.files[name] = bytes(data)
         self.private[name] = private
         self.writes += 1
+
+    def create(self, name: str) -> MemoryFile:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+        return MemoryFile(self, name)
+
+    def size(self, name: str) -> int | None:
+        return len(self.files[name]) if name in self.files else None
+
+    def read_at(self, name: str, offset: int, size_bytes: int) -> bytes:
+        raw = self.read(name)
+        if raw is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        return raw[offset : offset + size_bytes]
 
     def remove(self, name: str) -> None:
         self.files.pop(name, None)

@@ -316,7 +316,7 @@ class World:
                 overlay.met(other.overlay)
                 asyncio.get_running_loop().call_later(self.random.uniform(*RETURNED_S), self._hear, other, member)
         if founder:
-            exchange.found()
+            await exchange.found()
         return member
 
     def kill(self, name: str, *, left: bool = False) -> None:

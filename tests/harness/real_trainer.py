@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import torch
 
 from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.interface import Evaluation, Resume, StepOrder, StepReport, TrainerHello, Vector
 
 #: Virtual seconds of a step.
 STEP_S = 0.1
@@ -31,7 +31,7 @@ class InlineTrainer:
         self.on_state: Callable[[str], None] | None = None
         self.state = "stopped"
 
-    async def start(self, restore: str = "") -> TrainerHello:
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         await asyncio.sleep(STEP_S)
         if self.state == "stopped":
             self.runner.model_vector.read(self.vector)
@@ -50,8 +50,9 @@ class InlineTrainer:
     async def evaluate(self, step: int) -> Evaluation | None:
         return self.runner.evaluate(step, self.vector)
 
-    async def save(self, path: str) -> None:
+    async def save(self, path: str) -> Awaitable[None]:
         """Nothing: these swarms keep no checkpoints."""
+        raise NotImplementedError(path)
 
     async def export(self, path: str) -> None:
         """Nothing."""

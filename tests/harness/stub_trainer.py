@@ -9,12 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
 from training.layout import Layout, LayoutEntry
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
+from training.trainer_link.interface import (
+    Evaluation,
+    Restored,
+    Resume,
+    StepOrder,
+    StepReport,
+    TrainerFailed,
+    TrainerHello,
+    Vector,
+)
 
 #: Deltas are multiples of this.
 UNIT = 1.0 / 1024.0
@@ -115,19 +124,13 @@ class StubTrainer:
 
     # -- the interface
 
-    async def start(self, restore: str = "") -> TrainerHello:
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         self._set_state("starting")
         await asyncio.sleep(self._start_s)
         if self.fail_start is not None:
             self._set_state("crashed")
             raise self.fail_start
-        if restore:
-            self.restored.append(restore)
-        if self.starts == 0:
-            np.copyto(self.vector, initial_vector(self.seed, self.layout.total))
-        self.starts += 1
-        self._set_state("running")
-        return TrainerHello(
+        hello = TrainerHello(
             layout=self.layout,
             task=self.task,
             task_version=self.task_version,
@@ -136,6 +139,16 @@ class StubTrainer:
             evaluates=self.evaluates,
             pid=0,
         )
+        restored = Restored(has_vector=self.starts > 0, file=restore)
+        if self.starts == 0 and resume is not None:
+            restored = await resume(hello, self.vector)
+        if restored.file:
+            self.restored.append(restored.file)
+        if not restored.has_vector:
+            np.copyto(self.vector, initial_vector(self.seed, self.layout.total))
+        self.starts += 1
+        self._set_state("running")
+        return hello
 
     async def train(self, order: StepOrder) -> StepReport:
         self._need_running()
@@ -174,9 +187,12 @@ class StubTrainer:
         self.evaluations += 1
         return Evaluation(step=step, metrics={"mean": float(self.vector.mean(dtype=np.float64))}, samples=100)
 
-    async def save(self, path: str) -> None:
+    async def save(self, path: str) -> Awaitable[None]:
         self._need_running()
         self.saved.append(path)
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        written.set_result(None)
+        return written
 
     async def export(self, path: str) -> None:
         self._need_running()

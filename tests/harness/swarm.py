@@ -11,6 +11,7 @@ import asyncio
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -65,6 +66,8 @@ class Swarm:
         self.records: list[Record] = []
         self.hosts: dict[str, Host] = {}
         self._make_trainer = make_trainer
+        #: Where the trainers' own states are said to be; None: trainers save nothing.
+        self.state_path: Path | None = None
         self.make_lan: Callable[[str], Lan | None] = lambda _address: None
         #: What every machine says is free; None where it does not say.
         self.available_memory: int | None = None
@@ -96,6 +99,7 @@ class Swarm:
             executor=InlineExecutor(),
             log=ListLog(self.records, name, self.clock),
             make_trainer=make_trainer,
+            state_path=self.state_path,
             available_memory=lambda: self.available_memory,
             lan=self.make_lan(host.address),
         )

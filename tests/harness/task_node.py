@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from training.trainer import snapshot
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.interface import StepOrder
@@ -27,6 +29,10 @@ class TaskNode:
         self.vector = np.zeros(self.runner.model_vector.layout.total, np.float32)
         self.delta = np.zeros_like(self.vector)
         self.runner.model_vector.read(self.vector)
+
+    def save(self, path: Path) -> None:
+        """Write the trainer's own state to a file."""
+        snapshot.write(path, snapshot.content_of(self.runner.state()))
 
     def train(self, steps: range, local_steps: int = 5) -> list[Any]:
         reports = []

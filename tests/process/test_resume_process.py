@@ -83,7 +83,7 @@ def on_disk(nodes: list[ProcessNode]) -> tuple[list[int], dict[int, StoredState]
         disk = FolderDisk(node.state_dir)
         found = checkpoint.newest(disk, Lines())
         assert found is not None
-        counted.append(found.step)
+        counted.append(found.state.step)
         for shard, stored in checkpoint.read_states(disk, found, BOUNDS, TOTAL, Lines()).items():
             if shard not in highest or stored.rank > highest[shard].rank:
                 highest[shard] = stored

@@ -117,7 +117,7 @@ def test_a_script_resumes_as_if_it_had_not_been_interrupted(world: World, tmp_pa
             await trainer.train(order(step))
             trainer.vector += trainer.delta
             if step == 3:
-                await trainer.save(str(world.state_dir / "saved"))
+                await (await trainer.save(str(world.state_dir / "saved")))
                 await trainer.stop()
                 await trainer.start(str(world.state_dir / "saved"))
         return trainer.vector.copy()
@@ -260,7 +260,7 @@ def test_a_cancelled_turn_of_a_script_is_left(world: World) -> None:
         with pytest.raises(asyncio.CancelledError):
             await training
         async with asyncio.timeout(10):
-            await trainer.save(str(world.state_dir / "saved"))
+            await (await trainer.save(str(world.state_dir / "saved")))
             assert (await trainer.train(order(2, 3))).optimizer_steps == 3
 
     world.run(scenario)

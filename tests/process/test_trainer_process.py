@@ -52,7 +52,7 @@ def test_a_trainer_trains_evaluates_saves_exports_and_stops(world: World, uvloop
         assert after is not None
         assert after.metrics["error"] < 0.5 * before.metrics["error"]
         assert (report.step, report.optimizer_steps, report.samples) == (30, 5, 40)
-        await trainer.save(str(world.state_dir / "checkpoint" / "trainer"))
+        await (await trainer.save(str(world.state_dir / "checkpoint" / "trainer")))
         await trainer.export(str(world.state_dir / "model.safetensors"))
         assert np.array_equal(load_file(world.state_dir / "model.safetensors")["0.bias"], trainer.vector[:8])
         began = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_crash_is_reported_and_the_vector_survives_it(world: World, how: str, 
         vector, delta = trainer.vector, trainer.delta
         await trainer.train(order(1))
         vector += delta
-        await trainer.save(str(world.state_dir / "saved"))
+        await (await trainer.save(str(world.state_dir / "saved")))
         await trainer.train(order(2))
         vector += delta
         kept = vector.copy()
@@ -225,7 +225,7 @@ def test_a_cancelled_order_is_left_and_the_next_one_has_its_own_answer(world: Wo
         with pytest.raises(asyncio.CancelledError):
             await training
         async with asyncio.timeout(5):
-            await trainer.save(str(world.state_dir / "saved"))
+            await (await trainer.save(str(world.state_dir / "saved")))
             report = await trainer.train(order(2))
         assert (report.step, report.optimizer_steps) == (2, 2)
 

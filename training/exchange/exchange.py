@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import msgspec
 
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
 from overlay.transport import TransportError
+from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import LoopYielder
 from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
@@ -32,6 +35,7 @@ from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, identities_of
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
 from training.layout import shard_bounds
@@ -110,6 +114,18 @@ class Exchange:
         """(term, version) of the replica's copy of every shard."""
         return self._replica.versions()
 
+    def snapshot(self, lock: AbstractContextManager[object]) -> VectorSnapshot:
+        """The replica as it is now, for a thread to write to disk; the former snapshot is closed."""
+        return self._replica.snapshot(lock)
+
+    def add_alone(self, delta: Vector) -> bool:
+        """Add a delta to the replica of a node that exchanges nothing; False for one that is not finite, left out."""
+        if not codecs.all_finite(delta):
+            return False
+        self._replica.changing(0, delta.size)
+        self._replica.vector += delta
+        return True
+
     def begin_at(self, step: int) -> None:
         """Set the step to start from: that of the restored checkpoint."""
         self._run.step = step
@@ -143,14 +159,17 @@ class Exchange:
 
     # -- the vector ---------------------------------------------------------------------------------------------
 
-    def found(self) -> None:
+    async def found(self) -> None:
         """Found the swarm's vector: own every shard, with the present replica as its initial value."""
-        self._found(range(len(self.store)))
+        await self._found(range(len(self.store)))
 
-    def _found(self, shards: Iterable[int]) -> None:
+    async def _found(self, shards: Iterable[int]) -> None:
         now = self.context.environment.clock.monotonic()
-        me = self.context.me()
+        me, yielder = self.context.me(), LoopYielder()
         for shard in shards:
+            await yielder.after(self.store.size(shard))
+            if not self._has_no_known_owner(shard):
+                continue  # another node claimed it meanwhile
             former, version = self._replica.version_of(shard)
             state = self.store.fresh_state(shard, self._replica.slice_of(shard), version=version)
             term = self.store.next_term(shard, former)
@@ -175,7 +194,7 @@ class Exchange:
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
         rest = [shard for shard in range(len(self.store)) if self._has_no_known_owner(shard)]
-        self._found(rest)
+        await self._found(rest)
         await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
         known = [identities_of(owned.state) for owned in self.store.owned.values()]
         lost = incomplete_deltas(known)

@@ -164,11 +164,17 @@ class ShardState:
 
     def copy(self) -> ShardState:
         """An independent state: the snapshot for a learner."""
+        found = self.unfilled_copy()
+        found.fill_from(self)
+        return found
+
+    def unfilled_copy(self) -> ShardState:
+        """A copy of everything but the arrays, which have the right sizes and any values; `fill_from` copies those."""
         return ShardState(
-            value=self.value.copy(),
+            value=np.empty_like(self.value),
             parameters=self.parameters,
-            momentum=None if self.momentum is None else self.momentum.copy(),
-            accumulated=None if self.accumulated is None else self.accumulated.copy(),
+            momentum=None if self.momentum is None else np.empty_like(self.momentum),
+            accumulated=None if self.accumulated is None else np.empty_like(self.accumulated),
             sum_weight=self.sum_weight,
             version=self.version,
             era_step=self.era_step,
@@ -178,6 +184,19 @@ class ShardState:
             folded_step=self.folded_step,
             norms=self.norms.copy(),
         )
+
+    def fill_from(self, other: ShardState) -> None:
+        """Copy the arrays of the state that this is the `unfilled_copy` of. It releases the GIL, and the other state
+        may change meanwhile: then `is_copy_of` is false, and the copy is of no use."""
+        np.copyto(self.value, other.value)
+        if self.momentum is not None and other.momentum is not None:
+            np.copyto(self.momentum, other.momentum)
+        if self.accumulated is not None and other.accumulated is not None:
+            np.copyto(self.accumulated, other.accumulated)
+
+    def is_copy_of(self, other: ShardState) -> bool:
+        """Whether the other state is as it was when it was copied: whatever changes its arrays changes its version."""
+        return self.version == other.version
 
     @property
     def size_bytes(self) -> int:

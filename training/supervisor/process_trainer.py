@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -26,10 +26,19 @@ from training.settings import TrainingSettings
 from training.supervisor.process import POLITE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession
 from training.trainer_link import messages
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
+from training.trainer_link.interface import (
+    Evaluation,
+    Restored,
+    Resume,
+    StepOrder,
+    StepReport,
+    TrainerFailed,
+    TrainerHello,
+    Vector,
+)
 from training.trainer_link.shared_memory import SharedVectors
 
-Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Written)
+Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied, messages.Written)
 
 #: A trainer is killed after this multiple of the limit for `hung`, and not before `UNKNOWN_PACE_S` while its pace is
 #: unknown: the first step compiles kernels, and writing a large file takes long.
@@ -97,13 +106,13 @@ class ProcessTrainer:
 
     # --- life cycle ---------------------------------------------------------------------------------------------
 
-    async def start(self, restore: str = "") -> TrainerHello:
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         """See `Trainer.start`."""
         await self._end_session(polite_s=0.0)
         self._failure = None
         self._set_state("starting")
         try:
-            hello = await self._start(restore)
+            hello = await self._start(restore, resume)
         except TrainerFailed as failure:
             self._failure = failure
             self._log.error("trainer_failed", reason=failure.reason, hint=failure.hint, fatal=failure.fatal)
@@ -118,9 +127,9 @@ class ProcessTrainer:
         self._log.info("trainer_started", pid=hello.pid, task=hello.task, device=hello.device, values=len(self.vector))
         return hello
 
-    async def _start(self, restore: str) -> TrainerHello:
+    async def _start(self, restore: str, resume: Resume | None) -> TrainerHello:
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        session, hello = await self._open_session(restore)
+        session, hello = await self._open_session()
         first = self._hello is None
         if self._hello is not None and self._hello.layout != hello.layout:
             raise TrainerFailed(
@@ -131,12 +140,18 @@ class ProcessTrainer:
         if self._memory is None:
             self._memory = await _allocate(hello.layout.total)
             self.vector, self.delta = self._memory.vector, self._memory.delta
-        session.send(messages.Memory(hello.layout.total, initialise=first), self._memory.descriptors)
+        restored = Restored(has_vector=not first, file=restore)
+        if first and resume is not None:
+            restored = await resume(hello, self.vector)
+        memory = messages.Memory(
+            hello.layout.total, initialise=not restored.has_vector, restore=_absolute(restored.file)
+        )
+        session.send(memory, self._memory.descriptors)
         await session.expect(messages.Ready, START_TIMEOUT_S)
         self._hello = hello
         return hello
 
-    async def _open_session(self, restore: str) -> tuple[TrainerSession, TrainerHello]:
+    async def _open_session(self) -> tuple[TrainerSession, TrainerHello]:
         """Start a process and wait for its `Hello`."""
         try:
             session = self._session = await TrainerSession.open(
@@ -148,7 +163,7 @@ class ProcessTrainer:
                 self._on_heard,
                 self._on_lost,
             )
-            session.send(self._start_message(restore))
+            session.send(self._start_message())
             return session, (await session.expect(messages.Hello, START_TIMEOUT_S)).hello
         except TrainerFailed as failure:
             if self._hello is None:
@@ -177,7 +192,7 @@ class ProcessTrainer:
             environment |= KEEP_MEMORY
         return environment
 
-    def _start_message(self, restore: str) -> messages.Start:
+    def _start_message(self) -> messages.Start:
         settings = self._settings
         return messages.Start(
             task=settings.task,
@@ -188,7 +203,6 @@ class ProcessTrainer:
             seed=settings.seed,
             node_seed=self._node_seed,
             local_steps=settings.local_steps,
-            restore=str(Path(restore).absolute()) if restore else "",
         )
 
     async def stop(self) -> None:
@@ -213,9 +227,12 @@ class ProcessTrainer:
         answer = await self._ask(lambda turn: messages.Evaluate(turn, step), messages.Evaluated, self._evaluation_s)
         return answer.evaluation
 
-    async def save(self, path: str) -> None:
+    async def save(self, path: str) -> Awaitable[None]:
         """See `Trainer.save`."""
-        await self._ask(lambda turn: messages.Save(turn, str(Path(path).absolute())), messages.Written)
+        copied = await self._ask(lambda turn: messages.Save(turn, str(Path(path).absolute())), messages.Copied)
+        if self._session is None:
+            raise TrainerFailed("the trainer was stopped")
+        return self._session.file(copied.turn)
 
     async def export(self, path: str) -> None:
         """See `Trainer.export`."""
@@ -298,6 +315,10 @@ class ProcessTrainer:
             self._state = state
             if self.on_state is not None:
                 self.on_state(state)
+
+
+def _absolute(file: str) -> str:
+    return str(Path(file).absolute()) if file else ""
 
 
 async def _allocate(total: int) -> SharedVectors:

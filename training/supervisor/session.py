@@ -53,6 +53,8 @@ class TrainerSession:
         self._on_lost = on_lost
         self._turn = 0
         self._reply: asyncio.Future[messages.FromTrainer] | None = None
+        #: The files of orders to save that the trainer writes beside its training, by turn.
+        self._files: dict[int, asyncio.Future[None]] = {}
         self._opening: asyncio.Queue[messages.FromTrainer | TrainerFailed] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
 
@@ -124,8 +126,14 @@ class TrainerSession:
         """Send an order; the future gives its answer, or raises the trainer's failure."""
         self._turn = order.turn
         self._reply = asyncio.get_running_loop().create_future()
+        if isinstance(order, messages.Save):
+            self._files[order.turn] = asyncio.get_running_loop().create_future()
         self.send(order)
         return self._reply
+
+    def file(self, turn: int) -> asyncio.Future[None]:
+        """Done when the file of an order to save is written; raises `TrainerFailed`."""
+        return self._files[turn]
 
     def forget(self) -> None:
         """The caller no longer waits for the order."""
@@ -167,6 +175,8 @@ class TrainerSession:
             self._connection.close()
             if self._reply is not None and not self._reply.done():
                 self._reply.set_exception(self.failure)
+            for file in self._files.values():
+                self._end_file(file, self.failure)
 
     async def _read(self) -> None:
         """Dispatch messages until the socket closes; then end the process, and fail what is pending."""
@@ -187,14 +197,34 @@ class TrainerSession:
         self._opening.put_nowait(failure)
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(failure)
+        for file in self._files.values():
+            self._end_file(file, failure)
         self._on_lost(self, failure)
+
+    @staticmethod
+    def _end_file(file: asyncio.Future[None], end: messages.Written | messages.NotWritten | TrainerFailed) -> None:
+        if file.done():
+            return
+        if isinstance(end, messages.Written):
+            file.set_result(None)
+        else:
+            file.set_exception(end if isinstance(end, TrainerFailed) else TrainerFailed(end.reason, end.hint))
+            file.exception()  # Marks the exception as retrieved: nobody may be waiting.
 
     def _dispatch(self, message: messages.FromTrainer) -> None:
         self._on_heard(self)
         match message:
             case messages.TrainerProgress():
                 self.has_progressed = True
-            case messages.Trained() | messages.Evaluated() | messages.Written() | messages.NotWritten():
+            case messages.Written() | messages.NotWritten() if message.turn in self._files:
+                self._end_file(self._files[message.turn], message)
+            case (
+                messages.Trained()
+                | messages.Evaluated()
+                | messages.Copied()
+                | messages.Written()
+                | messages.NotWritten()
+            ):
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._reply.set_result(message)
             case messages.Hello() | messages.Ready():

@@ -80,8 +80,6 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
         progress=connection.progress,
         warn=lambda event, message: connection.send(messages.Warned(event, message)),
     )
-    if start.restore:
-        runner.restore(Path(start.restore))
     version = str(getattr(task, "version", ""))
     connection.send(
         messages.Hello(
@@ -101,12 +99,16 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
 
 def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
     from training.trainer.snapshot import CannotWrite
+    from training.trainer.state_writer import StateWriter
 
     memory, descriptors = connection.receive_memory()
     vector, delta = map_vectors(descriptors, memory.total)
     if memory.initialise:
         runner.model_vector.read(vector)
+    if memory.restore:
+        runner.restore(Path(memory.restore))
     connection.send(messages.Ready())
+    writer = StateWriter(connection.send)
     while True:
         try:
             match connection.receive():
@@ -119,8 +121,7 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
                     if evaluation is not None:
                         connection.send(messages.Evaluated(turn, evaluation))
                 case messages.Save(turn, path):
-                    runner.save(Path(path))
-                    connection.send(messages.Written(turn))
+                    writer.save(turn, Path(path), runner.state())
                 case messages.Export(turn, path):
                     runner.export(Path(path), vector)
                     connection.send(messages.Written(turn))

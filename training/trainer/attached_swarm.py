@@ -28,6 +28,7 @@ from training.trainer.ranks import Ranks, Turn
 from training.trainer.schedule import Schedule
 from training.trainer.script_state import ScriptState
 from training.trainer.snapshot import CannotWrite
+from training.trainer.state_writer import StateWriter
 from training.trainer.vector import ModelVector
 from training.trainer_link import messages
 from training.trainer_link.interface import StepReport, TrainerHello, Vector
@@ -72,6 +73,7 @@ class AttachedSwarm:
         self._scaler = scaler
         self._ranks = ranks
         self._connection = connection
+        self._state_writer = StateWriter(connection.send) if connection is not None else None
         self._warned: list[messages.Warned] = []
         self._model_vector = ModelVector(model)
         self._schedule = Schedule(optimizer, scheduler, self._warn)
@@ -123,10 +125,6 @@ class AttachedSwarm:
         start = connection.receive_start()
         if start.threads:
             torch.set_num_threads(start.threads)
-        if start.restore:
-            self.samples_seen = self._script_state.restore(Path(start.restore))
-            if self._scaler is not None:
-                self._scale = self._scaler.get_scale()
         vector = self._model_vector
         connection.send(
             messages.Hello(
@@ -145,6 +143,10 @@ class AttachedSwarm:
         self._vector, self._delta = map_vectors(descriptors, memory.total)
         if memory.initialise:
             vector.read(self._vector)
+        if memory.restore:
+            self.samples_seen = self._script_state.restore(Path(memory.restore))
+            if self._scaler is not None:
+                self._scale = self._scaler.get_scale()
         connection.send(messages.Ready())
 
     # --- turns --------------------------------------------------------------------------------------------------
@@ -187,8 +189,11 @@ class AttachedSwarm:
                     return found
                 case messages.Evaluate(turn, _):
                     self._connection.send(messages.Evaluated(turn, None))
-                case messages.Save(turn, path) | messages.Export(turn, path):
-                    self._connection.send(self._written(turn, Path(path), save=isinstance(message, messages.Save)))
+                case messages.Save(turn, path):
+                    assert self._state_writer is not None
+                    self._state_writer.save(turn, Path(path), self._script_state.content(self.samples_seen))
+                case messages.Export(turn, path):
+                    self._connection.send(self._exported(turn, Path(path)))
 
     def _report_turn(self) -> None:
         loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
@@ -232,13 +237,10 @@ class AttachedSwarm:
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    def _written(self, turn: int, path: Path, *, save: bool) -> messages.Written | messages.NotWritten:
+    def _exported(self, turn: int, path: Path) -> messages.Written | messages.NotWritten:
         try:
-            if save:
-                self._script_state.save(path, self.samples_seen)
-            else:
-                self._model_vector.load(self._vector)
-                export(self._model, path)
+            self._model_vector.load(self._vector)
+            export(self._model, path)
         except CannotWrite as error:
             return messages.NotWritten(turn, error.reason, error.hint)
         return messages.Written(turn)

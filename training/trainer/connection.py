@@ -41,6 +41,7 @@ class DaemonConnection:
         self.stopping = False
         self.lost = False
         self._socket = connection
+        self._sending = threading.Lock()
         self._on_lost = on_lost
         self._inbox: queue.SimpleQueue[messages.FromDaemon | None] = queue.SimpleQueue()
         self._descriptors: list[int] = []
@@ -63,9 +64,10 @@ class DaemonConnection:
     # --- sending ------------------------------------------------------------------------------------------------
 
     def send(self, message: messages.FromTrainer) -> None:
-        """Send one message. Raises `DaemonGone`."""
+        """Send one message, from any thread. Raises `DaemonGone`."""
         try:
-            self._socket.sendall(messages.encode(message))
+            with self._sending:
+                self._socket.sendall(messages.encode(message))
         except OSError as error:
             raise DaemonGone from error
 

@@ -159,23 +159,21 @@ class TaskRunner:
             for module, training in modes:
                 module.training = training
 
-    def save(self, path: Path) -> None:
-        """Write optimiser, schedule, generators and data position. Raises `CannotWrite`."""
+    def state(self) -> dict[str, Any]:
+        """What is to be saved: optimiser, schedule, scaler, local buffers, data position. Its tensors are the live
+        ones (`training.trainer.state_writer`)."""
         spec = self.spec
-        snapshot.save(
-            path,
-            {
-                "optimizer": spec.optimizer.state_dict(),
-                "schedule": self._schedule.state(),
-                "scaler": spec.scaler.state_dict() if spec.scaler is not None else None,
-                "local_buffers": {name: value.cpu() for name, value in self.model_vector.local_buffers.items()},
-                "data": self._data_state(),
-                "samples_seen": self.samples_seen,
-            },
-        )
+        return {
+            "optimizer": spec.optimizer.state_dict(),
+            "schedule": self._schedule.state(),
+            "scaler": spec.scaler.state_dict() if spec.scaler is not None else None,
+            "local_buffers": dict(self.model_vector.local_buffers),
+            "data": self._data_state(),
+            "samples_seen": self.samples_seen,
+        }
 
     def restore(self, path: Path) -> None:
-        """Restore what `save` wrote. Raises `TrainerFailed`."""
+        """Restore what was saved. Raises `TrainerFailed`."""
         state = snapshot.load(path)
         try:
             self.spec.optimizer.load_state_dict(state["optimizer"])

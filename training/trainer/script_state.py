@@ -1,6 +1,6 @@
 """What a training script keeps besides the model: optimiser, schedule, scaler, local buffers, and the user's own state.
 
-Written by the daemon's order and restored when the script is started again (`training.trainer.snapshot`).
+Written by the daemon's order (`training.trainer.state_writer`) and restored when the script is started again.
 """
 
 from __future__ import annotations
@@ -35,23 +35,20 @@ class ScriptState:
         self._local_buffers = local_buffers
         self._own = own
 
-    def save(self, path: Path, samples_seen: int) -> None:
-        """Write everything to one file. Raises `CannotWrite`."""
+    def content(self, samples_seen: int) -> dict[str, Any]:
+        """What is to be saved; its tensors are the live ones."""
         own = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._own.items()}
-        snapshot.save(
-            path,
-            {
-                "optimizer": self._optimizer.state_dict(),
-                "schedule": self._schedule.state(),
-                "scaler": self._scaler.state_dict() if self._scaler is not None else None,
-                "local_buffers": {name: value.cpu() for name, value in self._local_buffers.items()},
-                "state": own,
-                "samples_seen": samples_seen,
-            },
-        )
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state(),
+            "scaler": self._scaler.state_dict() if self._scaler is not None else None,
+            "local_buffers": dict(self._local_buffers),
+            "state": own,
+            "samples_seen": samples_seen,
+        }
 
     def restore(self, path: Path) -> int:
-        """Restore what `save` wrote; returns `samples_seen`. Raises `TrainerFailed`."""
+        """Restore what was saved; returns `samples_seen`. Raises `TrainerFailed`."""
         saved = snapshot.load(path)
         try:
             self._optimizer.load_state_dict(saved["optimizer"])

@@ -51,9 +51,13 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` and the generators' states. Raises `CannotWrite`."""
-    content = {"format": FORMAT, "random": random_state(), **state}
+def content_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The content of a snapshot: `state`, the generators' states, and the version of the format."""
+    return {"format": FORMAT, "random": random_state(), **state}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write what `content_of` returned. Raises `CannotWrite`."""
     write_whole(path, lambda temporary: torch.save(content, temporary))
 
 

@@ -8,7 +8,8 @@ of the delta.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -77,6 +78,17 @@ class TrainerFailed(TrainingError):
         self.fatal = fatal
 
 
+class Restored(NamedTuple):
+    """What a trainer starts from: whether its `vector` has been filled, and the file of its own state, or none."""
+
+    has_vector: bool = False
+    file: str = ""
+
+
+#: Called at the first start, when the model is built and `vector`, `float32[total]`, is allocated: what to start from.
+Resume = Callable[[TrainerHello, Vector], Awaitable[Restored]]
+
+
 class Trainer(Protocol):
     """One trainer. `start` may be called again after `TrainerFailed`; it reuses the buffers, so the vector survives a
     crash of the process. A new process has not loaded `vector` yet; every `train` and `evaluate` loads it first."""
@@ -89,10 +101,10 @@ class Trainer(Protocol):
         """One of `stopped`, `starting`, `running`, `hung`, `crashed`."""
         ...
 
-    async def start(self, restore: str = "") -> TrainerHello:
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         """Start the process and wait until its model is built. After the first start `vector` holds the model's own
-        initial values. `restore` names a file written by `save`: optimiser, schedule, random state, data position.
-        Raises `TrainerFailed`."""
+        initial values, unless `resume` has filled it. `restore` names a file written by `save`: optimiser, schedule,
+        random state, data position; `resume` decides by the model which one it is. Raises `TrainerFailed`."""
         ...
 
     async def train(self, order: StepOrder) -> StepReport:
@@ -103,8 +115,10 @@ class Trainer(Protocol):
         """Evaluate `vector`; None if the trainer has no evaluation of its own. Raises `TrainerFailed`."""
         ...
 
-    async def save(self, path: str) -> None:
-        """Write the trainer's own state to a file, atomically. Raises `TrainerFailed`."""
+    async def save(self, path: str) -> Awaitable[None]:
+        """Copy the trainer's own state, and return when the next order may be given. The awaitable is done when the
+        copy is in the file, written whole or not at all. Both raise `TrainerFailed`; a state that is not finite is not
+        written."""
         ...
 
     async def export(self, path: str) -> None:

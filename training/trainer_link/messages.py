@@ -33,7 +33,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The daemon's first message. `restore` names a file written by an earlier `Save`, or is empty."""
+    """The daemon's first message."""
 
     task: str
     data_dir: str
@@ -43,17 +43,18 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     seed: int
     node_seed: int
     local_steps: int
-    restore: str
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory"):
     """The shared buffers, `float32[total]` each; their descriptors (vector, delta) travel with the message.
 
-    `initialise` asks the trainer to write its model's own values into the vector.
+    `initialise` asks the trainer to write its model's own values into the vector. `restore` names a file written by an
+    earlier `Save`, or is empty.
     """
 
     total: int
     initialise: bool
+    restore: str = ""
 
 
 class Train(msgspec.Struct, frozen=True, tag="train"):
@@ -110,6 +111,12 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     evaluation: Evaluation | None
 
 
+class Copied(msgspec.Struct, frozen=True, tag="copied"):
+    """The trainer has a copy of its own state, and takes the next order; `Written` or `NotWritten` follows."""
+
+    turn: int
+
+
 class Written(msgspec.Struct, frozen=True, tag="written"):
     """The file of a `Save` or `Export` is in place."""
 
@@ -141,7 +148,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 Order = Train | Evaluate | Save | Export
 FromDaemon = Start | Memory | Train | Evaluate | Save | Export | Cancel | Stop
-FromTrainer = Hello | Ready | TrainerProgress | Trained | Evaluated | Written | NotWritten | Warned | Failed
+FromTrainer = Hello | Ready | TrainerProgress | Trained | Evaluated | Copied | Written | NotWritten | Warned | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _from_daemon: msgspec.msgpack.Decoder[FromDaemon] = msgspec.msgpack.Decoder(FromDaemon)

@@ -58,13 +58,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     elif call == "fsync":
         monkeypatch.setattr(os, "fsync", full)
     else:
-        real = os.fdopen
-
-        def fdopen(*args: Any, **kwargs: Any) -> Any:
-            real(*args, **kwargs).close()
-            full()
-
-        monkeypatch.setattr(os, "fdopen", fdopen)
+        monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         disk.write("x", b"new")
     monkeypatch.undo()

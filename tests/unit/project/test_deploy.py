@@ -184,7 +184,7 @@ def test_compose_takes_away_what_a_node_does_not_need() -> None:
     for service in compose()["services"].values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
-        assert service["stop_grace_period"] == "20s"
+        assert service["stop_grace_period"] == "180s"
 
 
 # --- systemd

@@ -15,7 +15,7 @@ from overlay.environment import Disk
 from overlay.system import FolderDisk
 from tests.harness.environment import MemoryDisk
 from training import checkpoint
-from training.checkpoint import CheckpointState
+from training.checkpoint import Checkpoint, CheckpointState
 from training.encoding.codecs import Vector
 from training.exchange.terms import Term
 from training.layout import Layout, LayoutEntry
@@ -70,28 +70,38 @@ def vector_of(step: int) -> Vector:
     return np.arange(9, dtype=np.float32) + 100 * step
 
 
-def write(disk: Disk, step: int, keep: int = 2) -> None:
-    checkpoint.write(disk, state_of(step), LAYOUT, vector_of(step), keep)
+def write(disk: Disk, step: int, keep: int = 2, *, vector: Vector | None = None, **other: Any) -> str:
+    """A whole checkpoint, its vector in slices of four; returns its folder."""
+    folder = checkpoint.new_folder(disk, step)
+    values = vector_of(step) if vector is None else vector
+    checkpoint.write_vector(disk, folder, LAYOUT, [values[:4], values[4:8], values[8:]])
+    checkpoint.write_states(disk, folder, 0, [b"states"])
+    checkpoint.finish(disk, folder, state_of(step, **other), keep)
+    return folder
 
 
-def load(disk: Disk, step: int) -> Vector:
+def load(disk: Disk, folder: str) -> Vector:
     into = np.full(9, np.nan, dtype=np.float32)
-    checkpoint.read_vector(disk, state_of(step), LAYOUT, into)
+    checkpoint.read_vector(disk, folder, LAYOUT, into)
     return into
 
 
 def found(disk: Disk) -> int | None:
-    state = checkpoint.newest(disk, Lines())
-    return None if state is None else state.step
+    newest = checkpoint.newest(disk, Lines())
+    return None if newest is None else newest.state.step
+
+
+def folder(number: int, step: int) -> str:
+    return f"checkpoints/{number:08d}-step-{step:010d}"
 
 
 def test_a_checkpoint_comes_back_as_it_was_written() -> None:
     """State and vector, matrix, scalar and buffer are read back bit for bit."""
     disk = MemoryDisk()
-    write(disk, 7)
+    written = write(disk, 7)
 
-    assert checkpoint.newest(disk, Lines()) == state_of(7)
-    assert load(disk, 7).tobytes() == vector_of(7).tobytes()
+    assert checkpoint.newest(disk, Lines()) == Checkpoint(written, state_of(7))
+    assert load(disk, written).tobytes() == vector_of(7).tobytes()
 
 
 def test_a_checkpoint_on_a_real_folder(tmp_path: Path) -> None:
@@ -101,18 +111,20 @@ def test_a_checkpoint_on_a_real_folder(tmp_path: Path) -> None:
         write(disk, step)
 
     assert found(disk) == 3
-    assert load(disk, 3).tobytes() == vector_of(3).tobytes()
+    assert load(disk, folder(3, 3)).tobytes() == vector_of(3).tobytes()
     assert disk.names("checkpoints") == [
-        f"checkpoints/step-000000000{step}/{name}" for step in (2, 3) for name in ("state.json", "vector.safetensors")
+        f"{folder(step, step)}/{name}"
+        for step in (2, 3)
+        for name in ("state.json", "states-000000.bin", "vector.safetensors")
     ]
 
 
 def test_the_vector_is_plain_safetensors() -> None:
     """Any safetensors reader can read it: tensors by canonical name in their shapes, float32."""
     disk = MemoryDisk()
-    write(disk, 7)
+    written = write(disk, 7)
 
-    tensors = safetensors.numpy.load(disk.files["checkpoints/step-0000000007/vector.safetensors"])
+    tensors = safetensors.numpy.load(disk.files[f"{written}/vector.safetensors"])
 
     assert {name: (tensor.shape, str(tensor.dtype)) for name, tensor in tensors.items()} == {
         "a.weight": ((2, 3), "float32"),
@@ -134,13 +146,65 @@ def test_an_empty_disk_has_no_checkpoint() -> None:
     assert log.lines == []
 
 
-def test_the_newest_is_that_of_the_highest_step() -> None:
-    """Found by step number, also where digits are added: 10 comes after 9, and 100 after 99."""
+def test_the_newest_is_the_one_written_last() -> None:
+    """Whatever its step: a new model begins at step 1 beside the checkpoints of the former one, and keeps its own."""
+    disk = MemoryDisk()
+    for step in (99, 100, 1, 2):
+        write(disk, step)
+
+        assert found(disk) == step
+
+    assert sorted({name.split("/")[1] for name in disk.names("checkpoints")}) == [
+        "00000003-step-0000000001",
+        "00000004-step-0000000002",
+    ]
+
+
+def test_checkpoints_of_an_earlier_version_are_found() -> None:
+    """Their folders have no number and count by their step; the next checkpoint counts as written after them."""
     disk = MemoryDisk()
     for step in (9, 10, 100, 99):
-        write(disk, step, keep=10)
+        written = write(disk, step, keep=10)
+        for name in disk.names(written):
+            disk.files[f"checkpoints/step-{step:010d}/{name.rpartition('/')[2]}"] = disk.files.pop(name)
+    disk.files["checkpoints/step-0000000100/trainer.state"] = b"optimiser"
+    newest = checkpoint.newest(disk, Lines())
 
-    assert found(disk) == 100
+    assert newest is not None
+    assert newest.folder == "checkpoints/step-0000000100"
+    assert checkpoint.trainer_state(disk, newest) == "checkpoints/step-0000000100/trainer.state"
+    write(disk, 3)
+    assert found(disk) == 3
+
+
+def test_the_trainers_state_of_an_earlier_checkpoint_is_kept_and_found() -> None:
+    """A trainer that could not save in time: its last file stays as long as a kept checkpoint names it."""
+    disk = MemoryDisk()
+    first = checkpoint.new_folder(disk, 1)
+    disk.write(f"{first}/trainer.state", b"optimiser")
+    write(disk, 1, keep=1, trainer_state=f"{first}/trainer.state")
+    for step in (2, 3):
+        write(disk, step, keep=1, trainer_state=f"{first}/trainer.state")
+        newest = checkpoint.newest(disk, Lines())
+        assert newest is not None
+        assert newest.state.step == step
+        assert checkpoint.trainer_state(disk, newest) == f"{first}/trainer.state"
+
+    write(disk, 4, keep=1)
+    newest = checkpoint.newest(disk, Lines())
+    assert newest is not None
+    assert checkpoint.trainer_state(disk, newest) == ""
+    assert not [name for name in disk.names() if name.endswith("trainer.state")]
+
+
+def test_an_attempt_never_writes_into_an_earlier_checkpoint() -> None:
+    """Neither into a complete one of the same step nor into what a failed attempt left."""
+    disk = MemoryDisk()
+    first = write(disk, 5)
+    failed = checkpoint.new_folder(disk, 5)
+    checkpoint.write_vector(disk, failed, LAYOUT, [vector_of(5)])
+
+    assert len({first, failed, checkpoint.new_folder(disk, 5)}) == 3
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 1, 10, 60])
@@ -149,15 +213,13 @@ def test_a_torn_state_is_passed_over_and_reported(keep_bytes: int) -> None:
     disk, log = MemoryDisk(), Lines()
     write(disk, 1)
     write(disk, 2)
-    disk.tear("checkpoints/step-0000000002/state.json", keep_bytes)
+    disk.tear(f"{folder(2, 2)}/state.json", keep_bytes)
 
-    state = checkpoint.newest(disk, log)
+    newest = checkpoint.newest(disk, log)
 
-    assert state is not None
-    assert state.step == 1
-    assert [(event, fields["folder"]) for event, fields in log.lines] == [
-        ("checkpoint_unreadable", "checkpoints/step-0000000002")
-    ]
+    assert newest is not None
+    assert newest.state.step == 1
+    assert [(event, fields["folder"]) for event, fields in log.lines] == [("checkpoint_unreadable", folder(2, 2))]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +232,7 @@ def test_a_state_of_anything_else_is_passed_over(content: bytes) -> None:
     disk = MemoryDisk()
     write(disk, 1)
     write(disk, 2)
-    disk.files["checkpoints/step-0000000002/state.json"] = content
+    disk.files[f"{folder(2, 2)}/state.json"] = content
 
     assert found(disk) == 1
 
@@ -181,7 +243,7 @@ def test_impossible_values_in_a_state_are_passed_over(step: object) -> None:
     disk = MemoryDisk()
     write(disk, 1)
     write(disk, 2)
-    name = "checkpoints/step-0000000002/state.json"
+    name = f"{folder(2, 2)}/state.json"
     disk.files[name] = msgspec.json.encode(msgspec.json.decode(disk.files[name]) | {"step": step})
 
     assert found(disk) == 1
@@ -192,7 +254,7 @@ def test_a_vector_without_its_marker_is_no_checkpoint() -> None:
     disk = MemoryDisk()
     write(disk, 1)
     write(disk, 2)
-    disk.remove("checkpoints/step-0000000002/state.json")
+    disk.remove(f"{folder(2, 2)}/state.json")
 
     assert found(disk) == 1
 
@@ -200,9 +262,8 @@ def test_a_vector_without_its_marker_is_no_checkpoint() -> None:
 def test_every_checkpoint_damaged_is_none() -> None:
     """If none is readable, the node starts without one, and each is logged."""
     disk, log = MemoryDisk(), Lines()
-    for step in (1, 2):
-        write(disk, step)
-        disk.tear(f"checkpoints/step-000000000{step}/state.json")
+    for written in [write(disk, 1), write(disk, 2)]:
+        disk.tear(f"{written}/state.json")
 
     assert checkpoint.newest(disk, log) is None
     assert len(log.lines) == 2
@@ -213,7 +274,7 @@ def test_an_unreadable_state_is_passed_over() -> None:
     disk = MemoryDisk()
     write(disk, 1)
     write(disk, 2)
-    disk.unreadable.add("checkpoints/step-0000000002/state.json")
+    disk.unreadable.add(f"{folder(2, 2)}/state.json")
 
     assert found(disk) == 1
 
@@ -223,17 +284,16 @@ def test_only_the_newest_are_kept(keep: int) -> None:
     """After many checkpoints the newest `keep` are complete, and nothing of the others is left."""
     disk = MemoryDisk()
     for step in range(1, 8):
-        disk.write(f"checkpoints/step-000000000{step}/trainer.state", b"optimiser")
         write(disk, step, keep)
 
     kept = list(range(max(1, 8 - keep), 8))
     assert disk.names("checkpoints") == [
-        f"checkpoints/step-000000000{step}/{name}"
+        f"{folder(step, step)}/{name}"
         for step in kept
-        for name in ("state.json", "trainer.state", "vector.safetensors")
+        for name in ("state.json", "states-000000.bin", "vector.safetensors")
     ]
     for step in kept:
-        assert load(disk, step).tobytes() == vector_of(step).tobytes()
+        assert load(disk, folder(step, step)).tobytes() == vector_of(step).tobytes()
 
 
 def test_other_files_of_the_node_are_left_alone() -> None:
@@ -251,21 +311,22 @@ def test_other_files_of_the_node_are_left_alone() -> None:
     ]
 
 
-def test_a_checkpoint_of_the_same_step_replaces_it() -> None:
-    """A node that leaves right after a checkpoint writes the step again; the newer content counts."""
+def test_of_two_checkpoints_of_one_step_the_later_counts() -> None:
+    """A node that leaves right after a checkpoint writes the step again, and the earlier one stays whole."""
     disk = MemoryDisk()
-    write(disk, 3)
-    checkpoint.write(disk, state_of(3, samples=99), LAYOUT, vector_of(4), 2)
+    before = write(disk, 3)
+    write(disk, 3, vector=vector_of(4), samples=99)
 
-    state = checkpoint.newest(disk, Lines())
-    assert state is not None
-    assert state.samples == 99
-    assert load(disk, 3).tobytes() == vector_of(4).tobytes()
+    newest = checkpoint.newest(disk, Lines())
+    assert newest is not None
+    assert newest.state.samples == 99
+    assert load(disk, newest.folder).tobytes() == vector_of(4).tobytes()
+    assert load(disk, before).tobytes() == vector_of(3).tobytes()
 
 
-@pytest.mark.parametrize("room", [0, 1])
+@pytest.mark.parametrize("room", [0, 1, 2])
 def test_a_full_disk_leaves_the_former_checkpoints_complete(room: int) -> None:
-    """Full at the vector or at the marker: `OSError`, and both former ones can still be loaded."""
+    """Full at the vector, the shards or the marker: `OSError`, and both former ones can still be loaded."""
     disk = FullAfter()
     write(disk, 1)
     write(disk, 2)
@@ -276,7 +337,7 @@ def test_a_full_disk_leaves_the_former_checkpoints_complete(room: int) -> None:
 
     assert found(disk) == 2
     for step in (1, 2):
-        assert load(disk, step).tobytes() == vector_of(step).tobytes()
+        assert load(disk, folder(step, step)).tobytes() == vector_of(step).tobytes()
 
 
 def test_a_failed_attempt_does_not_stay_for_ever() -> None:
@@ -288,13 +349,23 @@ def test_a_failed_attempt_does_not_stay_for_ever() -> None:
         with pytest.raises(OSError):
             write(disk, step)
     disk.room = 1_000
-    write(disk, 5)
-    write(disk, 6)
+    kept = [write(disk, 5), write(disk, 6)]
 
     assert [name for name in disk.names("checkpoints") if name.endswith(".safetensors")] == [
-        "checkpoints/step-0000000005/vector.safetensors",
-        "checkpoints/step-0000000006/vector.safetensors",
+        f"{folder}/vector.safetensors" for folder in kept
     ]
+
+
+def test_a_damaged_checkpoint_does_not_count_as_kept() -> None:
+    """Beside one that cannot be read, the whole one before it stays."""
+    disk = MemoryDisk()
+    whole = write(disk, 1)
+    disk.tear(f"{write(disk, 2)}/state.json")
+    write(disk, 3)
+
+    assert load(disk, whole).tobytes() == vector_of(1).tobytes()
+    assert found(disk) == 3
+    assert disk.names(folder(2, 2)) == []
 
 
 @pytest.mark.parametrize("removals", [1, 2, 3])
@@ -311,7 +382,6 @@ def test_dying_while_clearing_leaves_no_half_checkpoint(removals: int) -> None:
             super().remove(name)
 
     disk = DiesWhileRemoving()
-    disk.write("checkpoints/step-0000000001/trainer.state", b"optimiser")
     write(disk, 1)
     write(disk, 2)
     disk.left = removals - 1
@@ -319,8 +389,8 @@ def test_dying_while_clearing_leaves_no_half_checkpoint(removals: int) -> None:
         write(disk, 3)
 
     whole = {name.split("/")[1] for name in disk.names("checkpoints") if name.endswith("state.json")}
-    for folder in sorted(whole):
-        assert f"checkpoints/{folder}/vector.safetensors" in disk.files
+    for name in sorted(whole):
+        assert f"checkpoints/{name}/vector.safetensors" in disk.files
     assert found(disk) == 3
 
 
@@ -331,7 +401,7 @@ def replaced(tensors: dict[str, Vector]) -> MemoryDisk:
     """A checkpoint of step 1 with these tensors in its file."""
     disk = MemoryDisk()
     write(disk, 1)
-    disk.files["checkpoints/step-0000000001/vector.safetensors"] = safetensors.numpy.save(tensors)
+    disk.files[f"{folder(1, 1)}/vector.safetensors"] = safetensors.numpy.save(tensors)
     return disk
 
 
@@ -343,21 +413,21 @@ def tensors_without(*missing: str) -> dict[str, Vector]:
 def test_a_missing_tensor_is_named(name: str) -> None:
     """Each tensor of the layout must be there."""
     with pytest.raises(ValueError, match=name):
-        load(replaced(tensors_without(name)), 1)
+        load(replaced(tensors_without(name)), folder(1, 1))
 
 
 def test_a_tensor_of_another_size_is_named() -> None:
     """A tensor with more or fewer values than in the layout is refused, not truncated or padded."""
     for size in (0, 1, 3, 200):
         with pytest.raises(ValueError, match=r"c\.mean"):
-            load(replaced(tensors_without() | {"c.mean": np.ones(size, np.float32)}), 1)
+            load(replaced(tensors_without() | {"c.mean": np.ones(size, np.float32)}), folder(1, 1))
 
 
 def test_tensors_beyond_the_layout_are_passed_over() -> None:
     """Additional tensors in the file do no harm."""
     disk = replaced(tensors_without() | {"z.extra": np.ones(5, np.float32)})
 
-    assert load(disk, 1).tolist() == [1.0] * 9
+    assert load(disk, folder(1, 1)).tolist() == [1.0] * 9
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 1, 8, 40, 200])
@@ -365,20 +435,20 @@ def test_a_torn_vector_is_a_value_error(keep_bytes: int) -> None:
     """A file truncated anywhere, in its header or its data, raises an error."""
     disk = MemoryDisk()
     write(disk, 1)
-    disk.tear("checkpoints/step-0000000001/vector.safetensors", keep_bytes)
+    disk.tear(f"{folder(1, 1)}/vector.safetensors", keep_bytes)
 
     with pytest.raises(ValueError, match="damaged"):
-        load(disk, 1)
+        load(disk, folder(1, 1))
 
 
 def test_a_missing_vector_is_a_value_error() -> None:
     """A marker alone loads nothing."""
     disk = MemoryDisk()
     write(disk, 1)
-    disk.remove("checkpoints/step-0000000001/vector.safetensors")
+    disk.remove(f"{folder(1, 1)}/vector.safetensors")
 
     with pytest.raises(ValueError, match="missing"):
-        load(disk, 1)
+        load(disk, folder(1, 1))
 
 
 def test_a_vector_that_does_not_fit_changes_nothing() -> None:
@@ -386,6 +456,6 @@ def test_a_vector_that_does_not_fit_changes_nothing() -> None:
     into = np.full(9, -1.0, dtype=np.float32)
 
     with pytest.raises(ValueError):
-        checkpoint.read_vector(replaced(tensors_without("c.mean")), state_of(1), LAYOUT, into)
+        checkpoint.read_vector(replaced(tensors_without("c.mean")), folder(1, 1), LAYOUT, into)
 
     assert into.tolist() == [-1.0] * 9

@@ -29,6 +29,9 @@ class FakeExchange:
         self.median = 0
         self.workers = 4.0
         self.push_s = 0.0
+        #: Steps whose delta is refused as not finite.
+        self.not_finite: range | list[int] = []
+        self.vector = np.zeros(8, np.float32)
         self.pushes: list[tuple[int, int, float]] = []
         self.pulls: list[int] = []
         self.steps: list[int] = []
@@ -41,7 +44,12 @@ class FakeExchange:
     async def push(self, step: int, base_step: int, weight: float, _delta: Any) -> PushReport:
         await asyncio.sleep(self.push_s)
         self.pushes.append((step, base_step, weight))
-        return PushReport(acknowledged=1, refused={}, outstanding=0, bytes_sent=8)
+        refused = {"not_finite": 1} if step in self.not_finite else {}
+        return PushReport(acknowledged=1, refused=refused, outstanding=0, bytes_sent=8)
+
+    def add_alone(self, delta: Any) -> bool:
+        self.vector += delta
+        return not self.not_finite
 
     async def pull(self, step: int) -> PullReport:
         self.pulls.append(step)
@@ -137,12 +145,9 @@ def test_without_an_exchange_the_delta_is_added_here() -> None:
 
     async def scenario() -> None:
         bench = Bench(max_steps=3, exchange=ExchangeSettings(enabled=False))
-        start = None
-        await bench.trainer.start()
-        start = bench.trainer.vector.copy()
-        await bench.loop.run(0, bench._after_step)
+        await bench.run()
         assert (bench.exchange.pushes, bench.exchange.pulls, bench.waits) == ([], [], [])
-        assert np.array_equal(bench.trainer.vector, start + bench.trainer.expected())
+        assert np.array_equal(bench.exchange.vector, bench.trainer.expected())
 
     run(scenario())
 
@@ -228,6 +233,40 @@ def test_a_failed_trainer_is_restarted_with_backoff_and_the_step_repeated() -> N
         assert bench.swarm.activities() == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
         # Two halves of a step, pauses of 0.5 and 1 s, and two steps.
         assert bench.clock.monotonic() - began == pytest.approx(1.0 + 1.5 + 2.0, abs=0.1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_trainer_whose_deltas_stay_not_finite_starts_again(enabled: bool) -> None:
+    """A NaN in the optimiser's momentum spoils every delta: after three refusals in a row the trainer starts again from
+    its last saved state, and the node is announced as stalled if that happens twice."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=9, exchange=ExchangeSettings(enabled=enabled))
+        bench.loop.restart_from("trainer.state")
+        bench.exchange.not_finite = range(2, 8) if enabled else range(1, 10)
+        await bench.run()
+
+        times = 2 if enabled else 3
+        assert bench.trainer.restored == ["trainer.state"] * times
+        assert len(bench.events("trainer_failed")) == times
+        assert "not finite" in bench.events("trainer_failed")[0]["reason"]
+        if enabled:
+            assert bench.swarm.activities() == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
+
+    run(scenario())
+
+
+def test_single_deltas_that_are_not_finite_restart_nothing() -> None:
+    """One batch may overflow: its delta is refused and the next one is finite again."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=9)
+        bench.exchange.not_finite = [1, 2, 4, 5, 7, 8]
+        await bench.run()
+
+        assert bench.trainer.starts == 1
 
     run(scenario())
 

@@ -196,7 +196,7 @@ class PullClient:
                     is_copy = result.status == "copy"
                     if is_copy and result.shard not in job.waiting:
                         continue  # the owner was faster
-                    codecs.decode(encoded, codec, self._replica.slice_of(result.shard))
+                    codecs.decode(encoded, codec, self._replica.writable(result.shard))
                     # The version of a copy does not show which deltas it has: with 0 the next pull fetches the shard.
                     self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
                     if not is_copy:
@@ -227,6 +227,7 @@ class PullClient:
             start, stop = store.bounds[shard]
             for first in range(start, stop if is_new else start, VALUES_PER_TURN):
                 last = min(first + VALUES_PER_TURN, stop)
+                replica.changing(first, last)
                 vector[first:last] = value[first - start : last - start]
                 await yielder.after(last - first)
             if is_new:

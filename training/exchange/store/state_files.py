@@ -49,8 +49,8 @@ def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
     return files
 
 
-def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, clean: bool) -> bytes:
-    """One file. The arrays are float32, little-endian, in the order of `_arrays`."""
+def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, clean: bool) -> list[bytes | memoryview]:
+    """One file, in parts: the arrays, float32, little-endian, are those of the states and are not copied."""
     taken = list(states)
     head = msgspec.msgpack.encode(_Head(genesis, clean, [describe(shard, term, state) for shard, term, state in taken]))
     parts: list[bytes | memoryview] = [len(head).to_bytes(_LENGTH_BYTES, "big"), head]
@@ -58,8 +58,8 @@ def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, cl
         parts += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in _arrays(state)]
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part)
-    return b"".join([digest.digest(), *parts])
+        digest.update(part)  # releases the GIL, as does writing a part
+    return [digest.digest(), *parts]
 
 
 def _arrays(state: ShardState) -> list[Vector]:
@@ -72,7 +72,8 @@ def decode(
     raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int
 ) -> dict[int, StoredState]:
     """The states of a file, by shard. Raises `BadStates` if it is damaged, or of another swarm or layout."""
-    if len(raw) < _DIGEST_BYTES + _LENGTH_BYTES or hashlib.sha256(raw[_DIGEST_BYTES:]).digest() != raw[:_DIGEST_BYTES]:
+    content = memoryview(raw)[_DIGEST_BYTES:]
+    if len(content) < _LENGTH_BYTES or hashlib.sha256(content).digest() != raw[:_DIGEST_BYTES]:
         raise BadStates("it is damaged")
     start = _DIGEST_BYTES + _LENGTH_BYTES
     stop = start + int.from_bytes(raw[_DIGEST_BYTES:start], "big")

@@ -73,9 +73,9 @@ def test_config_default_and_check(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_export_takes_the_newest_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checkpoint with the highest step that was written whole is exported; an existing file is not replaced."""
-    for step, whole in [(9, True), (10, True), (11, False)]:
-        folder = tmp_path / "state" / "checkpoints" / f"step-{step:010d}"
+    """The checkpoint that was written whole last is exported; an existing file is not replaced."""
+    for number, step, whole in [(1, 900, True), (2, 10, True), (3, 11, False)]:
+        folder = tmp_path / "state" / "checkpoints" / f"{number:08d}-step-{step:010d}"
         folder.mkdir(parents=True)
         save_file({"weight": np.full((2, 2), step, np.float32)}, folder / "vector.safetensors")
         if whole:

@@ -74,7 +74,7 @@ def test_a_founder_owns_every_shard_with_the_replicas_values() -> None:
     async def scenario() -> None:
         exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
         await exchange.start()
-        exchange.found()
+        await exchange.found()
         assert sorted(exchange.store.owned) == list(range(SHARDS))
 
         report = await exchange.push(1, 0, 1.0, np.ones(VALUES, np.float32))
@@ -172,7 +172,7 @@ def test_a_closed_exchange_adds_nothing_and_knows_that_its_states_are_complete()
 
     async def scenario() -> None:
         exchange = exchange_of(ScriptedSwarm(ME, [OTHER]), MemoryDisk())
-        exchange.found()
+        await exchange.found()
         exchange.store.owned[0].backup = OTHER
         assert not exchange.is_clean()
 

@@ -125,7 +125,7 @@ def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path) -> N
     whole.train(range(1, 9))
     first = Node("Adaptive")
     first.train(range(1, 5))
-    first.runner.save(tmp_path / "state")
+    first.save(tmp_path / "state")
     resumed = Node("Adaptive", node_seed=999)  # Nothing may come from the new process itself.
     resumed.runner.task.node_seed = 11  # type: ignore[attr-defined]
     resumed.runner._batches = iter(resumed.runner.task.batches())

@@ -19,7 +19,7 @@ def test_integer_buffers_are_in_the_snapshot(tmp_path: Path) -> None:
     """They are the node's own and in no vector, so they are saved with its state."""
     node = Node("Normed")
     node.train(range(1, 3))
-    node.runner.save(tmp_path / "state")
+    node.save(tmp_path / "state")
     fresh = Node("Normed")
 
     fresh.runner.restore(tmp_path / "state")
@@ -31,7 +31,7 @@ def test_a_snapshot_is_read_without_running_anything(tmp_path: Path) -> None:
     """It holds tensors and plain values only."""
     node = Node("Adaptive")
     node.train(range(1, 2))
-    node.runner.save(tmp_path / "state")
+    node.save(tmp_path / "state")
 
     assert torch.load(tmp_path / "state", weights_only=True)["format"] == snapshot.FORMAT
 
@@ -42,7 +42,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(CannotWrite, match="could not be written"):
-        node.runner.save(tmp_path / "file" / "state")
+        node.save(tmp_path / "file" / "state")
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
 
@@ -51,7 +51,7 @@ def test_a_snapshot_that_does_not_fit_is_named(tmp_path: Path, content: bytes | 
     """Junk, and the state of another task, are refused with the path and what to do."""
     path = tmp_path / "state"
     if content is None:
-        Node("Line").runner.save(path)
+        Node("Line").save(path)
     else:
         path.write_bytes(content)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.environment import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
-from training.checkpoint import CheckpointState
+from training.checkpoint import Checkpoint, CheckpointState
 from training.exchange.store.state_files import BadStates, batches, decode, encode
 from training.exchange.terms import Term
 from training.shards.applied import DeltaId
@@ -36,9 +36,13 @@ def both() -> list[tuple[int, Term, ShardState]]:
     return [(0, Term(4, NODE), state(5, 5, 3, held=2)), (1, Term(7, OTHER), state(4, 2, 1))]
 
 
+def encoded(*, clean: bool) -> bytes:
+    return b"".join(encode(GENESIS, both(), clean=clean))
+
+
 def test_states_come_back_bit_by_bit() -> None:
     """Value, momentum, accumulated delta, pending deltas, identities, version and term."""
-    found = decode(encode(GENESIS, both(), clean=True), GENESIS, BOUNDS, PARAMETERS)
+    found = decode(encoded(clean=True), GENESIS, BOUNDS, PARAMETERS)
 
     for shard, term, before in both():
         stored = found[shard]
@@ -70,12 +74,12 @@ def test_states_come_back_bit_by_bit() -> None:
 def test_a_damaged_file_is_refused(change, why: str) -> None:  # type: ignore[no-untyped-def]
     """Cut, changed or empty: nothing of it is used."""
     with pytest.raises(BadStates, match=why):
-        decode(change(encode(GENESIS, both(), clean=False)), GENESIS, BOUNDS, PARAMETERS)
+        decode(change(encoded(clean=False)), GENESIS, BOUNDS, PARAMETERS)
 
 
 def test_another_swarms_and_another_layouts_states_are_refused() -> None:
     """Another genesis, longer shards, fewer shards."""
-    raw = encode(GENESIS, both(), clean=False)
+    raw = encoded(clean=False)
 
     with pytest.raises(BadStates, match="swarm"):
         decode(raw, b"h" * 16, BOUNDS, PARAMETERS)
@@ -90,19 +94,17 @@ def test_a_damaged_file_costs_its_own_shards_only() -> None:
     found = CheckpointState(
         run="r", genesis=GENESIS.hex(), layout_digest="", step=5, samples=0, optimizer_steps=0, marks=[]
     )
-    folder = checkpoint.folder_of(5)
+    folder = checkpoint.new_folder(disk, 5)
     for number, one in enumerate(both()):
         checkpoint.write_states(disk, folder, number, encode(GENESIS, [one], clean=False))
     disk.tear(f"{folder}/states-000000.bin")
 
-    states = checkpoint.read_states(disk, found, BOUNDS, PARAMETERS, log)
+    states = checkpoint.read_states(disk, Checkpoint(folder, found), BOUNDS, PARAMETERS, log)
 
     assert list(states) == [1]
     assert [(event, fields["file"]) for event, fields in log.lines] == [
         ("stored_states_unreadable", f"{folder}/states-000000.bin")
     ]
-    checkpoint.keep_states(disk, folder, 1)
-    assert disk.names(folder) == [f"{folder}/states-000000.bin"]
 
 
 def test_small_states_share_a_file_and_large_ones_do_not() -> None:

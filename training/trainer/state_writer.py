@@ -1,0 +1,115 @@
+"""Saves a trainer's own state without holding up its training: copied between two steps, written by a thread.
+
+The copy takes as much memory as the state, twice the model with Adam. If that is not free, the state is written as it
+is, and the next step waits for the disk. A state with values that are not finite is not written: a trainer that is
+started again from it would have every delta refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.trainer import snapshot
+from training.trainer.connection import DaemonGone
+from training.trainer.snapshot import CannotWrite
+from training.trainer_link import messages
+from training.trainer_link.shared_memory import available_memory_bytes
+
+#: A copy may take this much of the free memory; the rest is for the next step.
+MEMORY_SHARE = 0.5
+
+
+class StateWriter:
+    """`send` may be called from any thread, and raises `DaemonGone`."""
+
+    def __init__(
+        self,
+        send: Callable[[messages.FromTrainer], None],
+        available_bytes: Callable[[], int | None] = available_memory_bytes,
+    ) -> None:
+        self._send = send
+        self._available_bytes = available_bytes
+
+    def save(self, turn: int, path: Path, state: dict[str, Any]) -> None:
+        """Copy the state, answer `Copied`, and later `Written` or `NotWritten`. Raises `DaemonGone`."""
+        content = snapshot.content_of(state)
+        available = self._available_bytes()
+        if available is not None and tensor_bytes(content) > MEMORY_SHARE * available:
+            answer = _written(turn, path, content)
+            self._send(messages.Copied(turn))
+            self._send(answer)
+            self._send(
+                messages.Warned("step_waited_for_disk", "there was no memory for a copy of the trainer's own state")
+            )
+            return
+        copied = copy_of(content)
+        self._send(messages.Copied(turn))
+        # Not a daemon thread: a process that ends waits for its file.
+        threading.Thread(target=self._write, args=(turn, path, copied), name="p2pnode-state").start()
+
+    def _write(self, turn: int, path: Path, content: dict[str, Any]) -> None:
+        answer = _written(turn, path, content)
+        with contextlib.suppress(DaemonGone):
+            self._send(answer)
+
+
+def _written(turn: int, path: Path, content: dict[str, Any]) -> messages.Written | messages.NotWritten:
+    try:
+        if (name := not_finite(content["optimizer"])) is not None:
+            reason = f"the optimiser's state {name} has values that are not finite"
+            return messages.NotWritten(turn, reason, "lower the learning rate, or clip the gradients")
+        snapshot.write(path, content)
+    except CannotWrite as error:
+        return messages.NotWritten(turn, error.reason, error.hint)
+    except Exception as error:  # objects of the user's own that cannot be pickled
+        return messages.NotWritten(turn, f"the trainer's own state cannot be saved: {error}", "see what it contains")
+    return messages.Written(turn)
+
+
+def copy_of(value: Any) -> Any:
+    """An independent copy, its tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if type(value) is dict:
+        return {key: copy_of(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copy_of(item) for item in value)
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # an object of the user's own that cannot be copied is saved as it will be
+        return value
+
+
+def tensors_of(value: Any, name: str = "") -> list[tuple[str, Tensor]]:
+    """The tensors in plain containers, by the path to them."""
+    if isinstance(value, Tensor):
+        return [(name, value)]
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))
+    return [found for key, item in items for found in tensors_of(item, f"{name}.{key}" if name else str(key))]
+
+
+def tensor_bytes(content: Any) -> int:
+    """Memory of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors_of(content))
+
+
+def not_finite(optimizer: Any) -> str | None:
+    """The first tensor with a value that is NaN or infinite; None if there is none."""
+    for name, tensor in tensors_of(optimizer):
+        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
+            continue  # a finite sum proves it, and takes a tenth of the time; another one may be an overflow
+        if not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
