@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from training.errors import TrainingError
+from training.trainer.accelerated import unwrapped
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
 from training.trainer.export import export
 from training.trainer.metric_means import MetricMeans
@@ -68,16 +69,19 @@ class AttachedSwarm:
         self.samples_seen = 0
         self.is_first = False
         self.workers = 1.0
+        inner = unwrapped(optimizer, scheduler, scaler)
         self._model = model
-        self._optimizer = optimizer
-        self._scaler = scaler
+        self._optimizer = inner.optimizer
+        self._scaler = scaler = inner.scaler
         self._ranks = ranks
         self._connection = connection
         self._state_writer = StateWriter(connection.send) if connection is not None else None
         self._warned: list[messages.Warned] = []
         self._model_vector = ModelVector(model)
-        self._schedule = Schedule(optimizer, scheduler, self._warn)
-        self._script_state = ScriptState(optimizer, self._schedule, scaler, self._model_vector.local_buffers, state)
+        self._schedule = Schedule(inner.optimizer, inner.scheduler, self._warn, stride=inner.stride)
+        self._script_state = ScriptState(
+            inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state
+        )
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
@@ -89,6 +93,22 @@ class AttachedSwarm:
         self._samples = 0
 
     # --- called by the script -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def shared_weights(self) -> Iterator[None]:
+        """Inside the block the model holds the swarm's weights, with which the present turn began; after it this node's
+        own again. For evaluation between two turns' ends; costs a copy of the model."""
+        if self._turn_steps == 0:
+            yield
+            return
+        vector, turn = self._model_vector, (self.step_number, self.done)
+        own = vector.keep()
+        vector.load_base()
+        try:
+            yield
+        finally:
+            if turn == (self.step_number, self.done):  # Otherwise the model holds newer weights.
+                vector.put_back(own)
 
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
         """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.

@@ -17,9 +17,19 @@ from training.trainer_link.interface import TrainerFailed
 
 
 class Schedule:
-    """A scheduler, or none, that can be moved to any position. `position` counts optimiser steps of the swarm."""
+    """A scheduler, or none, that can be moved to any position. `position` counts optimiser steps of the swarm.
 
-    def __init__(self, optimizer: Optimizer, scheduler: LRScheduler | None, warn: Callable[[str, str], None]) -> None:
+    One optimiser step moves the scheduler on by `stride` (`training.trainer.accelerated`).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        warn: Callable[[str, str], None],
+        *,
+        stride: int = 1,
+    ) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TrainerFailed(
                 "ReduceLROnPlateau follows this node's own loss, and a schedule has to be the same on all nodes",
@@ -29,6 +39,7 @@ class Schedule:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._warn = warn
+        self._stride = stride
         self._over = False
         self._initial = copy.deepcopy(scheduler.state_dict()) if scheduler is not None else {}
         self._initial_groups = [
@@ -39,10 +50,10 @@ class Schedule:
 
     @property
     def position(self) -> int:
-        return _count(self._scheduler) - self._origin
+        return (_count(self._scheduler) - self._origin) // self._stride
 
     def advance(self) -> None:
-        """Move on by one optimiser step."""
+        """Move the scheduler on by one."""
         if self._scheduler is None or self._over:
             return
         try:

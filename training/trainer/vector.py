@@ -116,6 +116,17 @@ class ModelVector:
             torch.sub(tensor.to(base.device, torch.float32), base, out=base)
         shared.copy_(self._base)
 
+    @torch.no_grad()
+    def keep(self) -> list[Tensor]:
+        """A copy of the model's values, for `put_back`."""
+        return [tensor.clone() for tensor in self._tensors]
+
+    @torch.no_grad()
+    def put_back(self, kept: list[Tensor]) -> None:
+        """Give the model the values that `keep` returned."""
+        for tensor, value in zip(self._tensors, kept, strict=True):
+            tensor.copy_(value)
+
     @property
     def base(self) -> Tensor:
         """The base, `float32[total]` on the model's device, which rank 0 broadcasts."""
