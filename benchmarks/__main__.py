@@ -3,8 +3,8 @@
 Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
-`agreement`, `robust`, `process_faults` take minutes too; `partition` and `slow_joiner` need network namespaces, and so
-root. A missed aim is said and shown in the table; it is no failure of the command.
+`agreement`, `robust`, `process_faults` take minutes too, `characters` half an hour; `partition` and `slow_joiner` need
+network namespaces, and so root. A missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ BY_NAME = (
     "peers",
     "barriers",
     "step",
+    "characters",
 )
 
 
@@ -92,6 +94,8 @@ def lr_and_momentum(text: str) -> tuple[float, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 where something could not be measured; 2 for an unknown name."""
+    # As Ctrl-C does, so that the daemons and trainers of a benchmark end with it.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     line = parser()
     arguments = line.parse_args(argv)
     names = arguments.names or (STANDING + BY_NAME if arguments.all else STANDING)
