@@ -20,7 +20,12 @@ LINES = ROOT / "benchmarks" / "performance.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
 #: What the page shows, in this order. docs/figures.md shows only those of their figures that have an aim.
-SHOWN = ("peers", "exchange", "kernels", "step", "barriers")
+SHOWN = ("peers", "exchange", "kernels", "step", "barriers", "characters")
+#: Those whose lines have curves: what the names begin with, and the axes.
+CURVES = {
+    "barriers": ("virtual seconds to 92 %, ", "virtual seconds", "accuracy, percent"),
+    "characters": ("loss of ", "steps", "validation loss, nats per byte"),
+}
 
 #: Colours of what is compared.
 OURS, OTHERS = "#4878a8", "#a8a8a8"
@@ -105,22 +110,29 @@ def draw(lines: Sequence[Line], folder: Path = FIGURES) -> list[str]:
             axes.set_xscale("log")
             axes.set_xlabel("MB of float32 parameters per second and peer (median, lowest and highest)")
             drawn.append(_save(figure, folder / f"performance_{benchmark}.png"))
-    curves = {
-        line["name"].rsplit(" ", 1)[1]: line["details"]["curves"]
-        for line in lines
-        if line["benchmark"] == "barriers" and "curves" in line["details"]
-    }
-    if curves:
-        figure, axes = pyplot.subplots(figsize=(7, 4))
-        for name, runs in curves.items():
-            looks = min(len(run) for run in runs)
-            at_s = [run[0] for run in runs[0][:looks]]
-            axes.plot(at_s, [statistics.median(run[look][1] for run in runs) for look in range(looks)], label=name)
-        axes.set_xlabel("virtual seconds")
-        axes.set_ylabel("accuracy, percent")
-        axes.legend()
-        drawn.append(_save(figure, folder / "performance_barriers.png"))
+    for benchmark, (_, across, up) in CURVES.items():
+        curves = {
+            _label(line): line["details"]["curves"]
+            for line in lines
+            if line["benchmark"] == benchmark and "curves" in line["details"]
+        }
+        if curves:
+            figure, axes = pyplot.subplots(figsize=(7, 4))
+            for name, runs in curves.items():
+                points = min(len(run) for run in runs)
+                at = [point[0] for point in runs[0][:points]]
+                axes.plot(at, [statistics.median(run[point][1] for run in runs) for point in range(points)], label=name)
+            axes.set_xlabel(across)
+            axes.set_ylabel(up)
+            axes.legend()
+            drawn.append(_save(figure, folder / f"performance_{benchmark}.png"))
     return drawn
+
+
+def _label(line: Line) -> str:
+    """What a curve stands for: the name of its line without the quantity."""
+    name: str = line["name"]
+    return name.removeprefix(CURVES[line["benchmark"]][0])
 
 
 def _group_of(name: str) -> tuple[float, int]:
