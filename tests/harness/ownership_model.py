@@ -2,7 +2,7 @@
 
 It repeats the decisions of `training.exchange.store`, `owner`, `backup` and `recovery` as plain functions on immutable
 states: owner, backup, learner, terms, promises, promotion, release, hand-over, take-over, crash, restart with its
-fence, split, repair. A search visits every state that a few events can reach, with letters that arrive in any order or
+fence, split, repair. A search visits every state that a few events can reach, with messages that arrive in any order or
 never, and checks the invariants. Each rule can be left out (`without`). Then the search must find a history that breaks
 an invariant, which shows that the rule is needed and that the search can fail.
 
@@ -20,35 +20,35 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Term = tuple[int, int]
-NOBODY = -1
-ZERO: Term = (0, NOBODY)
+NO_NODE = -1
+ZERO: Term = (0, NO_NODE)
 Counts = tuple[int, ...]
 
 #: The rules that can be left out.
 RULES = {
     "backup_first": "an owner adds only when backup and learner have the delta",
-    "look_again": "a backup's acknowledgement counts only for the pair, term and promise under which it was asked",
+    "recheck": "a backup's acknowledgement counts only for the pair, term and promise under which it was asked",
     "identities": "a delta that is known is not added again",
     "fence": "a forward under a lower term than the highest seen is refused",
-    "office": "a learner outranks no backup before its owner has used the promised term",
-    "late_learn": "a request for a catch-up that is older than the present attempt is ignored",
+    "activation": "a learner outranks no backup before its owner has used the promised term",
+    "late_catch_up": "a request for a catch-up that is older than the present attempt is ignored",
     "new_term": "a new backup comes with a new term",
     "drop_raises": "continuing without the backup raises the term",
     "drain": "a hand-over begins when nothing is in flight, and nothing begins during it",
-    "heir_heard": "an owner that learns of its successor before the answer to its hand-over is its backup all the same",
+    "successor_first": "an owner that receives its successor's claim before the hand-over's answer becomes its backup",
     "known_count": "a former owner is the new one's backup only if it lacks nothing",
     "fences_survive": "the highest term seen survives a restart",
     "ask_before_yielding": "an owner below a fence asks for that term's owner, and rises above it if there is none",
-    "better_copy": "an owner below a fence yields to the better copy of a dead owner's backup",
+    "better_copy": "an owner below a fence steps down for the better copy of a dead owner's backup",
     "rise": "an owner raises its term above the fence of a node that asks",
     "above_promises": "a take-over is above the term promised to its node as a learner",
     "best_state": "a take-over continues from the best copy",
-    "ask_when_moving": "an owner whose backup died during the hand-over surveys the copies before it continues",
+    "ask_when_moving": "an owner whose backup crashed during the hand-over surveys the copies before it continues",
     "old_copy": "its copy then ranks by the term under which it last owned",
-    "repair": "the lower of two owners offers what it has to the higher one",
+    "repair": "of two owners the one with the lower term offers its deltas to the other",
     "by_identity": "offered deltas are added by identity, not as a difference",
-    "restart_is_death": "an owner that has restarted owns nothing: its backup takes over although it answers",
-    "keep_remnant": "a superseded copy is kept until the owner has confirmed its deltas",
+    "restart_ends_ownership": "an owner that has restarted owns nothing: its backup takes over although it answers",
+    "keep_superseded": "a superseded copy is kept until the owner has confirmed its deltas",
     "repair_replicated": "a repaired delta is confirmed only when the backup has it",
 }
 
@@ -61,30 +61,30 @@ class Receipt(NamedTuple):
     promised: int
 
 
-class Own(NamedTuple):
+class Owned(NamedTuple):
     term: Term
     counts: Counts
-    backup: int = NOBODY
-    learner: int = NOBODY
+    backup: int = NO_NODE
+    learner: int = NO_NODE
     promised: int = 0
     moving: Term | None = None
-    #: Per delta: None, or the receipts of the forwards on their way.
-    flights: tuple[frozenset[Receipt] | None, ...] = ()
+    #: Per delta: None, or the receipts so far of a push in progress.
+    pushes: tuple[frozenset[Receipt] | None, ...] = ()
 
     @property
     def targets(self) -> list[int]:
-        return [node for node in (self.backup, self.learner) if node != NOBODY]
+        return [node for node in (self.backup, self.learner) if node != NO_NODE]
 
 
-class Back(NamedTuple):
+class Backed(NamedTuple):
     owner: int
     term: Term
     counts: Counts | None = None
     promised: Term | None = None
     attempt: int = 0
-    waiting: frozenset[int] = frozenset()
+    buffered: frozenset[int] = frozenset()
     #: The owner's incarnation when it last acted as the owner.
-    life: int = 0
+    incarnation: int = 0
 
     @property
     def is_active(self) -> bool:
@@ -94,18 +94,18 @@ class Back(NamedTuple):
 class Node(NamedTuple):
     alive: bool = True
     fence: Term = ZERO
-    life: int = 0
-    own: Own | None = None
-    back: Back | None = None
+    incarnation: int = 0
+    own: Owned | None = None
+    back: Backed | None = None
     #: Deltas to be offered to the owner that this node lost the shard to.
-    remnant: frozenset[int] = frozenset()
-    #: Standings gathered for a take-over that has not happened yet.
+    superseded: frozenset[int] = frozenset()
+    #: Ranks of copies gathered for a take-over that has not happened yet.
     survey: tuple[tuple[int, tuple[Any, ...], Term], ...] | None = None
-    #: The highest term this node has ever known. No rule may look at it: it is there to be compared with.
-    ever: Term = ZERO
+    #: The highest term that this node ever accepted. No rule may read it; the invariants compare with it.
+    highest_seen: Term = ZERO
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     kind: str
     source: int
     to: int
@@ -118,7 +118,7 @@ class Letter(NamedTuple):
 
 class State(NamedTuple):
     nodes: tuple[Node, ...]
-    letters: frozenset[Letter] = frozenset()
+    messages: frozenset[Message] = frozenset()
     acknowledged: frozenset[int] = frozenset()
     sides: tuple[int, ...] = ()
     #: Events of each kind that may still happen.
@@ -157,14 +157,14 @@ class Model:
     @staticmethod
     def put(state: State, place: int, **changes: Any) -> State:
         node = state.nodes[place]._replace(**changes)
-        if node.fence > node.ever:
-            node = node._replace(ever=node.fence)
+        if node.fence > node.highest_seen:
+            node = node._replace(highest_seen=node.fence)
         return state._replace(nodes=(*state.nodes[:place], node, *state.nodes[place + 1 :]))
 
     @staticmethod
-    def send(state: State, *letters: Letter) -> State:
-        # The dead read no letters.
-        return state._replace(letters=state.letters.union(one for one in letters if state.nodes[one.to].alive))
+    def send(state: State, *messages: Message) -> State:
+        # A crashed node receives nothing.
+        return state._replace(messages=state.messages.union(one for one in messages if state.nodes[one.to].alive))
 
     @staticmethod
     def spend(state: State, what: str) -> State | None:
@@ -180,7 +180,7 @@ class Model:
         return tuple(count + (place == delta) for place, count in enumerate(counts))
 
     @staticmethod
-    def met(state: State, one: int, other: int) -> bool:
+    def connected(state: State, one: int, other: int) -> bool:
         return state.nodes[one].alive and state.nodes[other].alive and state.sides[one] == state.sides[other]
 
     def next_term(self, node: Node, me: int, *above: Term) -> Term:
@@ -190,33 +190,33 @@ class Model:
             promised = ()
         return max((node.fence, *own, *promised, *above))[0] + 1, me
 
-    # -- losing and gaining --------------------------------------------------------------------------------------
+    # -- known owners --------------------------------------------------------------------------------------------
 
-    def lost(self, state: State, place: int, counts: Counts | None) -> State:
-        """A state ends without an heir of its own pair: what it holds is kept to be offered."""
+    def keep_superseded(self, state: State, place: int, counts: Counts | None) -> State:
+        """A copy lost to another pair: its deltas are kept to be offered."""
         if counts is None or not self.scenario.repairs or not self.has("repair"):
             return state
         node = state.nodes[place]
-        return self.put(state, place, remnant=node.remnant.union(d for d in self.deltas if counts[d]))
+        return self.put(state, place, superseded=node.superseded.union(d for d in self.deltas if counts[d]))
 
     def note_owner(self, state: State, place: int, term: Term, owner: int) -> State:
-        """News of an owner."""
+        """Process a claim of ownership."""
         node = state.nodes[place]
         if term < node.fence:
             return state
         state = self.put(state, place, fence=term)
         own = node.own
-        if own is not None and own.moving and own.backup == owner and term[1] == place and self.has("heir_heard"):
+        if own is not None and own.moving and own.backup == owner and term[1] == place and self.has("successor_first"):
             return self.become_backup(state, place, term, owner)
         if node.own is not None and term > node.own.term and owner != place:
-            state = self.lost(self.put(state, place, own=None), place, node.own.counts)
+            state = self.keep_superseded(self.put(state, place, own=None), place, node.own.counts)
         back = node.back
         if back is None:
             return state
         if term > back.term and back.owner != owner:
-            state = self.lost(self.put(state, place, back=None), place, back.counts)
+            state = self.keep_superseded(self.put(state, place, back=None), place, back.counts)
         elif back.counts is not None and term == back.promised:
-            back = back._replace(term=term, promised=None, waiting=frozenset())
+            back = back._replace(term=term, promised=None, buffered=frozenset())
             state = self.put(state, place, back=back)
         elif back.promised is not None and term > back.promised:
             state = self.put(state, place, back=None)
@@ -229,307 +229,309 @@ class Model:
         if not self.has("drop_raises") and not above:
             term = node.own.term
         # A catch-up under way was promised a term below the new one, so it is void.
-        own = node.own._replace(term=term, backup=NOBODY, learner=NOBODY, moving=None, promised=term[0])
+        own = node.own._replace(term=term, backup=NO_NODE, learner=NO_NODE, moving=None, promised=term[0])
         return self.advance(self.put(state, place, own=own, fence=max(node.fence, term)), place)
 
     # -- pushes --------------------------------------------------------------------------------------------------
 
     def push(self, state: State, place: int, delta: int) -> State | None:
         own = state.nodes[place].own
-        if own is None or own.flights[delta] is not None:
+        if own is None or own.pushes[delta] is not None:
             return None
         if own.counts[delta]:
-            return None if self.unsafe(state, place) else self.acknowledge(state, delta)
+            return None if self.lacks_backup(state, place) else self.acknowledge(state, delta)
         if own.moving is not None and self.has("drain"):
             return None
-        return self.advance(self.fly(state, place, delta, frozenset()), place)
+        return self.advance(self.set_receipts(state, place, delta, frozenset()), place)
 
-    def fly(self, state: State, place: int, delta: int, receipts: frozenset[Receipt] | None) -> State:
+    def set_receipts(self, state: State, place: int, delta: int, receipts: frozenset[Receipt] | None) -> State:
         own = state.nodes[place].own
         assert own is not None
-        flights = tuple(receipts if one == delta else flight for one, flight in enumerate(own.flights))
-        return self.put(state, place, own=own._replace(flights=flights))
+        pushes = tuple(receipts if one == delta else push for one, push in enumerate(own.pushes))
+        return self.put(state, place, own=own._replace(pushes=pushes))
 
     @staticmethod
     def acknowledge(state: State, delta: int) -> State:
         return state._replace(acknowledged=state.acknowledged | {delta})
 
-    def unsafe(self, state: State, place: int) -> bool:
+    def lacks_backup(self, state: State, place: int) -> bool:
         own = state.nodes[place].own
         assert own is not None
-        others = any(self.met(state, place, other) for other in range(len(state.nodes)) if other != place)
+        others = any(self.connected(state, place, other) for other in range(len(state.nodes)) if other != place)
         return not own.targets and others
 
     def advance(self, state: State, place: int) -> State:
-        """Look again at every flight of an owner: forward to whom it is missing, add what everybody has."""
+        """Check every push of an owner again: forward it to targets that lack it, add it if all have it."""
         for delta in self.deltas:
             own = state.nodes[place].own
-            if own is None or own.flights[delta] is None:
+            if own is None or own.pushes[delta] is None:
                 continue
-            receipts = own.flights[delta]
+            receipts = own.pushes[delta]
             assert receipts is not None
-            if self.has("look_again"):
+            if self.has("recheck"):
                 missing = [to for to in own.targets if Receipt(to, own.term, own.promised) not in receipts]
             else:
                 asked = {receipt.node for receipt in receipts}
                 missing = [] if asked else own.targets
             if missing and self.has("backup_first"):
                 for to in missing:
-                    state = self.send(state, Letter("forward", place, to, own.term, own.promised, delta))
-            elif self.has("backup_first") and self.unsafe(state, place):
+                    state = self.send(state, Message("forward", place, to, own.term, own.promised, delta))
+            elif self.has("backup_first") and self.lacks_backup(state, place):
                 continue
             else:
                 for to in missing:
-                    state = self.send(state, Letter("forward", place, to, own.term, own.promised, delta))
-                state = self.fly(state, place, delta, None)
+                    state = self.send(state, Message("forward", place, to, own.term, own.promised, delta))
+                state = self.set_receipts(state, place, delta, None)
                 own = state.nodes[place].own
                 assert own is not None
                 state = self.put(state, place, own=own._replace(counts=self.added(own.counts, delta)))
                 state = self.acknowledge(state, delta)
         return state
 
-    def on_forward(self, state: State, letter: Letter) -> State:
-        node = state.nodes[letter.to]
-        answer = Letter("forwarded", letter.to, letter.source, letter.term, letter.number, letter.delta)
+    def on_forward(self, state: State, message: Message) -> State:
+        node = state.nodes[message.to]
+        answer = Message("forwarded", message.to, message.source, message.term, message.number, message.delta)
         back = node.back
-        if letter.term < node.fence and self.has("fence"):
+        if message.term < node.fence and self.has("fence"):
             return self.send(state, answer._replace(kind="fenced", counts=node.fence))
-        if back is None or back.owner != letter.source:
+        if back is None or back.owner != message.source:
             return self.send(state, answer._replace(kind="unknown"))
-        if back.promised is not None and letter.term >= back.promised:
-            back = back._replace(term=letter.term, promised=None, waiting=frozenset())
-        elif back.is_active and letter.term > back.term:
-            back = back._replace(term=letter.term)
-        state = self.put(state, letter.to, fence=max(node.fence, back.term))
+        if back.promised is not None and message.term >= back.promised:
+            back = back._replace(term=message.term, promised=None, buffered=frozenset())
+        elif back.is_active and message.term > back.term:
+            back = back._replace(term=message.term)
+        state = self.put(state, message.to, fence=max(node.fence, back.term))
         if not back.is_active:
-            back = back._replace(waiting=back.waiting | {letter.delta})
+            back = back._replace(buffered=back.buffered | {message.delta})
         if back.counts is not None:
-            back = back._replace(counts=self.added(back.counts, letter.delta))
-        return self.send(self.put(state, letter.to, back=back), answer)
+            back = back._replace(counts=self.added(back.counts, message.delta))
+        return self.send(self.put(state, message.to, back=back), answer)
 
-    def on_forwarded(self, state: State, letter: Letter) -> State:
-        own = state.nodes[letter.to].own
-        if own is None or own.flights[letter.delta] is None:
+    def on_forwarded(self, state: State, message: Message) -> State:
+        own = state.nodes[message.to].own
+        if own is None or own.pushes[message.delta] is None:
             return state
-        receipts = own.flights[letter.delta]
+        receipts = own.pushes[message.delta]
         assert receipts is not None
-        receipt = Receipt(letter.source, letter.term, letter.number)
-        return self.advance(self.fly(state, letter.to, letter.delta, receipts | {receipt}), letter.to)
+        receipt = Receipt(message.source, message.term, message.number)
+        return self.advance(self.set_receipts(state, message.to, message.delta, receipts | {receipt}), message.to)
 
-    def on_unknown(self, state: State, letter: Letter) -> State:
-        own = state.nodes[letter.to].own
+    def on_unknown(self, state: State, message: Message) -> State:
+        own = state.nodes[message.to].own
         if own is None:
             return state
-        if own.backup == letter.source:
-            return self.drop_backup(state, letter.to)
-        if own.learner == letter.source:
-            return self.advance(self.put(state, letter.to, own=own._replace(learner=NOBODY)), letter.to)
+        if own.backup == message.source:
+            return self.drop_backup(state, message.to)
+        if own.learner == message.source:
+            return self.advance(self.put(state, message.to, own=own._replace(learner=NO_NODE)), message.to)
         return state
 
-    def on_fenced(self, state: State, letter: Letter) -> State:
-        own = state.nodes[letter.to].own
-        fence = (letter.counts[0], letter.counts[1])
-        if own is None or fence <= own.term or fence[1] == letter.to:
+    def on_fenced(self, state: State, message: Message) -> State:
+        own = state.nodes[message.to].own
+        fence = (message.counts[0], message.counts[1])
+        if own is None or fence <= own.term or fence[1] == message.to:
             return state
-        return self.challenged(state, letter.to, fence)
+        return self.on_higher_term(state, message.to, fence)
 
-    def challenged(self, state: State, place: int, fence: Term) -> State:
-        """An owner hears of a higher term: it asks whose it is, and yields, or rises above it."""
+    def on_higher_term(self, state: State, place: int, fence: Term) -> State:
+        """An owner receives a higher term. It asks for that term's owner, and steps down or raises its own term."""
         own = state.nodes[place].own
         if own is None or fence <= own.term:
             return state
         if not self.has("ask_before_yielding"):
             state = self.put(state, place, own=None, fence=max(state.nodes[place].fence, fence))
-            return self.lost(state, place, own.counts)
+            return self.keep_superseded(state, place, own.counts)
         for other in range(len(state.nodes)):
             theirs = state.nodes[other].own
-            if other != place and self.met(state, place, other) and theirs is not None and theirs.term >= fence:
+            if other != place and self.connected(state, place, other) and theirs is not None and theirs.term >= fence:
                 return self.note_owner(state, place, theirs.term, other)
-        mine = self.standing(state.nodes[place])
+        mine = self.rank(state.nodes[place])
         for other in range(len(state.nodes)):
-            better = self.met(state, place, other) and self.standing(state.nodes[other]) > mine
+            better = self.connected(state, place, other) and self.rank(state.nodes[other]) > mine
             if other != place and better and self.has("better_copy"):
-                # Not an owner's word but an heir's: it takes over, and this copy is only offered to it.
-                return self.lost(self.put(state, place, own=None), place, own.counts)
+                # Not an owner but the successor: it takes over, and this copy is only offered to it.
+                return self.keep_superseded(self.put(state, place, own=None), place, own.counts)
         return self.drop_backup(state, place, fence)
 
     def abandon(self, state: State, place: int, delta: int) -> State | None:
         own = state.nodes[place].own
-        if own is None or own.flights[delta] is None:
+        if own is None or own.pushes[delta] is None:
             return None
         spent = self.spend(state, "timeout")
-        return None if spent is None else self.fly(spent, place, delta, None)
+        return None if spent is None else self.set_receipts(spent, place, delta, None)
 
     # -- a new backup --------------------------------------------------------------------------------------------
 
-    def teach(self, state: State, place: int, to: int) -> State | None:
+    def add_learner(self, state: State, place: int, to: int) -> State | None:
         own = state.nodes[place].own
-        if own is None or own.learner != NOBODY or own.moving is not None or to in (place, own.backup):
+        if own is None or own.learner != NO_NODE or own.moving is not None or to in (place, own.backup):
             return None
         promised = self.next_term(state.nodes[place], place)[0]
         state = self.put(state, place, own=own._replace(promised=promised))
-        return self.send(self.advance(state, place), Letter("learn", place, to, own.term, promised))
+        return self.send(self.advance(state, place), Message("learn", place, to, own.term, promised))
 
-    def on_learn(self, state: State, letter: Letter) -> State:
-        node = state.nodes[letter.to]
-        if (letter.term < node.fence and self.has("fence")) or node.own is not None:
+    def on_learn(self, state: State, message: Message) -> State:
+        node = state.nodes[message.to]
+        if (message.term < node.fence and self.has("fence")) or node.own is not None:
             return state
         back = node.back
         if (
             back is not None
-            and back.owner == letter.source
-            and letter.number <= back.attempt
-            and self.has("late_learn")
+            and back.owner == message.source
+            and message.number <= back.attempt
+            and self.has("late_catch_up")
         ):
             return state
-        state = self.note_owner(state, letter.to, letter.term, letter.source)
-        life = state.nodes[letter.source].life
-        back = Back(letter.source, letter.term, attempt=letter.number, life=life)
-        answer = Letter("learning", letter.to, letter.source, letter.term, letter.number)
-        return self.send(self.put(state, letter.to, back=back), answer)
+        state = self.note_owner(state, message.to, message.term, message.source)
+        incarnation = state.nodes[message.source].incarnation
+        back = Backed(message.source, message.term, attempt=message.number, incarnation=incarnation)
+        answer = Message("learning", message.to, message.source, message.term, message.number)
+        return self.send(self.put(state, message.to, back=back), answer)
 
-    def on_learning(self, state: State, letter: Letter) -> State:
-        own = state.nodes[letter.to].own
-        if own is None or own.learner != NOBODY or own.moving is not None or own.promised != letter.number:
+    def on_learning(self, state: State, message: Message) -> State:
+        own = state.nodes[message.to].own
+        if own is None or own.learner != NO_NODE or own.moving is not None or own.promised != message.number:
             return state
-        state = self.put(state, letter.to, own=own._replace(learner=letter.source))
-        body = Letter("state", letter.to, letter.source, own.term, letter.number, counts=own.counts)
-        return self.send(self.advance(state, letter.to), body)
+        state = self.put(state, message.to, own=own._replace(learner=message.source))
+        body = Message("state", message.to, message.source, own.term, message.number, counts=own.counts)
+        return self.send(self.advance(state, message.to), body)
 
-    def on_state(self, state: State, letter: Letter) -> State:
-        node, back = state.nodes[letter.to], state.nodes[letter.to].back
-        promised = (letter.number, letter.source)
-        if back is None or back.owner != letter.source or promised < node.fence or back.is_active:
+    def on_state(self, state: State, message: Message) -> State:
+        node, back = state.nodes[message.to], state.nodes[message.to].back
+        promised = (message.number, message.source)
+        if back is None or back.owner != message.source or promised < node.fence or back.is_active:
             return state
         if back.promised is not None and promised < back.promised:
             return state
-        counts = letter.counts
-        for delta in sorted(back.waiting):
+        counts = message.counts
+        for delta in sorted(back.buffered):
             counts = self.added(counts, delta)
-        if self.has("office"):
+        if self.has("activation"):
             back = back._replace(counts=counts, promised=promised)
         else:
-            back = back._replace(counts=counts, term=promised, waiting=frozenset())
-            state = self.put(state, letter.to, fence=max(node.fence, promised))
-        answer = Letter("learnt", letter.to, letter.source, letter.term, letter.number)
-        return self.send(self.put(state, letter.to, back=back), answer)
+            back = back._replace(counts=counts, term=promised, buffered=frozenset())
+            state = self.put(state, message.to, fence=max(node.fence, promised))
+        answer = Message("learnt", message.to, message.source, message.term, message.number)
+        return self.send(self.put(state, message.to, back=back), answer)
 
-    def on_learnt(self, state: State, letter: Letter) -> State:
-        node, own = state.nodes[letter.to], state.nodes[letter.to].own
-        if own is None or own.learner != letter.source or own.promised != letter.number:
+    def on_learnt(self, state: State, message: Message) -> State:
+        node, own = state.nodes[message.to], state.nodes[message.to].own
+        if own is None or own.learner != message.source or own.promised != message.number:
             return state
         former = own.backup
-        term = (letter.number, letter.to) if self.has("new_term") else own.term
-        own = own._replace(term=term, backup=letter.source, learner=NOBODY)
-        state = self.put(state, letter.to, own=own, fence=max(node.fence, term))
-        if former != NOBODY:
-            state = self.send(state, Letter("release", letter.to, former, term))
-        return self.advance(state, letter.to)
+        term = (message.number, message.to) if self.has("new_term") else own.term
+        own = own._replace(term=term, backup=message.source, learner=NO_NODE)
+        state = self.put(state, message.to, own=own, fence=max(node.fence, term))
+        if former != NO_NODE:
+            state = self.send(state, Message("release", message.to, former, term))
+        return self.advance(state, message.to)
 
-    def on_release(self, state: State, letter: Letter) -> State:
-        back = state.nodes[letter.to].back
-        if back is None or back.owner != letter.source or not letter.term > back.term:
+    def on_release(self, state: State, message: Message) -> State:
+        back = state.nodes[message.to].back
+        if back is None or back.owner != message.source or not message.term > back.term:
             return state
-        if back.promised is not None and back.promised >= letter.term:
+        if back.promised is not None and back.promised >= message.term:
             return state
-        return self.note_owner(self.put(state, letter.to, back=None), letter.to, letter.term, letter.source)
+        return self.note_owner(self.put(state, message.to, back=None), message.to, message.term, message.source)
 
-    def give_up(self, state: State, place: int) -> State | None:
+    def cancel_catch_up(self, state: State, place: int) -> State | None:
         own = state.nodes[place].own
-        if own is None or own.learner == NOBODY:
+        if own is None or own.learner == NO_NODE:
             return None
         spent = self.spend(state, "timeout")
         if spent is None:
             return None
-        return self.advance(self.put(spent, place, own=own._replace(learner=NOBODY)), place)
+        return self.advance(self.put(spent, place, own=own._replace(learner=NO_NODE)), place)
 
     # -- hand-over -----------------------------------------------------------------------------------------------
 
     def hand_over(self, state: State, place: int) -> State | None:
         own = state.nodes[place].own
-        if own is None or own.backup == NOBODY or own.learner != NOBODY:
+        if own is None or own.backup == NO_NODE or own.learner != NO_NODE:
             return None
-        if self.has("drain") and any(flight is not None for flight in own.flights):
+        if self.has("drain") and any(push is not None for push in own.pushes):
             return None
         spent = self.spend(state, "move")
         if spent is None:
             return None
         term = self.next_term(state.nodes[place], place)
         state = self.put(spent, place, own=own._replace(promised=term[0], moving=term))
-        return self.send(state, Letter("hand_over", place, own.backup, term, sum(own.counts)))
+        return self.send(state, Message("hand_over", place, own.backup, term, sum(own.counts)))
 
-    def on_hand_over(self, state: State, letter: Letter) -> State:
-        node, back = state.nodes[letter.to], state.nodes[letter.to].back
-        answer = Letter("handed", letter.to, letter.source, letter.term)
-        if node.own is not None and node.own.term == letter.term:
+    def on_hand_over(self, state: State, message: Message) -> State:
+        node, back = state.nodes[message.to], state.nodes[message.to].back
+        answer = Message("handed", message.to, message.source, message.term)
+        if node.own is not None and node.own.term == message.term:
             return self.send(state, answer)
-        appointed = back is not None and back.promised is not None and letter.term[0] == back.promised[0] + 1
+        promoted = back is not None and back.promised is not None and message.term[0] == back.promised[0] + 1
         if (
             back is None
             or back.counts is None
-            or back.owner != letter.source
-            or not (back.is_active or appointed)
-            or (letter.term < node.fence and self.has("fence"))
+            or back.owner != message.source
+            or not (back.is_active or promoted)
+            or (message.term < node.fence and self.has("fence"))
         ):
-            claim = () if node.own is None else (*node.own.term, letter.to)
+            claim = () if node.own is None else (*node.own.term, message.to)
             return self.send(state, answer._replace(taken=False, counts=claim))
-        own = Own(letter.term, back.counts, backup=letter.source, flights=(None,) * len(self.deltas))
-        state = self.put(state, letter.to, own=own, back=None, fence=letter.term)
-        if sum(back.counts) != letter.number and self.has("known_count"):
-            state = self.drop_backup(state, letter.to)
+        own = Owned(message.term, back.counts, backup=message.source, pushes=(None,) * len(self.deltas))
+        state = self.put(state, message.to, own=own, back=None, fence=message.term)
+        if sum(back.counts) != message.number and self.has("known_count"):
+            state = self.drop_backup(state, message.to)
         return self.send(state, answer)
 
-    def on_handed(self, state: State, letter: Letter) -> State:
-        own = state.nodes[letter.to].own
+    def on_handed(self, state: State, message: Message) -> State:
+        own = state.nodes[message.to].own
         if own is None or own.moving is None:
             return state
-        if letter.taken:
-            if own.moving != letter.term:
+        if message.taken:
+            if own.moving != message.term:
                 return state
-            return self.become_backup(state, letter.to, letter.term, letter.source)
-        if letter.counts:
-            state = self.note_owner(state, letter.to, (letter.counts[0], letter.counts[1]), letter.source)
-        own = state.nodes[letter.to].own
-        if own is None or own.moving != letter.term:
+            return self.become_backup(state, message.to, message.term, message.source)
+        if message.counts:
+            state = self.note_owner(state, message.to, (message.counts[0], message.counts[1]), message.source)
+        own = state.nodes[message.to].own
+        if own is None or own.moving != message.term:
             return state
-        return self.drop_backup(state, letter.to)
+        return self.drop_backup(state, message.to)
 
-    def become_backup(self, state: State, place: int, term: Term, heir: int) -> State:
+    def become_backup(self, state: State, place: int, term: Term, successor: int) -> State:
         node = state.nodes[place]
         assert node.own is not None
-        back = Back(heir, term, node.own.counts, attempt=node.own.promised, life=state.nodes[heir].life)
+        back = Backed(
+            successor, term, node.own.counts, attempt=node.own.promised, incarnation=state.nodes[successor].incarnation
+        )
         return self.put(state, place, own=None, back=back, fence=max(node.fence, term))
 
-    # -- death ---------------------------------------------------------------------------------------------------
+    # -- crash and take-over -------------------------------------------------------------------------------------
 
     def crash(self, state: State, place: int) -> State | None:
-        """A node crashes for good. Beyond the promise, and so left out: a death while the pair is not complete, and
-        that of a node that has something left to offer."""
+        """A node crashes. Not covered by the guarantee, and so left out: a crash while the pair is not complete, and
+        the crash of a node that still has deltas to offer."""
         node = state.nodes[place]
         idle = node.own is None and node.back is None
-        if not node.alive or node.remnant or not (idle or self.complete(state)):
+        if not node.alive or node.superseded or not (idle or self.complete(state)):
             return None
         spent = self.spend(state, "crash")
         if spent is None:
             return None
         fence = state.nodes[place].fence if self.has("fences_survive") else ZERO
-        letters = frozenset(one for one in spent.letters if place not in (one.to, one.source))
-        state = spent._replace(letters=letters)
-        dead = Node(alive=False, fence=fence, life=node.life + 1, ever=node.ever)
+        messages = frozenset(one for one in spent.messages if place not in (one.to, one.source))
+        state = spent._replace(messages=messages)
+        dead = Node(alive=False, fence=fence, incarnation=node.incarnation + 1, highest_seen=node.highest_seen)
         return state._replace(nodes=(*state.nodes[:place], dead, *state.nodes[place + 1 :]))
 
     def complete(self, state: State) -> bool:
-        """The acting owner and a backup that has everything both live."""
-        acting = self.acting(state)
-        if acting == NOBODY:
+        """Whether the acting owner and a backup with the whole state are both running."""
+        acting_owner = self.acting_owner(state)
+        if acting_owner == NO_NODE:
             return False
-        own = state.nodes[acting].own
+        own = state.nodes[acting_owner].own
         assert own is not None
-        if own.backup == NOBODY or own.moving is not None or not state.nodes[own.backup].alive:
+        if own.backup == NO_NODE or own.moving is not None or not state.nodes[own.backup].alive:
             return False
         partner = state.nodes[own.backup]
-        # One that was started anew and has not been missed yet is a death that the owner has not noticed.
-        return partner.life == 0 or (partner.back is not None and partner.back.owner == acting)
+        # A backup that has restarted since is a crash that the owner has not detected yet.
+        return partner.incarnation == 0 or (partner.back is not None and partner.back.owner == acting_owner)
 
     def restart(self, state: State, place: int) -> State | None:
         if state.nodes[place].alive:
@@ -537,30 +539,30 @@ class Model:
         spent = self.spend(state, "restart")
         return None if spent is None else self.put(spent, place, alive=True)
 
-    def bury(self, state: State, place: int) -> State | None:
-        """An owner holds its partner for dead: rightly, or (as a suspicion) not."""
+    def declare_dead(self, state: State, place: int) -> State | None:
+        """An owner declares its partner dead: rightly or, as a suspicion, wrongly."""
         own = state.nodes[place].own
         if own is None:
             return None
         for partner in (own.backup, own.learner):
-            if partner == NOBODY:
+            if partner == NO_NODE:
                 continue
-            spent = state if not self.met(state, place, partner) else self.spend(state, "suspicion")
+            spent = state if not self.connected(state, place, partner) else self.spend(state, "suspicion")
             if spent is None:
                 continue
             if partner == own.learner:
-                return self.advance(self.put(spent, place, own=own._replace(learner=NOBODY)), place)
+                return self.advance(self.put(spent, place, own=own._replace(learner=NO_NODE)), place)
             if own.moving is not None and self.has("ask_when_moving"):
-                # Under its own old term: the heir may have taken the shard, and have left a newer copy elsewhere.
+                # Under its own old term: the successor may own the shard, and may have left a newer copy elsewhere.
                 term = own.term if self.has("old_copy") else self.next_term(state.nodes[place], place)
-                life = state.nodes[partner].life - (not state.nodes[partner].alive)
-                back = Back(partner, term, own.counts, attempt=own.promised, life=life)
+                incarnation = state.nodes[partner].incarnation - (not state.nodes[partner].alive)
+                back = Backed(partner, term, own.counts, attempt=own.promised, incarnation=incarnation)
                 return self.put(spent, place, own=None, back=back, fence=max(state.nodes[place].fence, term))
             return self.drop_backup(spent, place)
         return None
 
-    def standing(self, node: Node) -> tuple[Any, ...]:
-        """How much a node's copy is worth: term, role, promise, number of deltas."""
+    def rank(self, node: Node) -> tuple[Any, ...]:
+        """The rank of a node's copy: term, role, promise, number of deltas."""
         if node.own is not None:
             return (node.own.term, 4, ZERO, sum(node.own.counts))
         back = node.back
@@ -571,20 +573,20 @@ class Model:
         return (back.term, 2, back.promised, sum(back.counts))
 
     def survey(self, state: State, place: int) -> State | None:
-        """A backup or learner whose owner is gone asks everybody it can reach what they have."""
+        """A backup or learner whose owner is gone asks all nodes it can reach for their copies."""
         node, back = state.nodes[place], state.nodes[place].back
         if not node.alive or node.own is not None or back is None or back.counts is None or node.survey is not None:
             return None
-        restarted = state.nodes[back.owner].life > back.life and self.has("restart_is_death")
-        gone = restarted or not self.met(state, place, back.owner)
+        restarted = state.nodes[back.owner].incarnation > back.incarnation and self.has("restart_ends_ownership")
+        gone = restarted or not self.connected(state, place, back.owner)
         spent = state if gone else self.spend(state, "suspicion")
         if spent is None:
             return None
         others = [other for other in range(len(state.nodes)) if other != place and (restarted or other != back.owner)]
         found = tuple(
-            (other, self.standing(state.nodes[other]), self.seen(state.nodes[other]))
+            (other, self.rank(state.nodes[other]), self.seen(state.nodes[other]))
             for other in others
-            if self.met(state, place, other)
+            if self.connected(state, place, other)
         )
         return self.put(spent, place, survey=found)
 
@@ -593,37 +595,37 @@ class Model:
         return max(node.fence, promised) if promised is not None and self.has("above_promises") else node.fence
 
     def take_over(self, state: State, place: int) -> State | None:
-        """What the survey said is acted upon, perhaps much later."""
+        """Use the result of the survey, perhaps much later."""
         node, back, survey = state.nodes[place], state.nodes[place].back, state.nodes[place].survey
         if survey is None:
             return None
         state = self.put(state, place, survey=None)
         if back is None or back.counts is None or node.own is not None:
             return state
-        mine = self.standing(node)
-        for other, standing, _ in survey:
-            if standing[1] == 4 and standing[0] >= max(mine[0], self.seen(node)):
-                return self.note_owner(state, place, standing[0], other)
-        if self.has("best_state") and any(standing > mine for _, standing, _ in survey if standing[1] >= 2):
+        mine = self.rank(node)
+        for other, rank, _ in survey:
+            if rank[1] == 4 and rank[0] >= max(mine[0], self.seen(node)):
+                return self.note_owner(state, place, rank[0], other)
+        if self.has("best_state") and any(rank > mine for _, rank, _ in survey if rank[1] >= 2):
             return state
-        term = self.next_term(node, place, *(one for _, standing, fence in survey for one in (standing[0], fence)))
-        own = Own(term, back.counts, flights=(None,) * len(self.deltas))
+        term = self.next_term(node, place, *(one for _, rank, fence in survey for one in (rank[0], fence)))
+        own = Owned(term, back.counts, pushes=(None,) * len(self.deltas))
         state = self.put(state, place, own=own, back=None, fence=term)
-        return self.send(state, *(Letter("news", place, other, term) for other, _, _ in survey))
+        return self.send(state, *(Message("claim", place, other, term) for other, _, _ in survey))
 
-    def tell(self, state: State, place: int, to: int) -> State | None:
-        """A digest: an owner tells another node of its claim."""
+    def send_claim(self, state: State, place: int, to: int) -> State | None:
+        """An owner sends its claim to another node."""
         own = state.nodes[place].own
         if own is None or state.nodes[to].fence >= own.term:
             return None
-        return self.send(state, Letter("news", place, to, own.term))
+        return self.send(state, Message("claim", place, to, own.term))
 
-    def read_fence(self, state: State, place: int, asker: int) -> State | None:
-        """A pull carries the fence of a node that remembers a higher term than the owner's."""
-        own, fence = state.nodes[place].own, state.nodes[asker].fence
-        if own is None or fence <= own.term or not self.met(state, place, asker) or not self.has("rise"):
+    def read_fence(self, state: State, place: int, puller: int) -> State | None:
+        """A pull carries the fence of a node that has seen a higher term than the owner's."""
+        own, fence = state.nodes[place].own, state.nodes[puller].fence
+        if own is None or fence <= own.term or not self.connected(state, place, puller) or not self.has("rise"):
             return None
-        return self.challenged(state, place, fence)
+        return self.on_higher_term(state, place, fence)
 
     # -- splits --------------------------------------------------------------------------------------------------
 
@@ -631,8 +633,8 @@ class Model:
         spent = self.spend(state, "split")
         if spent is None or len(dict.fromkeys(state.sides)) > 1:
             return None
-        letters = frozenset(one for one in spent.letters if sides[one.to] == sides[one.source])
-        return spent._replace(sides=sides, letters=letters)
+        messages = frozenset(one for one in spent.messages if sides[one.to] == sides[one.source])
+        return spent._replace(sides=sides, messages=messages)
 
     def heal(self, state: State) -> State | None:
         if len(dict.fromkeys(state.sides)) == 1:
@@ -640,82 +642,89 @@ class Model:
         return state._replace(sides=(0,) * len(state.sides))
 
     def offer(self, state: State, place: int, to: int) -> State | None:
-        """The loser offers what it has to the node that claims to own; only what the winner knows is settled."""
-        remnant, own = state.nodes[place].remnant, state.nodes[to].own
-        if not remnant or own is None or not self.met(state, place, to):
+        """The loser offers its deltas to the node that claims to own; only those that the winner has are settled."""
+        superseded, own = state.nodes[place].superseded, state.nodes[to].own
+        if not superseded or own is None or not self.connected(state, place, to):
             return None
         if not self.has("by_identity"):
-            counts = tuple(count + (delta in remnant) for delta, count in enumerate(own.counts))
+            counts = tuple(count + (delta in superseded) for delta, count in enumerate(own.counts))
             state = self.put(state, to, own=own._replace(counts=counts))
-            return self.put(state, place, remnant=frozenset())
+            return self.put(state, place, superseded=frozenset())
         if not self.has("repair_replicated"):
             counts = own.counts
-            for delta in remnant:
+            for delta in superseded:
                 counts = self.added(counts, delta)
             state = self.put(state, to, own=own._replace(counts=counts))
         before = state
-        for delta in sorted(remnant):
+        for delta in sorted(superseded):
             own = state.nodes[to].own
             if own is not None and not own.counts[delta]:
                 state = self.push(state, to, delta) or state
         own = state.nodes[to].own
-        settled = own is not None and all(own.counts[delta] for delta in remnant)
-        safe = not self.unsafe(state, to) or not self.has("repair_replicated")
-        if (settled and safe) or not self.has("keep_remnant"):
-            state = self.put(state, place, remnant=frozenset())
+        settled = own is not None and all(own.counts[delta] for delta in superseded)
+        safe = not self.lacks_backup(state, to) or not self.has("repair_replicated")
+        if (settled and safe) or not self.has("keep_superseded"):
+            state = self.put(state, place, superseded=frozenset())
         return None if state == before else state
 
     # -- the search ----------------------------------------------------------------------------------------------
 
-    def deliver(self, state: State, letter: Letter) -> State | None:
-        if state.sides[letter.source] != state.sides[letter.to]:
+    def deliver(self, state: State, message: Message) -> State | None:
+        if state.sides[message.source] != state.sides[message.to]:
             return None
-        state = state._replace(letters=state.letters - {letter})
-        if letter.kind == "news":
-            return self.note_owner(state, letter.to, letter.term, letter.source)
-        handler: Any = getattr(self, f"on_{letter.kind}")
-        after: State = handler(state, letter)
+        state = state._replace(messages=state.messages - {message})
+        if message.kind == "claim":
+            return self.note_owner(state, message.to, message.term, message.source)
+        handler: Any = getattr(self, f"on_{message.kind}")
+        after: State = handler(state, message)
         return after
 
     def successors(self, state: State) -> Iterator[tuple[str, State]]:
-        """Every event that may come next, in words, and what it leads to."""
+        """Every possible next event, by name, and the state after it."""
         size = len(state.nodes)
-        for letter in sorted(state.letters):
-            if (after := self.deliver(state, letter)) is not None:
-                yield f"{letter.kind} {letter.source}→{letter.to} {letter.term}", after
+        for message in sorted(state.messages):
+            if (after := self.deliver(state, message)) is not None:
+                yield f"{message.kind} {message.source}→{message.to} {message.term}", after
         for place in range(size):
             for delta in self.deltas:
-                # Deltas are alike: the second is pushed after the first has been.
+                # Deltas are interchangeable: the second is pushed after the first.
                 if delta == 0 or delta - 1 in state.acknowledged:
                     yield from named(f"push {delta} to {place}", self.push(state, place, delta))
                 yield from named(f"{place} abandons {delta}", self.abandon(state, place, delta))
-            for action in (self.give_up, self.hand_over, self.crash, self.restart, self.bury, self.survey):
+            for action in (
+                self.cancel_catch_up,
+                self.hand_over,
+                self.crash,
+                self.restart,
+                self.declare_dead,
+                self.survey,
+            ):
                 yield from named(f"{action.__name__} {place}", action(state, place))
             yield from named(f"take_over {place}", self.take_over(state, place))
             for other in range(size):
                 if other == place or not state.nodes[other].alive or not state.nodes[place].alive:
                     continue
-                if (spent := self.spend(state, "teach")) is not None:
-                    yield from named(f"{place} teaches {other}", self.teach(spent, place, other))
-                if (spent := self.spend(state, "news")) is not None:
-                    yield from named(f"{place} tells {other}", self.tell(spent, place, other))
+                if (spent := self.spend(state, "add_learner")) is not None:
+                    yield from named(f"{place} adds learner {other}", self.add_learner(spent, place, other))
+                if (spent := self.spend(state, "claim")) is not None:
+                    yield from named(f"{place} sends its claim to {other}", self.send_claim(spent, place, other))
                 yield from named(f"{other} shows its fence to {place}", self.read_fence(state, place, other))
                 if self.scenario.repairs:
                     yield from named(f"{place} offers to {other}", self.offer(state, place, other))
         if dict(state.budget).get("split"):
-            for alone in range(1, 2 ** (size - 1)):
-                sides = tuple(int(place > 0 and bool(alone >> (place - 1) & 1)) for place in range(size))
+            for mask in range(1, 2 ** (size - 1)):
+                sides = tuple(int(place > 0 and bool(mask >> (place - 1) & 1)) for place in range(size))
                 yield from named(f"split {sides}", self.split(state, sides))
         yield from named("heal", self.heal(state))
 
     # -- what must hold ------------------------------------------------------------------------------------------
 
-    def acting(self, state: State) -> int:
+    def acting_owner(self, state: State) -> int:
         owners = [place for place, node in enumerate(state.nodes) if node.alive and node.own is not None]
-        return max(owners, key=lambda place: self.standing(state.nodes[place]), default=NOBODY)
+        return max(owners, key=lambda place: self.rank(state.nodes[place]), default=NO_NODE)
 
     def check(self, state: State) -> None:
-        """In every state."""
+        """The invariants of every state."""
         terms: dict[Term, int] = {}
         for place, node in enumerate(state.nodes):
             copies = [held.counts for held in (node.own, node.back) if held is not None and held.counts is not None]
@@ -732,13 +741,13 @@ class Model:
                 if (back.owner, back.term) == (place, node.own.term):
                     raise Broken(f"two pairs under {back.term}")
             for reader in state.nodes:
-                if reader.alive and node.own is not None and reader.fence <= node.own.term < reader.ever:
-                    raise Broken("a node reads under a lower term than it has read before")
+                if reader.alive and node.own is not None and reader.fence <= node.own.term < reader.highest_seen:
+                    raise Broken("a node reads under a lower term than before")
         if self.scenario.repairs:
-            held = {d for node in state.nodes if node.alive for d in (*self.of(node), *node.remnant)}
+            held = {d for node in state.nodes if node.alive for d in (*self.of(node), *node.superseded)}
         else:
-            heir = max((node for node in state.nodes if node.alive), key=self.standing)
-            held = set(self.of(heir))
+            successor = max((node for node in state.nodes if node.alive), key=self.rank)
+            held = set(self.of(successor))
         if missing := state.acknowledged - held:
             raise Broken(f"acknowledged and lost: {sorted(missing)}")
 
@@ -747,44 +756,44 @@ class Model:
         return [delta for counts in copies for delta in self.deltas if counts[delta]]
 
     def settle(self, state: State) -> State:
-        """No more faults, and everything that is due happens: the end must be one owner with every delta once."""
-        state = state._replace(sides=(0,) * len(state.nodes), budget=(("teach", 99), ("timeout", 99)))
+        """No more faults, and all due actions run: the end must be one owner with every delta once."""
+        state = state._replace(sides=(0,) * len(state.nodes), budget=(("add_learner", 99), ("timeout", 99)))
         size = range(len(state.nodes))
         for _ in range(12):
-            state = self.quiet(state)
+            state = self.deliver_all(state)
             for place in size:
                 for delta in self.deltas:
                     state = self.abandon(state, place, delta) or state
-                for action in (self.bury, self.give_up, self.survey, self.take_over):
-                    state = self.quiet(action(state, place) or state)
+                for action in (self.declare_dead, self.cancel_catch_up, self.survey, self.take_over):
+                    state = self.deliver_all(action(state, place) or state)
                 for other in size:
                     if other != place and state.nodes[other].alive:
-                        state = self.quiet(self.tell(state, place, other) or state)
-                        state = self.quiet(self.read_fence(state, place, other) or state)
-            acting = self.acting(state)
-            if acting == NOBODY:
+                        state = self.deliver_all(self.send_claim(state, place, other) or state)
+                        state = self.deliver_all(self.read_fence(state, place, other) or state)
+            acting_owner = self.acting_owner(state)
+            if acting_owner == NO_NODE:
                 continue
-            own = state.nodes[acting].own
+            own = state.nodes[acting_owner].own
             assert own is not None
-            if own.moving is not None:  # the next look asks again: here, that it was not taken
-                state = self.drop_backup(state, acting)
-            pupil = next((other for other in size if other != acting and state.nodes[other].alive), NOBODY)
-            if own.backup == NOBODY and pupil != NOBODY:
-                state = self.quiet(self.teach(state, acting, pupil) or state)
+            if own.moving is not None:  # the next tick asks again: here it was not taken
+                state = self.drop_backup(state, acting_owner)
+            candidate = next((other for other in size if other != acting_owner and state.nodes[other].alive), NO_NODE)
+            if own.backup == NO_NODE and candidate != NO_NODE:
+                state = self.deliver_all(self.add_learner(state, acting_owner, candidate) or state)
             for place in size:
                 if self.scenario.repairs and self.has("repair"):
-                    state = self.quiet(self.offer(state, place, acting) or state)
+                    state = self.deliver_all(self.offer(state, place, acting_owner) or state)
             for delta in self.deltas:
-                state = self.quiet(self.push(state, acting, delta) or state)
+                state = self.deliver_all(self.push(state, acting_owner, delta) or state)
         return state
 
-    def quiet(self, state: State) -> State:
-        """All letters arrive, in order."""
+    def deliver_all(self, state: State) -> State:
+        """All messages arrive, in order."""
         for _ in range(200):
-            if not state.letters:
+            if not state.messages:
                 return state
-            state = self.deliver(state, min(state.letters)) or state
-        raise Broken("letters without end")
+            state = self.deliver(state, min(state.messages)) or state
+        raise Broken("messages without end")
 
     def check_settled(self, state: State) -> None:
         before = state.acknowledged
@@ -795,8 +804,8 @@ class Model:
         (own,) = owners
         if any(node.alive and node.fence > own.term for node in state.nodes):
             raise Broken("a node whose fence is above the owner's term starves")
-        if any(node.remnant for node in state.nodes):
-            raise Broken("a repair that never ends")
+        if any(node.superseded for node in state.nodes):
+            raise Broken("a reconciliation that never ends")
         if lost := [delta for delta in before if own.counts[delta] == 0]:
             raise Broken(f"acknowledged and lost at rest: {lost}")
         if own.counts != (1,) * len(self.deltas):
@@ -810,7 +819,7 @@ def named(name: str, state: State | None) -> Iterator[tuple[str, State]]:
 
 @dataclass
 class Result:
-    """How far a search went; `trace` is the shortest history to a broken promise."""
+    """How far a search went; `trace` is the shortest history to a broken invariant."""
 
     states: int
     broken: str = ""
@@ -849,47 +858,50 @@ def _trace(seen: dict[State, tuple[State, str] | None], state: State) -> tuple[s
     return tuple(reversed(names))
 
 
-# -- from where the searches start ---------------------------------------------------------------------------------
+# -- start states --------------------------------------------------------------------------------------------------
 
 
-def start(nodes: list[Node], order: tuple[int, ...], *, letters: tuple[Letter, ...] = (), **budget: int) -> State:
-    """`order` renames the nodes: terms are compared by their raiser too, so it matters who has the higher number."""
-    name = {NOBODY: NOBODY, **dict(enumerate(order))}
+def start(nodes: list[Node], order: tuple[int, ...], *, messages: tuple[Message, ...] = (), **budget: int) -> State:
+    """`order` renames the nodes: terms are compared by node too, so it matters which has the higher number."""
+    name = {NO_NODE: NO_NODE, **dict(enumerate(order))}
 
     def renamed(value: Any) -> Any:
         if isinstance(value, Node):
             return value._replace(
-                fence=renamed(value.fence), ever=renamed(value.fence), own=renamed(value.own), back=renamed(value.back)
+                fence=renamed(value.fence),
+                highest_seen=renamed(value.fence),
+                own=renamed(value.own),
+                back=renamed(value.back),
             )
-        if isinstance(value, Own):
+        if isinstance(value, Owned):
             return value._replace(
                 term=renamed(value.term),
                 backup=name[value.backup],
                 learner=name[value.learner],
                 moving=renamed(value.moving),
             )
-        if isinstance(value, Back):
+        if isinstance(value, Backed):
             return value._replace(owner=name[value.owner], term=renamed(value.term), promised=renamed(value.promised))
-        if isinstance(value, Letter):
+        if isinstance(value, Message):
             return value._replace(source=name[value.source], to=name[value.to], term=renamed(value.term))
         return None if value is None else (value[0], name[value[1]])
 
     placed = sorted(zip(order, nodes, strict=True), key=lambda pair: pair[0])
     return State(
         tuple(renamed(node) for _, node in placed),
-        letters=frozenset(renamed(letter) for letter in letters),
+        messages=frozenset(renamed(message) for message in messages),
         sides=(0,) * len(nodes),
         budget=tuple(budget.items()),
     )
 
 
 def owner(term: Term, deltas: int = 1, **more: Any) -> Node:
-    own = Own(term, (0,) * deltas, **{"promised": term[0], "flights": (None,) * deltas, **more})
+    own = Owned(term, (0,) * deltas, **{"promised": term[0], "pushes": (None,) * deltas, **more})
     return Node(fence=term, own=own)
 
 
 def backup(of: int, term: Term, deltas: int = 1, **more: Any) -> Node:
-    return Node(fence=term, back=Back(of, term, (0,) * deltas, **{"attempt": term[0], **more}))
+    return Node(fence=term, back=Backed(of, term, (0,) * deltas, **{"attempt": term[0], **more}))
 
 
 def pair(size: int = 3, deltas: int = 1) -> list[Node]:
@@ -899,19 +911,19 @@ def pair(size: int = 3, deltas: int = 1) -> list[Node]:
     return [owner(term, deltas, backup=1), backup(0, term, deltas), *others]
 
 
-def alone(size: int) -> list[Node]:
+def without_backup(size: int) -> list[Node]:
     """The first owns under (1, 0) without a backup."""
     return [owner((1, 0)), *[Node(fence=(1, 0))] * (size - 1)]
 
 
 def switched() -> list[Node]:
-    """The third has just become the backup in the place of the second, and neither has heard of it yet."""
+    """The third has just become the backup in place of the second, and neither has been informed yet."""
     learner = backup(0, (2, 0), promised=(3, 0), attempt=3)
     return [owner((3, 0), backup=2), backup(0, (2, 0)), learner]
 
 
 def moved() -> list[Node]:
-    """The first handed over to the second, which has the third as its backup by now; the answer got lost."""
+    """The first handed over to the second, which has the third as its backup by now; the answer was lost."""
     return [owner((2, 0), backup=1, promised=3, moving=(3, 0)), owner((4, 1), backup=2), backup(1, (4, 1))]
 
 
@@ -920,50 +932,52 @@ def handing() -> list[Node]:
     return [owner((2, 0), backup=1, promised=3, moving=(3, 0)), backup(0, (2, 0)), Node(fence=(2, 0))]
 
 
-def superseded() -> list[Node]:
-    """The first was wrongly suspected, has not heard of it, and tries to make a learner of the third, which backs the
-    new owner."""
+def superseded_owner() -> list[Node]:
+    """The first was wrongly suspected, is not informed of it, and adds the third as a learner, which backs up the new
+    owner."""
     return [owner((2, 0), backup=1, promised=3), owner((4, 1), backup=2), backup(1, (4, 1))]
 
 
-def parted() -> State:
+def after_split() -> State:
     """After a split: the pair of the first won, and the third still has an acknowledged delta that the pair lacks."""
     state = start(pair(), (0, 1, 2), crash=1, timeout=1)
-    return Model.put(state._replace(acknowledged=frozenset({0})), 2, remnant=frozenset({0}))
+    return Model.put(state._replace(acknowledged=frozenset({0})), 2, superseded=frozenset({0}))
 
 
 IN_ORDER, TURNED = (0, 1, 2), (2, 0, 1)
-RELEASE = Letter("release", 0, 1, (3, 0))
-HAND_OVER = Letter("hand_over", 0, 1, (3, 0))
-LEARN = Letter("learn", 0, 2, (2, 0), 3)
+RELEASE = Message("release", 0, 1, (3, 0))
+HAND_OVER = Message("hand_over", 0, 1, (3, 0))
+LEARN = Message("learn", 0, 2, (2, 0), 3)
 
 SCENARIOS = {
     one.name: one
     for one in (
         Scenario("pair", start(pair(), IN_ORDER, crash=1, suspicion=2, timeout=2), depth=12),
-        Scenario("first backup", start(alone(2), (0, 1), teach=2, crash=1, timeout=1), depth=12),
-        Scenario("new backup", start(pair(), IN_ORDER, teach=2, crash=1, timeout=1), depth=9),
-        Scenario("switched", start(switched(), IN_ORDER, letters=(RELEASE,), crash=1), depth=10),
-        Scenario("switched, turned", start(switched(), TURNED, letters=(RELEASE,), crash=1), depth=10),
+        Scenario("first backup", start(without_backup(2), (0, 1), add_learner=2, crash=1, timeout=1), depth=12),
+        Scenario("new backup", start(pair(), IN_ORDER, add_learner=2, crash=1, timeout=1), depth=9),
+        Scenario("switched", start(switched(), IN_ORDER, messages=(RELEASE,), crash=1), depth=10),
+        Scenario("switched, turned", start(switched(), TURNED, messages=(RELEASE,), crash=1), depth=10),
         Scenario(
             "switched, suspected",
-            start(switched(), TURNED, letters=(RELEASE,), crash=1, suspicion=1),
+            start(switched(), TURNED, messages=(RELEASE,), crash=1, suspicion=1),
             depth=9,
             repairs=True,
         ),
         Scenario("hand-over", start(pair(), IN_ORDER, move=1, crash=1, timeout=1, suspicion=1), depth=10),
-        Scenario("handing", start(handing(), IN_ORDER, letters=(HAND_OVER,), teach=1, suspicion=1), depth=10),
-        Scenario("superseded", start(superseded(), IN_ORDER, letters=(LEARN,), crash=1), depth=8),
-        Scenario("moved", start(moved(), TURNED, crash=1, teach=1), depth=9),
-        Scenario("suspicion", start(pair(), IN_ORDER, teach=1, suspicion=1, crash=1), depth=9),
-        Scenario("suspected by both", start(pair(), IN_ORDER, teach=1, suspicion=2), depth=10, repairs=True),
-        Scenario("restart", start(pair(), IN_ORDER, crash=1, restart=1, suspicion=1, teach=1), depth=8),
+        Scenario("handing", start(handing(), IN_ORDER, messages=(HAND_OVER,), add_learner=1, suspicion=1), depth=10),
+        Scenario("superseded", start(superseded_owner(), IN_ORDER, messages=(LEARN,), crash=1), depth=8),
+        Scenario("moved", start(moved(), TURNED, crash=1, add_learner=1), depth=9),
+        Scenario("suspicion", start(pair(), IN_ORDER, add_learner=1, suspicion=1, crash=1), depth=9),
+        Scenario("suspected by both", start(pair(), IN_ORDER, add_learner=1, suspicion=2), depth=10, repairs=True),
+        Scenario("restart", start(pair(), IN_ORDER, crash=1, restart=1, suspicion=1, add_learner=1), depth=8),
         Scenario(
-            "remembered fence", start([pair()[0], Node(fence=(7, 2)), Node(fence=(2, 0))], IN_ORDER, teach=1), depth=8
+            "remembered fence",
+            start([pair()[0], Node(fence=(7, 2)), Node(fence=(2, 0))], IN_ORDER, add_learner=1),
+            depth=8,
         ),
-        Scenario("parted", parted(), depth=8, repairs=True),
-        Scenario("split", start(pair(), IN_ORDER, split=1, news=1, crash=1), depth=8, deltas=1, repairs=True),
-        Scenario("two deltas", start(pair(3, 2), IN_ORDER, split=1, news=1, crash=1), depth=8, deltas=2, repairs=True),
+        Scenario("after a split", after_split(), depth=8, repairs=True),
+        Scenario("split", start(pair(), IN_ORDER, split=1, claim=1, crash=1), depth=8, deltas=1, repairs=True),
+        Scenario("two deltas", start(pair(3, 2), IN_ORDER, split=1, claim=1, crash=1), depth=8, deltas=2, repairs=True),
     )
 }
 

@@ -9,15 +9,15 @@ from tests.harness.ownership_model import RULES, SCENARIOS, search
 #: Where leaving a rule out shows soonest.
 SHOWN_IN = {
     "backup_first": "pair",
-    "look_again": "new backup",
+    "recheck": "new backup",
     "identities": "pair",
     "fence": "superseded",
-    "office": "first backup",
-    "late_learn": "first backup",
+    "activation": "first backup",
+    "late_catch_up": "first backup",
     "new_term": "new backup",
     "drop_raises": "pair",
     "drain": "handing",
-    "heir_heard": "hand-over",
+    "successor_first": "hand-over",
     "known_count": "hand-over",
     "fences_survive": "restart",
     "ask_before_yielding": "hand-over",
@@ -29,9 +29,9 @@ SHOWN_IN = {
     "old_copy": "hand-over",
     "repair": "switched, suspected",
     "by_identity": "switched, suspected",
-    "restart_is_death": "restart",
-    "keep_remnant": "switched, suspected",
-    "repair_replicated": "parted",
+    "restart_ends_ownership": "restart",
+    "keep_superseded": "switched, suspected",
+    "repair_replicated": "after a split",
 }
 
 
