@@ -117,6 +117,9 @@ def test_a_port_in_use_is_replaced_by_others(gateway: Callable[..., UpnpGateway]
         opened = gateway(router, ports=[40000, 40001, 40002, 40003])
         assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 40001)
         assert set(router.mapped) == {(40001, "UDP"), (40001, "TCP")}
+        router.added.clear()
+        assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 40001)
+        assert {port for port, _, _ in router.added} == {40001}
 
         full = Router(lambda action, _given: CONFLICT if action == "AddPortMapping" else None)
         with pytest.raises(GatewayFailed, match=f"has port 8468 and {MAX_PORT_ATTEMPTS} others in use"):
