@@ -1,20 +1,21 @@
 """Random histories with many faults over the real exchange, and a check that every acknowledged delta is in the model.
 
 `python -m tests.harness.conservation --histories 2000` plays that many; `--seed 17` replays one, event by event, with
-the same digest. In every history some nodes push about a delta a second to the owners of all shards, while nodes crash,
-return, are paused, separated from the others, join and leave, and requests are lost, duplicated and delayed. Then the
-faults end, and after a while
+the same digest. In every history some nodes push about a delta a second to the owners of all shards. Meanwhile nodes
+crash, return, are paused, are separated from the others, join and leave. Requests are lost, duplicated and delayed.
+Then the faults end, and after a while
 
 * every shard has one owner, and a backup that has its state,
 * its value is the sum of the deltas whose identities are in its set of applied ones, each once, to the bit,
 * every delta that any owner acknowledged is among them,
-* and during the faults no node stood still for longer than the detection bound after the last of them.
+* and during the faults no node was idle for longer than the detection bound after the last of them.
 
-Under the trimmed mean a value is no sum: there owner and backup have the same windows and the same value, and each has
+Under the trimmed mean a value is no sum. Then owner and backup have the same windows and the same value, and each has
 every acknowledged delta.
 
-There are no exceptions. A node whose death the promise does not cover is paused instead of killed: one of a pair that
-is not complete as far as its owner knows, and, before a split is reconciled, one whose log has deltas of that shard.
+There are no exceptions. A node whose crash the guarantee does not cover is paused instead of killed. That is a node of
+a pair that is not complete as far as its owner knows. Before a split is reconciled, it is also a node whose log has
+deltas of that shard.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class History:
             robust=robust,
         )
         self.world = World(seed, settings=settings, shards=SHARDS, values=VALUES, synchronous=self.plan.synchronous)
-        #: Per shard the identities of which an owner has said "ok".
+        #: Per shard the identities that an owner has acknowledged.
         self.acknowledged: list[dict[DeltaId, None]] = [{} for _ in range(SHARDS)]
         self.names: dict[bytes, str] = {}
         self.pushing = True
@@ -220,8 +221,8 @@ class History:
         self.fault_s = self.world.clock.monotonic()
         self.world.records.append(_record(self.world, "fault", what=what))
 
-    def may_die(self, member: Member) -> bool:
-        """Whether the promise covers its death, as far as owners can tell."""
+    def may_crash(self, member: Member) -> bool:
+        """Whether the guarantee covers its crash, as far as the owners know."""
         exchange = member.exchange
         assert exchange is not None
         if exchange.store.superseded:
@@ -250,7 +251,7 @@ class History:
         backup = self.world.members[self.names[owned.backup.node_id]]
         if backup.exchange is None or not self.world.reachable(owner, backup):
             return False
-        # It was started anew, and its owner has not heard of that yet: a death that is still to be noticed.
+        # It has restarted, and its owner does not know that yet: a crash that is still to be detected.
         backed = backup.exchange.store.backed.get(shard)
         restarted = backup.starts > 1 and (backed is None or backed.owner.node_id != owner.contact.node_id)
         return not restarted
@@ -264,7 +265,7 @@ class History:
             what = chance.choice(["crash", "crash", "restart", "pause", "part", "part", "cut", "join", "leave"])
             names = sorted(member.name for member in world.running() if member.name not in self.asked_to_leave)
             owners = [name for name in names if self._owns(name)]
-            # Faults where it hurts: two of three hit an owner or a backup.
+            # Two of three faults hit an owner or a backup.
             name = chance.choice(owners if owners and chance.random() < 0.67 else names)
             await self._strike(what, name, names)
 
@@ -276,7 +277,7 @@ class History:
         world, chance = self.world, self.chance
         member = world.members[name]
         works = name in self.stood_s
-        if what in ("crash", "restart", "leave") and (len(names) < 4 or not self.may_die(member)):
+        if what in ("crash", "restart", "leave") and (len(names) < 4 or not self.may_crash(member)):
             what = "pause"
         self._fault(what)
         match what:
@@ -349,7 +350,7 @@ class History:
             await exchange.leave(4.0)
             if member.exchange is not exchange:
                 return
-            if not exchange.store.owned and not exchange.push_client.outstanding_steps and self.may_die(member):
+            if not exchange.store.owned and not exchange.push_client.outstanding_steps and self.may_crash(member):
                 self.world.kill(name, left=True)
                 self._fault("left")
                 return

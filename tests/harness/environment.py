@@ -122,7 +122,7 @@ class MemoryDisk:
         return sorted(name for name in self.files if name.startswith(prefix))
 
     def tear(self, name: str, keep_bytes: int | None = None) -> None:
-        """Truncate a file, to half of it unless told: what a power cut leaves of a file that was not synced."""
+        """Truncate a file, by default to half of it: what a power cut leaves of a file that was not synced."""
         data = self.files[name]
         self.files[name] = data[: len(data) // 2 if keep_bytes is None else keep_bytes]
 

@@ -1,6 +1,6 @@
 """Many real exchanges on a light network: the code of `training/exchange` is real, everything below it is simulated.
 
-The overlay (live peers, eligible peers, requests between nodes) is a table and a few timers, so that a history of fifty
+The overlay (live peers, eligible peers, requests between nodes) is a table and a few timers. So a history of fifty
 nodes takes a fraction of a second. Each node detects failures and returns late, and at its own time. Requests are lost
 in either direction, duplicated, delayed and reordered. Those to a paused or partitioned node arrive when it can be
 reached again, long after their sender has timed out. Everything follows from one seed.

@@ -2,11 +2,11 @@
 
 Seeds are the messages that the nodes exchange, recorded on the simulated network, and one message of every kind. They
 are changed in their bytes (flips, cuts, insertions, splices) and in their structure (any leaf of the MessagePack tree
-replaced, lengthened, nested), and come from unknown, invented and peers' addresses.
+replaced, lengthened, nested). They come from unknown, invented and peers' addresses.
 
-What must hold, whatever arrives: no exception (handlers raise their errors, and so does the virtual loop),
-no task more, nobody in a table who is not one of the real nodes at its real address, sizes within their limits, and
-after every round the node is still found and asked by others. Same seed, same bytes.
+Whatever arrives, there must be no exception (handlers raise their errors, and so does the virtual loop) and no
+additional task. A table must have only the real nodes at their real addresses, and every size must be within its limit.
+After every round other nodes must still find the node and get its answers. Same seed, same bytes.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Fuzz:
         return made
 
     def _sample(self, target: Overlay, world: OverlayWorld) -> bytes:
-        """A well-formed message of any kind, from nobody, from a peer, or in the target's own name."""
+        """A well-formed message of any kind, from an unknown id, from a peer, or in the target's own name."""
         rng = self._rng
         real = rng.choice(list(world.nodes.values())).heartbeat
         start = (rng.choice([0, 1, 2, 2**62]), rng.getrandbits(32), rng.choice([1, PORT, 65535]))
@@ -294,7 +294,7 @@ class Fuzz:
             assert 0 <= size <= limit, f"{name}: {size} of {limit} {where}"
 
     async def _serves(self, nodes: list[Overlay], target: Overlay) -> None:
-        """Others' traffic goes on: asked at its address, the node answers."""
+        """Other nodes' traffic continues: asked at its address, the node answers."""
         for node in (nodes[0], nodes[2]):
             assert await node._queries.ask(target.local.contact, messages.FindNode(target.node_id)) is not None, (
                 self.tally

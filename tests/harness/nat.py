@@ -13,7 +13,7 @@ FIRST_PORT = 50000
 
 
 class Nat:
-    """`symmetric`: another port for each one spoken to, so that nobody can tell others where a host is."""
+    """`symmetric`: another port for each destination, so that no node can report to others where a host is."""
 
     def __init__(self, public: str, *, symmetric: bool = False) -> None:
         self.public = public
@@ -40,7 +40,7 @@ class Nat:
         return self.forwarded.get(port) or self._inside.get(port)
 
     def forward(self, port: int, to: Address | None) -> None:
-        """Datagrams and streams of everybody to this port go to a host inside; None ends it."""
+        """Datagrams and streams from any source to this port are forwarded to a host inside; None ends it."""
         if to is None:
             self.forwarded.pop(port, None)
         else:

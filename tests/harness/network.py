@@ -5,8 +5,8 @@ a bounded number of chunks in flight, as with HTTP over TCP. A partition delays 
 All chance comes from one `random.Random(seed)`, all time from the loop.
 
 Faults: `partition`/`cut`/`heal`, `pause`/`resume` (SIGSTOP), `crash` (kill, or power loss), `unreachable` (accepts no
-streams), `behind` (a NAT, tests/harness/nat.py), and the numbers `delay`, `loss`, `duplicate`, `bandwidth`, which may
-change at any moment.
+streams), `behind` (a NAT, tests/harness/nat.py). The numbers `delay`, `loss`, `duplicate` and `bandwidth` may change at
+any moment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Traffic:
 
 
 class Network:
-    """Hosts, and what lies between them. Make transports with `transport`, then break things."""
+    """Hosts, and the links between them. Make transports with `transport`, then break things."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class Network:
         if not refused:
             self._silent[address] = True
         transport.crashed = True
-        transport.die(tell=refused)
+        transport.end(notify=refused)
 
     def partition(self, *groups: Iterable[str | Address]) -> None:
-        """Only hosts of one group hear each other. Hosts in no group form one more group."""
+        """Only hosts of one group reach each other. Hosts in no group form one more group."""
         self._groups = {_host(member): index for index, group in enumerate(groups) for member in group}
         self._changed()
 
@@ -147,13 +147,13 @@ class Network:
         self._changed()
 
     def heal(self) -> None:
-        """End every partition and cut; streams that were held up go on."""
+        """End every partition and cut; streams that were held up continue."""
         self._groups = {}
         self._cuts = {}
         self._changed()
 
     def pause(self, address: Address) -> None:
-        """As SIGSTOP seen from outside: the process hears and says nothing until `resume`. Datagrams wait in its
+        """As SIGSTOP seen from outside: the process receives and sends nothing until `resume`. Datagrams wait in its
         socket, streams are silent. Its code still runs, deaf and mute."""
         self._paused.setdefault(address, deque())
         self._changed()
@@ -325,16 +325,16 @@ class MemoryTransport:
     async def close(self) -> None:
         if self._open:
             self.network.unbind(self)
-            self.die(tell=True)
+            self.end(notify=True)
         handlers = list(self.handlers)
         if handlers:
             await asyncio.gather(*handlers, return_exceptions=True)
 
-    def die(self, *, tell: bool) -> None:
-        """End all streams; the other ends learn it if `tell`, otherwise they meet silence."""
+    def end(self, *, notify: bool) -> None:
+        """End all streams; with `notify` the other ends get a reset, otherwise they get nothing more."""
         self._open = False
         for stream in list(self.streams):
-            stream.end_of(self, tell=tell)
+            stream.end_of(self, notify=notify)
         self.streams.clear()
         for task in list(self.handlers):
             task.cancel()

@@ -123,7 +123,7 @@ class OverlayWorld:
         await asyncio.get_running_loop().create_task(work, context=context)
 
     def stall(self, number: int, seconds: float) -> None:
-        """The node's loop is busy: it hears, says and counts nothing until then, and the rest goes on."""
+        """The node's loop is busy: it receives, sends and counts nothing until then, and the other nodes continue."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.stall(number, seconds)
@@ -142,7 +142,7 @@ class OverlayWorld:
         return [self.nodes[number] for number in range(count)]
 
     async def crash(self, number: int, *, refused: bool = False) -> None:
-        """SIGKILL: nothing is said any more, and the node's tasks are gone."""
+        """SIGKILL: the node sends nothing more, and its tasks are gone."""
         overlay = self.nodes.pop(number)
         self.network.crash(overlay.address, refused=refused)
         disk = self.disks[number]

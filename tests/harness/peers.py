@@ -1,4 +1,4 @@
-"""Made-up ids, contacts and heartbeats for the unit tests of the overlay."""
+"""Invented ids, contacts and heartbeats for the unit tests of the overlay."""
 
 from __future__ import annotations
 

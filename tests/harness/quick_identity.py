@@ -17,7 +17,7 @@ from overlay.ids import node_id_of
 
 
 class _QuickIdentity(Identity):
-    """`secrets` are those of everybody in the world, by public key."""
+    """`secrets` are those of all nodes of the world, by public key."""
 
     secrets: dict[bytes, bytes]
 

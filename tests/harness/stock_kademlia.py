@@ -19,7 +19,7 @@ Place = tuple[str, int]
 
 
 class StockNetwork:
-    """Servers of the package by address, and liars beside them."""
+    """Servers of the package by address, and hostile nodes beside them."""
 
     def __init__(self) -> None:
         self.servers: dict[Place, Server] = {}
@@ -43,8 +43,8 @@ class StockNetwork:
         del self._receivers[server.place]
         del self.servers[server.place]
 
-    def liar(self, number: int, answer: Callable[[str], Any]) -> Place:
-        """Somebody who answers each call, by its name, with what he likes."""
+    def hostile_node(self, number: int, answer: Callable[[str], Any]) -> Place:
+        """A node that answers each call, by its name, with whatever the test gives."""
         place = (f"10.1.0.{number}", 8468)
 
         def receive(data: bytes, source: Place) -> None:

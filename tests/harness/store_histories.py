@@ -1,9 +1,9 @@
-"""Random histories of four stores that own one shard: calls arrive late, get lost, or time out.
+"""Random histories of four stores that own one shard: calls arrive late, are lost, or time out.
 
-The stores are the real ones. The services around them are played in the fewest lines that keep their order: forward,
-check again, add; catch-up, snapshot, promotion; drain, hand-over. Each delta adds 1 at its own place of the value, so
-that the value shows which deltas were added, and how often. A lasting split is not covered: a take-over here reaches
-every living node except the suspected one.
+The stores are the real ones. The services around them are reduced to a few lines that keep their order: forward, check
+again, add; catch-up, snapshot, promotion; drain, hand-over. Each delta adds 1 at its own place of the value, so that
+the value shows which deltas were added, and how often. A lasting split is not covered: a take-over here reaches every
+running node except the suspected one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unit(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 @dataclass
-class Flight:
+class PendingPush:
     """A delta that its owner is forwarding to backup and learner."""
 
     acknowledged: dict[tuple[bytes, Term, int], None] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class Node:
     store: ShardStore
     alive: bool = True
     catching_up: bool = False
-    handing: bool = False
-    flights: dict[int, Flight] = field(default_factory=dict)
+    handing_over: bool = False
+    pushes: dict[int, PendingPush] = field(default_factory=dict)
 
     @property
     def owned(self) -> Owned | None:
@@ -75,7 +75,7 @@ class Node:
 
 
 @dataclass
-class Letter:
+class Message:
     """A request on its way to a node, or (`to` empty) an answer on its way back."""
 
     ticket: int
@@ -85,12 +85,12 @@ class Letter:
 
 
 class World:
-    """Four nodes, the letters between them, and the deltas acknowledged to their origins."""
+    """Four nodes, the messages between them, and the deltas acknowledged to their origins."""
 
     def __init__(self, *, synchronous: bool) -> None:
         self.synchronous = synchronous
         self.nodes = {name: Node(name, ShardStore(IDS[name], [(0, DELTAS)], DELTAS, PLAIN)) for name in NAMES}
-        self.bag: list[Letter] = []
+        self.in_transit: list[Message] = []
         self.waiting: dict[int, Callable[[Any], None]] = {}
         self.tickets = 0
         self.pushed: dict[int, None] = {}
@@ -106,37 +106,37 @@ class World:
         for node in self.nodes.values():
             node.store.note_owner(0, first.owned[0].term, CONTACTS["a"])
 
-    # -- letters ------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------
 
     def call(self, to: str, run: Callable[[], Any], then: Callable[[Any], None], *, is_state: bool = False) -> None:
         self.tickets += 1
-        self.bag.append(Letter(self.tickets, to, run, is_state))
+        self.in_transit.append(Message(self.tickets, to, run, is_state))
         self.waiting[self.tickets] = then
 
     def deliver(self, place: int) -> None:
-        """Any letter arrives; an answer after its time-out is dropped."""
-        if not self.bag:
+        """Any message arrives; an answer after its time-out is dropped."""
+        if not self.in_transit:
             return
-        letter = self.bag.pop(place % len(self.bag))
-        if not letter.to:
-            if (then := self.waiting.pop(letter.ticket, None)) is not None:
-                then(letter.run())
-        elif self.nodes[letter.to].alive:
-            result = letter.run()
-            self.bag.append(Letter(letter.ticket, "", lambda: result))
+        message = self.in_transit.pop(place % len(self.in_transit))
+        if not message.to:
+            if (then := self.waiting.pop(message.ticket, None)) is not None:
+                then(message.run())
+        elif self.nodes[message.to].alive:
+            result = message.run()
+            self.in_transit.append(Message(message.ticket, "", lambda: result))
 
     def lose(self, place: int) -> None:
-        if self.bag:
-            self.bag.pop(place % len(self.bag))
+        if self.in_transit:
+            self.in_transit.pop(place % len(self.in_transit))
 
     def time_out(self, place: int) -> None:
-        """A caller stops waiting for an answer; the letter may still arrive."""
+        """A caller stops waiting for an answer; the message may still arrive."""
         if self.waiting:
             self.waiting.pop(list(self.waiting)[place % len(self.waiting)])(None)
 
     def drain(self) -> None:
-        """All letters arrive, in order, until there are none."""
-        while self.bag:
+        """All messages arrive, in order, until there are none."""
+        while self.in_transit:
             self.deliver(0)
 
     # -- pushes -------------------------------------------------------------------------------------------------
@@ -146,32 +146,32 @@ class World:
         self.pushed[number] = None
         node = self.nodes[name]
         owned = node.owned
-        if owned is None or number in node.flights:
+        if owned is None or number in node.pushes:
             return
         if owned.state.knows(IDENTITIES[number]):
             if owned.targets():
                 self.acknowledged[number] = None
         elif not owned.moving:
-            node.flights[number] = Flight()
+            node.pushes[number] = PendingPush()
             self._forward(node, number)
 
     def _forward(self, node: Node, number: int) -> None:
-        flight, owned = node.flights[number], node.owned
+        push, owned = node.pushes[number], node.owned
         if owned is None:
-            del node.flights[number]
+            del node.pushes[number]
             return
-        # By the promise too: a learner that begins again has dropped the deltas of its former attempt.
-        missing = [to for to in owned.targets() if (to.node_id, owned.term, owned.promised) not in flight.acknowledged]
+        # The promise counts too: a learner that begins again has dropped the deltas of its former attempt.
+        missing = [to for to in owned.targets() if (to.node_id, owned.term, owned.promised) not in push.acknowledged]
         if not missing:
-            del node.flights[number]
+            del node.pushes[number]
             if owned.targets():
                 self._add(node, number, owned)
             return
-        flight.rounds += 1
-        if flight.rounds > FORWARD_ROUNDS:
-            del node.flights[number]
+        push.rounds += 1
+        if push.rounds > FORWARD_ROUNDS:
+            del node.pushes[number]
             return
-        flight.outstanding = len(missing)
+        push.outstanding = len(missing)
         term, folded, promised = owned.term, owned.state.folded_step, owned.promised
         for to in missing:
             backup = self.nodes[BY_ID[to.node_id]].store
@@ -181,7 +181,7 @@ class World:
                 return backup.accept_forward(0, term, item, folded, IDS[node.name])
 
             def answered(result: tuple[str, Term] | None, to: Contact = to) -> None:
-                self._forwarded(node, number, flight, owned, (to, term, promised), result)
+                self._forwarded(node, number, push, owned, (to, term, promised), result)
 
             self.call(BY_ID[to.node_id], arrive, answered)
 
@@ -189,7 +189,7 @@ class World:
         self,
         node: Node,
         number: int,
-        flight: Flight,
+        push: PendingPush,
         owned: Owned,
         sent: tuple[Contact, Term, int],
         result: tuple[str, Term] | None,
@@ -199,7 +199,7 @@ class World:
         to, term, promised = sent
         status, known = result or ("silent", ZERO_TERM)
         if status == "ok":
-            flight.acknowledged[to.node_id, term, promised] = None
+            push.acknowledged[to.node_id, term, promised] = None
         elif status == "fenced" and known.node != IDS[node.name] and known > owned.term:
             if node.owned is owned:
                 del node.store.owned[0]
@@ -212,8 +212,8 @@ class World:
             owned.backup = None
         if status in ("unknown", "silent") and owned.learner == to:
             owned.learner = None
-        flight.outstanding -= 1
-        if not flight.outstanding:
+        push.outstanding -= 1
+        if not push.outstanding:
             self._forward(node, number)
 
     def _add(self, node: Node, number: int, owned: Owned) -> None:
@@ -308,15 +308,15 @@ class World:
         """Once nothing is in flight; again, until an answer arrives."""
         node = self.nodes[name]
         owned = node.owned
-        if owned is None or owned.backup is None or node.handing or node.flights or owned.learner is not None:
+        if owned is None or owned.backup is None or node.handing_over or node.pushes or owned.learner is not None:
             return
         to = BY_ID[owned.backup.node_id]
         term, known = node.store.promise(0), known_to(owned.state)
-        owned.moving = node.handing = True
+        owned.moving = node.handing_over = True
         self.call(
             to,
             lambda: (self._become_owner(to, name, term, known), self.nodes[to].store.ownership.owner_info(0)),
-            lambda answer: self._handed(node, to, term, answer),
+            lambda answer: self._handed_over(node, to, term, answer),
         )
 
     def _become_owner(self, name: str, former: str, term: Term, known: int) -> bool:
@@ -334,12 +334,12 @@ class World:
         owned = node.store.own(0, backed.state, term, CONTACTS[name], 0.0, by_handover=True)
         owned.backup = CONTACTS[former]
         if known != known_to(owned.state):
-            node.store.drop_backup(0, CONTACTS[name])  # the former owner takes itself for the backup under `term`
+            node.store.drop_backup(0, CONTACTS[name])  # the former owner becomes the backup under `term`
         self.counts["handed"] += 1
         return True
 
-    def _handed(self, node: Node, to: str, term: Term, answer: tuple[bool, OwnerInfo | None] | None) -> None:
-        node.handing = False
+    def _handed_over(self, node: Node, to: str, term: Term, answer: tuple[bool, OwnerInfo | None] | None) -> None:
+        node.handing_over = False
         if answer is None or node.owned is None:
             return
         taken, known = answer
@@ -353,32 +353,33 @@ class World:
 
     # -- failover -----------------------------------------------------------------------------------------------
 
-    def acting(self) -> Node | None:
-        """The living owner with the highest term."""
+    def acting_owner(self) -> Node | None:
+        """The running owner with the highest term."""
         owners = [node for node in self.nodes.values() if node.owned is not None]
         return max(owners, key=lambda node: node.store.owned[0].term, default=None)
 
-    def may_vanish(self) -> bool:
-        """Whether the promise covers the loss of a node now: the owner, the backup and its state are there."""
-        acting = self.acting()
-        if acting is None:
+    def may_crash(self) -> bool:
+        """Whether the guarantee covers the loss of a node now: owner and backup are running, and both have the
+        state."""
+        acting_owner = self.acting_owner()
+        if acting_owner is None:
             return False
-        owned = acting.store.owned[0]
+        owned = acting_owner.store.owned[0]
         if owned.backup is None or owned.moving:
             return False
         backup = self.nodes[BY_ID[owned.backup.node_id]]
         backed = backup.store.backed.get(0)
         if backed is None or backed.state is None:
             return False
-        return backup.alive and backed.owner == CONTACTS[acting.name]
+        return backup.alive and backed.owner == CONTACTS[acting_owner.name]
 
     def crash(self, name: str) -> None:
         """One node crashes and does not return."""
-        if not self.crashed and self.may_vanish():
+        if not self.crashed and self.may_crash():
             self.crashed = True
             self.nodes[name].alive = False
 
-    def notice_death(self, name: str) -> None:
+    def notice_crash(self, name: str) -> None:
         """An owner drops dead partners; one that was handing over to a dead node surveys like any backup."""
         owned = self.nodes[name].owned
         if owned is None:
@@ -398,7 +399,7 @@ class World:
         if not node.alive or node.owned is not None or backed is None or backed.state is None:
             return
         suspected = BY_ID[backed.owner.node_id]
-        if self.nodes[suspected].alive and (self.acting() is not self.nodes[suspected] or not self.may_vanish()):
+        if self.nodes[suspected].alive and (self.acting_owner() is not self.nodes[suspected] or not self.may_crash()):
             return
         others = [other for other in self.nodes.values() if other.alive and other.name not in (name, suspected)]
         mine = copy_status(node.store, 0, None, 0)
@@ -428,13 +429,13 @@ class World:
             self.seen[node.name] = fence
             if (owned := node.store.owned.get(0)) is not None:
                 assert owned.term <= fence
-            if (belief := node.store.ownership.known_owners.get(0)) is not None:
-                assert belief.term <= fence
-        if (acting := self.acting()) is not None:
-            owned = acting.store.owned[0]
+            if (known := node.store.ownership.known_owners.get(0)) is not None:
+                assert known.term <= fence
+        if (acting_owner := self.acting_owner()) is not None:
+            owned = acting_owner.store.owned[0]
             fences = [node.store.ownership.fence(0) for node in self.nodes.values()]
-            if not any(fence > owned.term and fence.node != IDS[acting.name] for fence in fences):
-                self._check_pair(acting, owned)
+            if not any(fence > owned.term and fence.node != IDS[acting_owner.name] for fence in fences):
+                self._check_pair(acting_owner, owned)
 
     def _check_pair(self, owner: Node, owned: Owned) -> None:
         missing = [number for number in self.acknowledged if not owned.state.knows(IDENTITIES[number])]
@@ -455,14 +456,14 @@ class World:
             self.time_out(0)
         self.drain()
         for name in NAMES:
-            self.notice_death(name)
+            self.notice_crash(name)
         for _ in range(2):
             for source in NAMES:
                 for to in NAMES:
                     self.gossip(source, to)
             self.drain()
             for name in (*NAMES, *NAMES):
-                if self.acting() is None:
+                if self.acting_owner() is None:
                     self.suspect(name)
         (owner,) = [node for node in self.nodes.values() if node.owned is not None]
         owned = owner.store.owned[0]
@@ -504,5 +505,5 @@ def check_state(state: ShardState) -> None:
     assert state.value.tolist() == [float(there) for there in applied]
     assert state.version == sum(applied)
     held = [item.identity for items in state.pending.values() for item in items]
-    assert len(held) == len(dict.fromkeys(held)), "held twice"
-    assert not any(identity in state.applied for identity in held), "held and applied"
+    assert len(held) == len(dict.fromkeys(held)), "pending twice"
+    assert not any(identity in state.applied for identity in held), "pending and applied"

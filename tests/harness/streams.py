@@ -1,9 +1,9 @@
 """Requests on the simulated network: a stream is two ordered pipes with a bounded number of chunks on the way.
 
-A small request costs three timers (there, back, silence) and one task (the handler); only a body that is produced while
-it is sent gets a task of its own. The rules are those of the real transport: silence longer than `timeout_s` is a
-`timeout`, a killed end is a `reset`, leaving the block early cancels the handler, a sender may reuse its buffer when
-asked for the next.
+A small request costs three timers (there, back, silence) and one task (the handler). Only a body that is produced while
+it is sent gets a task of its own. The rules are those of the real transport. Silence longer than `timeout_s` is a
+`timeout`, and a killed end is a `reset`. Leaving the block early cancels the handler. A sender may reuse its buffer
+when asked for the next.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Pipe:
         network.loop.call_at(arrival, self._arrive, self._era, arrive, args)
 
     async def write(self, chunk: Buffer, silence_s: float | None = None) -> None:
-        """Send one chunk of the body when there is room; the chunk may be reused when this returns."""
+        """Send one chunk of the body when the window allows it; the chunk may be reused when this returns."""
         while self._flying >= WINDOW and not self._discards:
             self._room = self.network.loop.create_future()
             try:
@@ -103,7 +103,7 @@ class Pipe:
         self._dead = True
 
     def discard(self) -> None:
-        """Nobody will read: let the writer go on, into the void."""
+        """The reader is gone: let the writer continue, and drop what it writes."""
         self._discards = True
         self._wake_writer()
 
@@ -274,7 +274,7 @@ class Stream:
         self.down.fail(error)
 
     async def leave(self) -> None:
-        """The caller has left its block: free everything, and tell the server if it is not done."""
+        """The caller has left its block: free everything, and notify the server if it is not done."""
         if self._watch is not None:
             self._watch.cancel()
         complete = self.down.ended
@@ -286,7 +286,7 @@ class Stream:
         if not complete:
             self.up.send(self._abandoned)
         if self._answer.done() and not self._answer.cancelled():
-            self._answer.exception()  # seen: nobody else will look
+            self._answer.exception()  # retrieved, so that asyncio does not log it
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
@@ -353,13 +353,13 @@ class Stream:
 
     # -- either side
 
-    def end_of(self, transport: MemoryTransport, *, tell: bool) -> None:
-        """The process of `transport` is gone, or is closed; the other end is notified if `tell`."""
+    def end_of(self, transport: MemoryTransport, *, notify: bool) -> None:
+        """The process of `transport` is gone, or is closed; the other end is notified if `notify`."""
         if transport is self.client:
-            self.up.break_off(self._abandoned if tell else None)
+            self.up.break_off(self._abandoned if notify else None)
             self._failed(TransportError("closed", self.to, "did not answer before the transport of this node closed"))
         if transport is self.server:
-            self.down.break_off(self._failed if tell else None, TransportError("reset", self.to, "broke the stream"))
+            self.down.break_off(self._failed if notify else None, TransportError("reset", self.to, "broke the stream"))
 
 
 class StreamRequest:

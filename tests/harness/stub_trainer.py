@@ -1,7 +1,7 @@
 """A trainer without a model: it takes virtual time and yields deltas that can be added up exactly.
 
-Deltas are small multiples of 1/1024, so their sums are exact in float32 and survive bfloat16: a test can ask whether
-the swarm's vector holds every delta exactly once. Faults: `crash_next`, `hang`/`resume`, `fail_start`.
+Deltas are small multiples of 1/1024, so their sums are exact in float32 and in bfloat16. A test can check that the
+swarm's vector has every delta exactly once. Faults: `crash_next`, `hang`/`resume`, `fail_start`.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Swarm:
         #: Where the trainers' own states are said to be; None: trainers save nothing.
         self.state_path: Path | None = None
         self.make_lan: Callable[[str], Lan | None] = lambda _address: None
-        #: What every machine says is free; None where it does not say.
+        #: The free memory that every machine reports; None where it reports none.
         self.available_memory: int | None = None
 
     def start(self, name: str, *, bootstrap: str | None = None, **settings: Any) -> Host:
@@ -115,7 +115,7 @@ class Swarm:
         ]
 
     async def kill(self, name: str, *, refused: bool = True) -> None:
-        """End a node as SIGKILL does: its traffic vanishes, nothing is said. `refused`: its machine answers for it."""
+        """End a node as SIGKILL does: its traffic ends without a message. `refused`: its machine answers for it."""
         host = self.hosts[name]
         self.network.crash(host.living.overlay.address, refused=refused)
         assert host.task is not None
@@ -147,7 +147,7 @@ class Swarm:
 
     def value(self) -> Vector:
         """The model as its owners have it, float32[total]; `AssertionError` for a shard without one acting owner."""
-        # Nodes that have left count: what the last ones owned has nobody to go to.
+        # Nodes that have left count: no other node could take what the last ones owned.
         hosts = [host for host in self.hosts.values() if host.node is not None and host.node.exchange is not None]
         stores = {host.name: host.living.exchange.store for host in hosts}
         bounds = next(iter(stores.values())).bounds
@@ -157,7 +157,7 @@ class Swarm:
             owners = {name: store.owned[shard] for name, store in stores.items() if shard in store.owned}
             assert owners, f"shard {shard} has no owner (seed {self.seed})"
             acting = max(owners.values(), key=lambda owned: owned.term)
-            # The answer to a hand-over may be on its way; nobody else may think that it still acknowledges.
+            # The answer to a hand-over may be on its way; no other node may act as the owner.
             others = [owned for name, owned in owners.items() if name in running and owned is not acting]
             assert all(owned.moving for owned in others), f"shard {shard} (seed {self.seed})"
             value[start:stop] = acting.state.value

@@ -188,7 +188,7 @@ not_a_class = 7
 
 
 class Dying(Plain):
-    """Ends its process at the optimiser step `dies_at` of the process, in the way `how` says."""
+    """Ends its process at the optimiser step `dies_at` of the process, in the way that `how` names."""
 
     def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:
         super().__init__(options, data_dir=data_dir, seed=seed, node_seed=node_seed, device=device)
@@ -250,8 +250,8 @@ class Growing(Plain):
 
 class Ledger:
     """A model that counts: row `part` of `rows` loses 1/1024 in each optimiser step of this node, exactly, and the
-    others' rows stay. With plain sums and local_steps = 1 the shared model says how many steps of each node are in
-    it. A step takes `seconds`."""
+    others' rows stay. With plain sums and local_steps = 1 the shared model shows how many steps of each node are in it.
+    A step takes `seconds`."""
 
     version = "1"
 

@@ -5,7 +5,7 @@ that cannot continue raises a `Deadlock` that names its tasks, and an unhandled 
 waits, reads no socket and starts no thread.
 
 One loop runs all hosts of a world. Code that runs in a context where `OWNER` is set belongs to that host, and so do the
-tasks and timers it makes: `stall` delays these alone, as a busy loop would.
+tasks and timers it makes. `stall` delays these alone, as a busy loop would.
 
 `_run_once` is replaced: where asyncio waits for the next timer, the clock jumps to it.
 """
@@ -45,7 +45,7 @@ class TimeLimit(Exception):
 
 
 class Unhandled(Exception):
-    """Exceptions that no code handled: in tasks nobody awaited, callbacks, or handlers of the simulated world."""
+    """Exceptions that no code handled: in tasks never awaited, callbacks, or handlers of the simulated world."""
 
     def __init__(self, contexts: list[dict[str, Any]]) -> None:
         lines = [f"{context.get('message', '')}: {context.get('exception')!r}" for context in contexts]
@@ -54,8 +54,8 @@ class Unhandled(Exception):
 
 
 class _VirtualTask(asyncio.Task[Any]):
-    """A task whose hash is its number: sets of tasks (TaskGroup, `asyncio.wait`, `self._tasks`) iterate in an order
-    that depends on the program only, not on addresses in memory."""
+    """A task whose hash is its number. Sets of tasks (TaskGroup, `asyncio.wait`, `self._tasks`) then iterate in an
+    order that depends on the program only, not on addresses in memory."""
 
     def __init__(self, coro: Any, number: int, **kwargs: Any) -> None:
         self.number = number
@@ -193,8 +193,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run(self, coroutine: Coroutine[Any, Any, T], *, limit_s: float = 3600.0, strict: bool = False) -> T:
         """Run to the end and close the loop.
 
-        Raises what the coroutine raises; `Unhandled` at the first exception nobody handled; `Deadlock`; `TimeLimit`
-        after `limit_s` virtual seconds. With `strict`, tasks that are left over at the end are `Unhandled` too.
+        Raises what the coroutine raises; `Unhandled` at the first exception that no code handled; `Deadlock`;
+        `TimeLimit` after `limit_s` virtual seconds. With `strict`, tasks that are left over at the end are `Unhandled`
+        too.
         """
         self._limit = self._now + limit_s
         collecting = gc.isenabled()
@@ -232,7 +233,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while any(not task.done() for task in left):
             try:
                 self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            except RuntimeError:  # stopped by `_record`: the rest goes on
+            except RuntimeError:  # stopped by `_record`: the rest continues
                 continue
             except (Deadlock, TimeLimit) as error:
                 self._failures.append({"message": "a cancelled task does not end", "exception": error})

@@ -24,7 +24,7 @@ ACTIONS = {
     "hand_over": 2,
     "suspect": 2,
     "crash": 1,
-    "notice_death": 2,
+    "notice_crash": 2,
     "gossip": 2,
     "ask_owner": 3,
     "fold": 1,
@@ -94,21 +94,21 @@ class ShardMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, DELTAS - 1))
     def push_to_an_owner(self, number: int) -> None:
-        if (acting := self.world.acting()) is not None:
-            self.world.push(number, acting.name)
+        if (owner := self.world.acting_owner()) is not None:
+            self.world.push(number, owner.name)
 
-    @precondition(lambda self: self.world.bag)
+    @precondition(lambda self: self.world.in_transit)
     @rule(place=PLACES)
     def deliver(self, place: int) -> None:
         self.world.deliver(place)
 
-    @precondition(lambda self: self.world.bag)
+    @precondition(lambda self: self.world.in_transit)
     @rule(count=st.integers(1, 8))
     def deliver_the_oldest(self, count: int) -> None:
         for _ in range(count):
             self.world.deliver(0)
 
-    @precondition(lambda self: self.world.bag)
+    @precondition(lambda self: self.world.in_transit)
     @rule(place=PLACES)
     def lose(self, place: int) -> None:
         self.world.lose(place)
@@ -136,8 +136,8 @@ class ShardMachine(RuleBasedStateMachine):
         self.world.crash(name)
 
     @rule(name=NODES)
-    def notice_death(self, name: str) -> None:
-        self.world.notice_death(name)
+    def notice_crash(self, name: str) -> None:
+        self.world.notice_crash(name)
 
     @rule(source=NODES, to=NODES)
     def gossip(self, source: str, to: str) -> None:

@@ -112,20 +112,20 @@ def test_kademlia_fault_02_a_malformed_reply_raises_out_of_a_lookup(shape: Any) 
     async def stock() -> None:
         network = StockNetwork()
         server = network.server(1)
-        liar = network.liar(9, lambda name: b"l" * 20 if name == "ping" else shape)
+        hostile = network.hostile_node(9, lambda name: b"l" * 20 if name == "ping" else shape)
         with pytest.raises((TypeError, AttributeError, KeyError, ValueError)):
-            await server.bootstrap([liar])
+            await server.bootstrap([hostile])
 
     async def ours() -> None:
         world = OverlayWorld(seed=2)
         node = await world.found(0)
-        liar = Member(world, b"l", shape)
-        await liar.open(greet=endpoint(0))
+        hostile = Member(world, b"l", shape)
+        await hostile.open(greet=endpoint(0))
         await world.until(lambda: len(node.peers) == 1, 2.0, "it is in, its key is real")
         found = await node.lookup(b"t" * 20)
         assert node.node_id in [contact.node_id for contact in found]
         assert node.report().counters["dropped_content"] > 0
-        await liar.close()
+        await hostile.close()
         await world.stop()
 
     play(stock())
@@ -518,16 +518,16 @@ def test_kademlia_fault_16_one_socket_surrounds_a_key() -> None:
         nodes = await world.raise_swarm(12)
         await asyncio.sleep(2)
         named = [messages.pack_contact(Contact(node_id, Address("10.0.0.99", PORT))) for node_id in around]
-        liar = Member(world, b"l", ["nodes", b"".join(named[:20]), b""])
-        await liar.open(greet=endpoint(0))
-        await world.until(lambda: nodes[0].is_alive(liar.contact.node_id), 2.0, "the liar is a member")
+        hostile = Member(world, b"l", ["nodes", b"".join(named[:20]), b""])
+        await hostile.open(greet=endpoint(0))
+        await world.until(lambda: nodes[0].is_alive(hostile.contact.node_id), 2.0, "the hostile is a member")
         for node_id in around:
             heartbeat = Heartbeat(node_id, 1, 1, PORT)
             nodes[0]._protocol.datagram_received(request(heartbeat, ["ping"], node_id), Address("10.0.0.99", PORT))
         await asyncio.sleep(2)
         found = {contact.node_id for contact in await nodes[0].lookup(key)}
-        assert found == {node.node_id for node in nodes} | {liar.contact.node_id}
-        await liar.close()
+        assert found == {node.node_id for node in nodes} | {hostile.contact.node_id}
+        await hostile.close()
         await world.stop()
 
     play(stock())

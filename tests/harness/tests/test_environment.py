@@ -156,7 +156,7 @@ def test_stub_trainer_crash_and_restart() -> None:
 
 
 def test_stub_trainer_hang() -> None:
-    """A hanging trainer is `hung` after its limit, and finishes its step when it goes on."""
+    """A hanging trainer is `hung` after its limit, and finishes its step when it continues."""
 
     async def main() -> None:
         trainer = StubTrainer("a", 10, hang_s=10)

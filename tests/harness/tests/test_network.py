@@ -233,7 +233,7 @@ def test_backpressure() -> None:
 
 
 def test_failures_of_requests() -> None:
-    """Nobody listens: refused. The handler refuses: rejected, with its reason. A closed transport: closed."""
+    """No process listens: refused. The handler refuses: rejected, with its reason. A closed transport: closed."""
 
     async def main(network: Network, one: Host, two: Host, three: Host) -> None:
         assert await kind_of(one.ask(Address("10.0.0.9", 1), "echo")) == "refused"
@@ -350,7 +350,7 @@ def test_crash(refused: bool) -> None:
         await again.transport.close()
         if refused:
             assert one.ended == ["cancelled"]
-        else:  # nothing tells the handler: it does its work for nobody
+        else:  # the handler is not notified and completes its work
             assert one.ended == []
             await asyncio.sleep(100)
             assert one.transport.handlers == {}
@@ -382,7 +382,7 @@ def test_crash_in_mid_body() -> None:
 
 
 def test_pause_and_resume() -> None:
-    """A stopped process is silent to everyone; what waited in its socket arrives when it goes on."""
+    """A stopped process answers no node; what waited in its socket arrives when it continues."""
 
     async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
         network.pause(two.address)
@@ -400,7 +400,7 @@ def test_pause_and_resume() -> None:
 
 
 def test_streams_wait_for_a_partition_to_heal() -> None:
-    """A stream that is parted for less than the patience goes on as if nothing had been."""
+    """A stream that is cut for less than its time-out continues without an error."""
 
     async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
         transfer = asyncio.create_task(one.ask(two.address, "stream", b"", flood(100, every_s=0.05), timeout_s=5))

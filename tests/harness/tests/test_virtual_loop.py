@@ -42,7 +42,7 @@ def test_timeouts_are_virtual() -> None:
 
 
 def test_deadlock_names_the_tasks() -> None:
-    """A program in which nothing can ever happen is a `Deadlock` that says who waits."""
+    """A program in which nothing can ever happen is a `Deadlock` that names the waiting tasks."""
 
     async def forever() -> None:
         await asyncio.Event().wait()
@@ -67,7 +67,7 @@ def test_time_limit() -> None:
 
 @pytest.mark.parametrize("where", ["task", "callback"])
 def test_unhandled_errors_end_the_run(where: str) -> None:
-    """An exception in a task nobody awaits, or in a callback, fails the run and is its cause."""
+    """An exception in a task that is never awaited, or in a callback, fails the run and is its cause."""
 
     async def fails() -> None:
         raise LookupError("lost")
