@@ -26,7 +26,7 @@ from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.trainer.connection import DaemonConnection
 from training.trainer_link import messages
-from training.trainer_link.interface import StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
+from training.trainer_link.interface import Restored, Resume, StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
 from training.trainer_link.shared_memory import SharedVectors
 
 Message = TypeVar("Message")
@@ -52,19 +52,20 @@ class ScriptTrainer(StubTrainer):
         self._memory: SharedVectors | None = None
         self._turn = 0
 
-    async def start(self, restore: str = "") -> TrainerHello:
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         self._set_state("starting")
         await asyncio.sleep(STEP_S)
         self._connect()
-        start = messages.Start("", "", {}, "auto", 1, seed=3, node_seed=7, local_steps=1, restore=restore)
-        self._send(start)
+        self._send(messages.Start("", "", {}, "auto", 1, seed=3, node_seed=7, local_steps=1))
         hello = self._expect(messages.Hello).hello
-        initialise = self._memory is None
+        restored = Restored(has_vector=self._memory is not None, file=restore)
         if self._memory is None:
             self.layout, self._memory = hello.layout, SharedVectors(hello.layout.total)
             self.vector, self.delta = self._memory.vector, self._memory.delta
-        message = messages.encode(messages.Memory(self.layout.total, initialise))
-        socket.send_fds(self._socket, [message], self._memory.descriptors)
+            if resume is not None:
+                restored = await resume(hello, self.vector)
+        memory = messages.Memory(self.layout.total, initialise=not restored.has_vector, restore=restored.file)
+        socket.send_fds(self._socket, [messages.encode(memory)], self._memory.descriptors)
         self._expect(messages.Ready)
         self._set_state("running")
         return hello
@@ -77,11 +78,6 @@ class ScriptTrainer(StubTrainer):
         self.reports.append(report)
         self.trained.append(order.step)
         return report
-
-    async def save(self, path: str) -> None:
-        self._turn += 1
-        self._send(messages.Save(self._turn, path))
-        self._expect(messages.Written)
 
     async def stop(self) -> None:
         if self._state == "running":
