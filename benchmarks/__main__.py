@@ -37,6 +37,7 @@ BY_NAME = (
     "process_faults",
     "partition",
     "slow_joiner",
+    "data_coverage",
     "soak",
     "exchange",
     "kernels",

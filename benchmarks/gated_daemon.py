@@ -97,6 +97,9 @@ class GatedTrainer:
         """Nothing to save."""
         return asyncio.sleep(0)
 
+    def on_data(self, handler: Any) -> None:
+        """It shares no data."""
+
     async def export(self, path: str) -> None:
         """Nothing to export."""
 

@@ -58,6 +58,9 @@ class SleepingTrainer:
     async def export(self, path: str) -> None:
         """Nothing to export."""
 
+    def on_data(self, handler: Any) -> None:
+        """It shares no data."""
+
     async def stop(self) -> None:
         self.state = "stopped"
 

@@ -170,7 +170,8 @@ class StepLoop:
         step = progress.step + 1
         began = self._clock.monotonic()
         workers = self._exchange.view.worker_count()
-        order = StepOrder(step, self._training.local_steps, workers, is_first=self._is_first())
+        index = self._node_index()
+        order = StepOrder(step, self._training.local_steps, workers, is_first=index == 0, node_index=index)
         report = await self._train(order)
         self._step_published.clear()
         try:
@@ -241,11 +242,11 @@ class StepLoop:
         )
         return row
 
-    def _is_first(self) -> bool:
-        """Whether this node has the lowest id of the known workers; scripts let it do what one node should do."""
+    def _node_index(self) -> int:
+        """How many of the known workers have a lower id; scripts let number 0 do what one node should do."""
         now = self._clock.monotonic()
         me = self._swarm.node_id
-        return not any(peer.node_id < me and peer.is_worker(now) for peer in self._swarm.members())
+        return sum(peer.node_id < me and peer.is_worker(now) for peer in self._swarm.members())
 
     def _weight(self, samples: int) -> float:
         if self._settings.weight == "sum":

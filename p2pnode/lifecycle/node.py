@@ -29,11 +29,14 @@ from training.exchange.exchange import Exchange
 from training.goal import End
 from training.manifest import Manifest, propose
 from training.progress import Progress
+from training.sharing.service import DataService
 from training.step_loop import StepLoop
 from training.trainer_link.interface import TrainerFailed, TrainerHello
 
 #: A node that was just started takes no shard over for this long, or until it has the vector.
 TAKEOVER_DELAY_S = 30.0
+#: Telling the others how far this node has come with the data that they share.
+TELL_DATA_S = 1.0
 #: A node may wait for others for hours, so it only polls.
 POLL_INTERVAL_S = 0.2
 
@@ -66,6 +69,7 @@ class Node:
         self.gate = BarrierWaiter(self.overlay, self.barrier, config.barrier, environment.clock)
         self.progress = Progress()
         self.trainer = environment.make_trainer(self.identity.node_id, self.trainer_state_changed)
+        self.data = DataService(self.overlay, self.trainer, self.incarnation, environment)
         self.exchange: Exchange | None = None
         self.loop: StepLoop | None = None
         self.manifest: Manifest | None = None
@@ -148,6 +152,7 @@ class Node:
         """Join or found, train, leave. Raises `UserError` for what the user can fix."""
         self.overlay.set_willing(False)  # until the exchange is ready
         await self.overlay.start()
+        await self.data.start()
         training = asyncio.create_task(self._run_training(), name="training")
         leaving = asyncio.create_task(self._leave_requested.wait(), name="leave-request")
         try:
@@ -185,6 +190,7 @@ class Node:
             self._failure = UserError(f"the trainer gave up: {error.reason}", error.hint, ExitCode.TRAINER)
             return "trainer_failed"
         self.phase = "finished"
+        await self.data.leave(TELL_DATA_S)
         await self._shutdown.finish(exchange)
         return end
 
@@ -284,11 +290,12 @@ class Node:
 
     async def _leave(self) -> None:
         self.phase = "leaving"
-        await self._shutdown.leave(self.exchange, self._checkpoints)
+        await asyncio.gather(self.data.leave(TELL_DATA_S), self._shutdown.leave(self.exchange, self._checkpoints))
 
     async def _close(self) -> None:
         if self._checkpoints is not None:
             await self._checkpoints.stop()
+        await self.data.stop()
         if self.exchange is not None:
             await self.exchange.stop()
         await self.trainer.stop()

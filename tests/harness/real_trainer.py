@@ -10,6 +10,7 @@ import torch
 
 from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
+from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import Evaluation, Resume, StepOrder, StepReport, TrainerHello, Vector
 
 #: Virtual seconds of a step.
@@ -56,6 +57,12 @@ class InlineTrainer:
 
     async def export(self, path: str) -> None:
         """Nothing."""
+
+    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+        """It shares no data."""
+
+    def send_data(self, message: DataFromDaemon) -> None:
+        """It shares no data."""
 
     async def stop(self) -> None:
         self.state = "stopped"

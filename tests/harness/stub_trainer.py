@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 
 from training.layout import Layout, LayoutEntry
+from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import (
     Evaluation,
     Restored,
@@ -87,6 +88,7 @@ class StubTrainer:
         self.vector: Vector = np.zeros(self.layout.total, np.float32)
         self.delta: Vector = np.zeros(self.layout.total, np.float32)
         self.trained: list[int] = []
+        self.orders: list[StepOrder] = []
         self.starts = 0
         self.evaluations = 0
         self.saved: list[str] = []
@@ -102,6 +104,9 @@ class StubTrainer:
         self._state = "stopped"
         self._crashes = 0
         self._hanging: asyncio.Event | None = None
+        #: Called with what a script would send about shared data; `granted` are the answers.
+        self.send_to_daemon: Callable[[DataFromTrainer], None] | None = None
+        self.granted: list[DataFromDaemon] = []
 
     @property
     def state(self) -> str:
@@ -152,6 +157,7 @@ class StubTrainer:
 
     async def train(self, order: StepOrder) -> StepReport:
         self._need_running()
+        self.orders.append(order)
         seconds = self._step_s if isinstance(self._step_s, float | int) else self._step_s(self._random, order.step)
         if self._crashes:
             self._crashes -= 1
@@ -197,6 +203,12 @@ class StubTrainer:
     async def export(self, path: str) -> None:
         self._need_running()
         self.exported.append(path)
+
+    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+        self.send_to_daemon = handler
+
+    def send_data(self, message: DataFromDaemon) -> None:
+        self.granted.append(message)
 
     async def stop(self) -> None:
         self._set_state("stopped")

@@ -24,8 +24,9 @@ from overlay.environment import Clock, Log
 from overlay.system import ThreadExecutor
 from training.settings import TrainingSettings
 from training.supervisor.process import POLITE_S, OutputLog
-from training.supervisor.session import START_TIMEOUT_S, TrainerSession
+from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data
 from training.trainer_link import messages
+from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import (
     Evaluation,
     Restored,
@@ -90,6 +91,7 @@ class ProcessTrainer:
         self._memory: SharedVectors | None = None
         self._session: TrainerSession | None = None
         self._failure: TrainerFailed | None = None
+        self._on_data: Callable[[DataFromTrainer], None] = ignore_data
         self._one_order = asyncio.Lock()
         self._turn = 0
         self._step_s: deque[float] = deque(maxlen=PACE_STEPS)
@@ -163,6 +165,7 @@ class ProcessTrainer:
                 self._on_heard,
                 self._on_lost,
             )
+            session.on_data(self._on_data)
             session.send(self._start_message())
             return session, (await session.expect(messages.Hello, START_TIMEOUT_S)).hello
         except TrainerFailed as failure:
@@ -214,6 +217,19 @@ class ProcessTrainer:
         session, self._session = self._session, None
         if session is not None:
             await session.close(polite_s=0.0 if self._state == "hung" else polite_s)
+
+    # --- shared data --------------------------------------------------------------------------------------------
+
+    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+        """See `Trainer.on_data`."""
+        self._on_data = handler
+        if self._session is not None:
+            self._session.on_data(handler)
+
+    def send_data(self, message: DataFromDaemon) -> None:
+        """See `Trainer.send_data`."""
+        if self._session is not None:
+            self._session.send(message)
 
     # --- orders -------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from overlay.environment import Log
 from training.supervisor.process import POLITE_S, OutputLog, TrainerProcess
 from training.trainer_link import messages
+from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
 from training.trainer_link.interface import TrainerFailed
 
 Opening = TypeVar("Opening", messages.Hello, messages.Ready)
@@ -51,6 +52,7 @@ class TrainerSession:
         self._log = log
         self._on_heard = on_heard
         self._on_lost = on_lost
+        self._on_data: Callable[[DataFromTrainer], None] = ignore_data
         self._turn = 0
         self._reply: asyncio.Future[messages.FromTrainer] | None = None
         #: The files of orders to save that the trainer writes beside its training, by turn.
@@ -116,6 +118,10 @@ class TrainerSession:
     def note_heard(self, now_s: float) -> None:
         """Measure the trainer's silence from `now_s` on."""
         self.heard_s = now_s
+
+    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+        """Call `handler` with every message about shared data."""
+        self._on_data = handler
 
     def send(self, message: messages.FromDaemon, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message. They are short and always read, so the socket's buffer is never full."""
@@ -229,10 +235,20 @@ class TrainerSession:
                     self._reply.set_result(message)
             case messages.Hello() | messages.Ready():
                 self._opening.put_nowait(message)
+            case DataOpened() | DataWanted():
+                self._on_data(message)
+            case DataTrained():
+                # What a cancelled turn trained does not reach the model.
+                if self._reply is not None and not self._reply.done() and message.turn == self._turn:
+                    self._on_data(message)
             case messages.Warned():
                 self._log.warning("trainer_warned", about=message.event, message=message.message)
             case messages.Failed():
                 self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=message.fatal)
+
+
+def ignore_data(_: DataFromTrainer) -> None:
+    """Nobody shares data yet."""
 
 
 async def _connected(listener: socket.socket, process: TrainerProcess) -> socket.socket | None:

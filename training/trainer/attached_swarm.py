@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
 from training.trainer.export import export
 from training.trainer.metric_means import MetricMeans
 from training.trainer.ranks import Ranks, Turn
+from training.trainer.sampling.sampler import SwarmSampler
+from training.trainer.sampling.shard import SwarmShard
+from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
 from training.trainer.script_state import ScriptState
 from training.trainer.snapshot import CannotWrite
@@ -50,7 +53,9 @@ class AttachedSwarm:
     """The running node, for a training script. When `done` is true the model holds the shared weights: end the loop.
 
     `step_number` is the current step of the swarm, from 1; `samples_seen` counts the samples this node has trained on;
-    `workers` is the number of nodes that train. `is_first` is true on one node of the swarm, for work to be done once.
+    `workers` is the number of nodes that train. `is_first` is true on one node of the swarm, for work to be done once;
+    `node_index` is this node's place among those that train, in the order of their ids: 0 is the first. All three may
+    change with every turn.
     """
 
     def __init__(
@@ -64,10 +69,11 @@ class AttachedSwarm:
         connection: DaemonConnection | None,
     ) -> None:
         """`connection` is None on all ranks but the first. Raises `TrainerFailed` for a model that cannot be shared."""
-        self.done = False
+        self._done = False
         self.step_number = 0
         self.samples_seen = 0
         self.is_first = False
+        self.node_index = 0
         self.workers = 1.0
         inner = unwrapped(optimizer, scheduler, scaler)
         self._model = model
@@ -79,8 +85,9 @@ class AttachedSwarm:
         self._warned: list[messages.Warned] = []
         self._model_vector = ModelVector(model)
         self._schedule = Schedule(inner.optimizer, inner.scheduler, self._warn, stride=inner.stride)
+        self._data = SharedData(ranks, connection, self._warn)
         self._script_state = ScriptState(
-            inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state
+            inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state, self._data
         )
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
@@ -91,6 +98,18 @@ class AttachedSwarm:
         self._began_s = 0.0
         self._means = MetricMeans()
         self._samples = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the script is to end its loop; the model holds the shared weights then. Raises `SwarmLost`."""
+        if self._data.stopped and not self._done:
+            # The node stopped while the script waited for data: it takes the last weights as after a turn.
+            try:
+                self._next_turn()
+            except DaemonGone as gone:
+                self._done = True
+                raise SwarmLost("the p2pnode daemon that started this script has ended") from gone
+        return self._done
 
     # --- called by the script -----------------------------------------------------------------------------------
 
@@ -119,6 +138,7 @@ class AttachedSwarm:
         if self.done:
             return
         self._samples += int(samples)
+        self._data.count(int(samples))
         for name, value in {"loss": loss, **metrics}.items():
             self._means.add(name, value)
         if not self._skipped():
@@ -130,8 +150,28 @@ class AttachedSwarm:
                 self._report_turn()
                 self._next_turn()
         except DaemonGone as gone:
-            self.done = True
+            self._done = True
             raise SwarmLost("the p2pnode daemon that started this script has ended") from gone
+
+    # --- shared data --------------------------------------------------------------------------------------------
+
+    def sampler(self, dataset: Sized, *, shuffle: bool = True) -> SwarmSampler:
+        """A sampler for `torch.utils.data.DataLoader` that shares `dataset` with the other nodes (docs/data.md).
+
+        One iteration gives this node's part of an epoch: every sample of an epoch is trained by one node, also when
+        nodes join, leave or die in the middle of it. `swarm.step(samples=…)` counts what is trained. The position is
+        saved with the script's state. `dataset` is anything with a length that is equal on all nodes. Raises
+        `ValueError` if it is empty, or if this script shares data already.
+        """
+        return self._data.sampler(len(dataset), shuffle=shuffle, nodes=self.workers)
+
+    def shard(self, iterable: Iterable[Any], *, block: int = 64) -> SwarmShard:
+        """An iterable data set that gives this node's part of `iterable`, in blocks of `block` samples (docs/data.md).
+
+        As `sampler`, for data that can only be read in order: each iteration has to give the same samples in the same
+        order on all nodes. Raises `ValueError` if this script shares data already.
+        """
+        return self._data.shard(iterable, block)
 
     # --- opening ------------------------------------------------------------------------------------------------
 
@@ -143,6 +183,7 @@ class AttachedSwarm:
 
     def _greet(self, connection: DaemonConnection) -> None:
         start = connection.receive_start()
+        self._data.seed = start.seed
         if start.threads:
             torch.set_num_threads(start.threads)
         vector = self._model_vector
@@ -178,10 +219,10 @@ class AttachedSwarm:
             self._model_vector.load(self._vector)
         self._ranks.share_weights(self._model_vector)
         if turn is None:
-            self.done = True
+            self._done = True
             return
         self.step_number, self._local_steps = turn.step, turn.local_steps
-        self.workers, self.is_first = turn.workers, turn.is_first
+        self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
         self._schedule.seek((turn.step - 1) * turn.local_steps)
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
@@ -204,7 +245,7 @@ class AttachedSwarm:
                     self._ranks.still_waiting()
                 case messages.Train(turn, order):
                     self._turn = turn
-                    found = Turn(order.step, order.local_steps, order.workers, order.is_first)
+                    found = Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
                     self._ranks.lead(found)
                     return found
                 case messages.Evaluate(turn, _):
@@ -218,6 +259,8 @@ class AttachedSwarm:
     def _report_turn(self) -> None:
         loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
         self.samples_seen += samples
+        with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
+            self._data.report(self._turn, samples)
         if self._connection is None:
             return
         if not math.isfinite(loss) and "loss" in self._means:

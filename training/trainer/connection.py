@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from training.errors import TrainingError
 from training.trainer_link import messages
+from training.trainer_link.data_messages import DataGranted, DataKnown
 from training.trainer_link.interface import TrainerFailed
 
 #: Progress is sent at most this often.
@@ -48,6 +49,10 @@ class DaemonConnection:
         self._cancelled = 0
         self._turn = 0
         self._progress_s = 0.0
+        #: What the swarm is known to have trained of the data that its nodes share; None before the daemon has told.
+        self.known: DataKnown | None = None
+        self._granted: queue.SimpleQueue[DataGranted] = queue.SimpleQueue()
+        self._sending = threading.Lock()
         threading.Thread(target=self._listen, name="p2pnode-link", daemon=True).start()
 
     @classmethod
@@ -103,6 +108,13 @@ class DaemonConnection:
             self._turn = message.turn
         return message
 
+    def receive_granted(self, timeout_s: float) -> DataGranted | None:
+        """The next answer to a `DataWanted`; None after `timeout_s`."""
+        try:
+            return self._granted.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
     def receive_start(self) -> messages.Start:
         """The daemon's first message."""
         message = self.receive()
@@ -129,6 +141,12 @@ class DaemonConnection:
                 for message in decoder.from_daemon(data):
                     if isinstance(message, messages.Cancel):
                         self._cancelled = max(self._cancelled, message.turn)
+                        continue
+                    if isinstance(message, DataKnown):
+                        self.known = message
+                        continue
+                    if isinstance(message, DataGranted):
+                        self._granted.put(message)
                         continue
                     self.stopping = self.stopping or isinstance(message, messages.Stop)
                     self._inbox.put(message)

@@ -27,6 +27,7 @@ class Turn(NamedTuple):
     local_steps: int
     workers: float
     is_first: bool
+    node_index: int = 0
 
 
 class Ranks:
@@ -74,9 +75,9 @@ class Ranks:
     def follow(self) -> Turn | None:
         """On the other ranks: wait for the next turn; None is the end. Raises `DaemonGone`."""
         while True:
-            values = self._exchange([0.0] * 5)
+            values = self._exchange([0.0] * 6)
             if values[0] == _TURN:
-                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]))
+                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
             if values[0] == _DONE:
                 return None
             if values[0] == _LOST:
@@ -100,8 +101,20 @@ class Ranks:
         combined = {name: float(value) / self.count for name, value in zip(names, values, strict=False)}
         return combined.pop("loss", math.nan), combined, round(float(values[-1]))
 
+    def share_numbers(self, numbers: list[int]) -> list[int]:
+        """On all ranks: the numbers that rank 0 gives."""
+        if self.count == 1:
+            return numbers
+        size = torch.tensor([len(numbers)], dtype=torch.int64, device=self._device)
+        torch.distributed.broadcast(size, src=0)
+        values = numbers if self.is_first else [0] * int(size.item())
+        tensor = torch.tensor(values, dtype=torch.int64, device=self._device)
+        torch.distributed.broadcast(tensor, src=0)
+        return [int(value) for value in tensor.tolist()]
+
     def _broadcast_turn(self, kind: float, turn: Turn) -> None:
-        self._exchange([kind, float(turn.step), float(turn.local_steps), turn.workers, float(turn.is_first)])
+        numbers = [turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index]
+        self._exchange([kind, *map(float, numbers)])
 
     def _exchange(self, values: list[float]) -> list[float]:
         if self.count == 1:

@@ -1,4 +1,5 @@
-"""What a training script keeps besides the model: optimiser, schedule, scaler, local buffers, and the user's own state.
+"""What a training script keeps besides the model: optimiser, schedule, scaler, local buffers, the position in shared
+data, and the user's own state.
 
 Written by the daemon's order (`training.trainer.state_writer`) and restored when the script is started again.
 """
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from training.trainer import snapshot
+from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
 from training.trainer_link.interface import TrainerFailed
 
@@ -28,12 +30,14 @@ class ScriptState:
         scaler: torch.amp.GradScaler | None,
         local_buffers: dict[str, Tensor],
         own: MutableMapping[str, Any],
+        shared_data: SharedData,
     ) -> None:
         self._optimizer = optimizer
         self._schedule = schedule
         self._scaler = scaler
         self._local_buffers = local_buffers
         self._own = own
+        self._shared_data = shared_data
 
     def content(self, samples_seen: int) -> dict[str, Any]:
         """What is to be saved; its tensors are the live ones."""
@@ -44,6 +48,7 @@ class ScriptState:
             "scaler": self._scaler.state_dict() if self._scaler is not None else None,
             "local_buffers": dict(self._local_buffers),
             "state": own,
+            "data": self._shared_data.state(),
             "samples_seen": samples_seen,
         }
 
@@ -63,6 +68,7 @@ class ScriptState:
                     own.load_state_dict(value)
                 else:
                     self._own[name] = value
+            self._shared_data.restore(saved.get("data"))
             samples_seen = int(saved["samples_seen"])
             snapshot.restore_random_state(saved["random"])
         except (KeyError, ValueError, RuntimeError) as error:

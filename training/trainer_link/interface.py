@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from training.errors import TrainingError
 from training.layout import Layout
+from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 
 Vector = npt.NDArray[np.float32]
 
@@ -38,12 +39,16 @@ class TrainerHello(msgspec.Struct, frozen=True):
 
 
 class StepOrder(msgspec.Struct, frozen=True):
-    """Orders one turn of local training. `step` is the step to complete; the first one is 1."""
+    """Orders one turn of local training. `step` is the step to complete; the first one is 1.
+
+    `node_index` counts the known workers whose ids come before this node's: 0 is the first.
+    """
 
     step: int
     local_steps: int
     workers: float
     is_first: bool
+    node_index: int = 0
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -123,6 +128,14 @@ class Trainer(Protocol):
 
     async def export(self, path: str) -> None:
         """Write the model with `vector` loaded: safetensors, or a plain `state_dict` for other endings."""
+        ...
+
+    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+        """Call `handler` with every message about shared data that the trainer sends (`training.sharing`)."""
+        ...
+
+    def send_data(self, message: DataFromDaemon) -> None:
+        """Send a message about shared data; without a running trainer nothing happens."""
         ...
 
     async def stop(self) -> None:

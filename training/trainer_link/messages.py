@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from training.errors import TrainingError
+from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
@@ -147,8 +148,20 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Order = Train | Evaluate | Save | Export
-FromDaemon = Start | Memory | Train | Evaluate | Save | Export | Cancel | Stop
-FromTrainer = Hello | Ready | TrainerProgress | Trained | Evaluated | Copied | Written | NotWritten | Warned | Failed
+FromDaemon = Start | Memory | Train | Evaluate | Save | Export | Cancel | Stop | DataFromDaemon
+FromTrainer = (
+    Hello
+    | Ready
+    | TrainerProgress
+    | Trained
+    | Evaluated
+    | Copied
+    | Written
+    | NotWritten
+    | Warned
+    | Failed
+    | DataFromTrainer
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _from_daemon: msgspec.msgpack.Decoder[FromDaemon] = msgspec.msgpack.Decoder(FromDaemon)

@@ -122,6 +122,22 @@ class Bench:
         return [record.fields for record in self.records if record.event == name]
 
 
+def test_an_order_says_which_of_the_workers_this_node_is() -> None:
+    """Workers with lower ids come before it; a paused peer does not count. Number 0 is the first."""
+
+    async def scenario() -> None:
+        for ids, index in [([], 0), ([b"n" * 20], 0), ([b"a" * 20, b"b" * 20, b"z" * 20], 2)]:
+            bench = Bench(max_steps=1)
+            bench.swarm.others = [
+                SimpleNamespace(node_id=node_id, is_worker=lambda _: True, samples=0, step=0) for node_id in ids
+            ] + [SimpleNamespace(node_id=b"c" * 20, is_worker=lambda _: False, samples=0, step=0)]
+            await bench.run()
+            [order] = bench.trainer.orders
+            assert (order.node_index, order.is_first) == (index, index == 0)
+
+    run(scenario())
+
+
 def test_a_step_is_trained_pushed_counted_waited_for_and_pulled() -> None:
     """From the start step on, until `max_steps`; each step has a row."""
 

@@ -1,0 +1,54 @@
+"""data_coverage: 2,000 random histories of nodes that share a data set; samples trained twice, and samples skipped.
+
+The histories are those of the tests (`tests/harness/data_histories.py`), longer and with more data. A history that is
+not as promised is printed with its seed, and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks.record import Outcome, Series
+from tests.harness.data_histories import Tally, play
+
+HISTORIES = 2000
+FIRST_SEED = 10_000
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    count = arguments.repetitions or HISTORIES
+    tallies: list[Tally] = []
+    for seed in range(FIRST_SEED, FIRST_SEED + count):
+        tally = play(seed)
+        tallies.append(tally)
+        if tally.twice or tally.skipped:
+            print(tally, file=sys.stderr, flush=True)
+
+    def total(name: str) -> int:
+        return sum(getattr(tally, name) for tally in tallies)
+
+    trained = total("trained")
+    details = {name: total(name) for name in ("joins", "leaves", "deaths", "epochs", "trained")}
+    conditions = (
+        f"{count} histories of 65 simulated seconds and more: up to 8 nodes, the fastest a hundred times as fast "
+        f"as the slowest; {details['joins']} joins, {details['leaves']} leaves, {details['deaths']} deaths; "
+        "data sets of 40 to 300 partitions and streams of as many blocks; delays up to 0.4 s, up to a fifth of all "
+        "messages lost, deaths detected after 2 to 6 s"
+    )
+    return Outcome(
+        "data_coverage",
+        conditions,
+        [
+            Series(
+                "shared data: samples of complete epochs that no node trained", "", [total("skipped")], "≤ 0", details
+            ),
+            Series("shared data: samples trained twice in an epoch by living nodes", "", [total("twice")], "≤ 0"),
+            Series(
+                "shared data: trained twice because the first node died",
+                "%",
+                [100 * total("twice_after_death") / trained],
+            ),
+            Series("shared data: samples trained", "", [trained]),
+        ],
+    )

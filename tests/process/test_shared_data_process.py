@@ -1,0 +1,149 @@
+"""`swarm.sampler` in scripts that are real processes: workers, a restart from saved state, and two ranks of a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from overlay.environment import Environment
+from overlay.system import SystemClock
+from tests.harness.environment import InlineExecutor, MemoryDisk, SeededEntropy
+from tests.process.harness.trainer_world import World
+from tests.process.test_trainer_attach import BEGIN, LAUNCHER
+from tests.unit.training.sharing.test_service import FakeSwarm
+from training.sharing.service import DataService
+from training.supervisor.process_trainer import ProcessTrainer
+from training.trainer_link.interface import StepOrder
+
+SIZE = 200
+
+LOOP = (
+    BEGIN
+    + """
+import json
+from pathlib import Path
+from torch.utils.data import DataLoader
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 200
+    def __getitem__(self, index): return index
+swarm = p2pnode.attach(model, optimizer, state=state)
+loader = DataLoader(Numbers(), batch_size=10, sampler=swarm.sampler(Numbers()), num_workers=2)
+while not swarm.done:
+    for batch in loader:
+        loss = train_once()
+        print(json.dumps([swarm.node_index, batch.tolist()]), flush=True)
+        swarm.step(samples=len(batch), loss=loss)
+        if swarm.done:
+            break
+"""
+)
+
+RANKS = (
+    BEGIN
+    + """
+import json
+import os
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+swarm = p2pnode.attach(model, optimizer)
+loader = DataLoader(range(101), batch_size=10, sampler=swarm.sampler(range(101)))
+while not swarm.done:
+    for batch in loader:
+        loss = train_once()
+        os.write(1, (json.dumps([swarm.node_index, batch.tolist()]) + "\\n").encode())
+        swarm.step(samples=len(batch), loss=loss)
+        if swarm.done:
+            break
+dist.destroy_process_group()
+"""
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state")
+
+
+@contextlib.asynccontextmanager
+async def sharing(world: World, trainer: ProcessTrainer) -> AsyncIterator[DataService]:
+    """The daemon's side of the data of a node that is alone."""
+    environment = Environment(
+        clock=SystemClock(),
+        entropy=SeededEntropy("share"),
+        disk=MemoryDisk(),
+        executor=InlineExecutor(),
+        log=world.log,
+    )
+    service = DataService(FakeSwarm(), trainer, 1, environment)  # type: ignore[arg-type]
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def order(step: int) -> StepOrder:
+    return StepOrder(step, 3, 1.0, is_first=False, node_index=4)
+
+
+def batches(world: World) -> list[list[int]]:
+    """The batches that the script has printed, each checked to be of node 4."""
+    lines = (world.state_dir / "trainer.log").read_text().splitlines()
+    printed = [json.loads(line) for line in lines if line.startswith("[")]
+    assert {index for index, _ in printed} == {4}
+    return [batch for _, batch in printed]
+
+
+def test_a_restarted_script_goes_on_within_its_epoch(world: World) -> None:
+    """What the reported turns trained is saved with the script's state; what workers fetched ahead is not."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.script(LOOP)
+        async with sharing(world, trainer):
+            await trainer.start()
+            for step in range(1, 4):
+                await trainer.train(order(step))
+            await trainer.save(str(world.state_dir / "saved"))
+            await trainer.stop()
+        # A new daemon: all that is known comes from the file.
+        async with sharing(world, trainer) as service:
+            await trainer.start(str(world.state_dir / "saved"))
+            for step in range(4, 7):
+                await trainer.train(order(step))
+            assert service.member is not None
+            assert service.member.ledger.trained[0, 0].bit_count() == 180
+            await trainer.stop()
+
+    world.run(scenario)
+    assert len({sample for batch in batches(world) for sample in batch}) == len(batches(world)) * 10 == 180
+
+
+def test_the_ranks_of_a_node_share_its_part(world: World, tmp_path: Path) -> None:
+    """Two ranks draw different samples, equally many, and together what one process would."""
+    (tmp_path / "ranks.py").write_text(RANKS)
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer(
+            command=[sys.executable, str(tmp_path / "launcher.py"), str(tmp_path / "ranks.py"), str(tmp_path / "store")]
+        )
+        async with sharing(world, trainer) as service:
+            await trainer.start()
+            report = await trainer.train(order(1))
+            assert report.samples == 2 * 30
+            await trainer.train(order(2))
+            assert service.member is not None
+            # Five batches of twenty; the sample that is left comes first in the next epoch.
+            assert service.member.ledger.first == (1, 0)
+            await trainer.stop()
+
+    world.run(scenario)
+    # Two ranks print at the same time, so only whole epochs have an order.
+    assert len({sample for batch in batches(world)[:10] for sample in batch}) == 100

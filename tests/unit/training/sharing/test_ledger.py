@@ -1,0 +1,93 @@
+"""What is known to be trained."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.sharing.ledger import LAP, MAX_OPEN, Ledger, bits, packed, unpacked
+from training.trainer_link.data_messages import UNKNOWN
+
+Note = tuple[int, int, int]
+NOTES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 19), st.integers(0, 4)), max_size=60)
+
+
+def noted(notes: list[Note], partitions: int = 20) -> Ledger:
+    """A ledger of these notes; offset 4 is the whole partition."""
+    ledger = Ledger(partitions)
+    for epoch, partition, offset in notes:
+        ledger.note((epoch, partition), offset, finished=offset == 4)
+    return ledger
+
+
+def contents(ledger: Ledger) -> tuple[object, ...]:
+    return ledger.partitions, ledger.first, ledger.trained, ledger.offsets
+
+
+@given(NOTES, NOTES, st.randoms())
+def test_knowledge_merges_in_any_order(mine: list[Note], theirs: list[Note], generator: random.Random) -> None:
+    """Merging what another node knows gives what one node that heard all would know, in any order and repeatedly."""
+    together = [*mine, *theirs]
+    generator.shuffle(together)
+    first, second = noted(mine), noted(theirs)
+    first.merge(second.partitions, second.first, packed(second.trained), second.packed_offsets())
+    second.merge(first.partitions, first.first, packed(first.trained), first.packed_offsets())
+    first.merge(second.partitions, second.first, packed(second.trained), second.packed_offsets())
+
+    assert contents(first) == contents(second) == contents(noted(together))
+
+
+def test_a_complete_epoch_is_forgotten() -> None:
+    """When the last partition is trained the next epoch is the first open one, and nothing of the old one is kept."""
+    ledger = Ledger(3)
+    ledger.note((0, 1), 5, finished=False)
+    for partition in (0, 2, 1):
+        ledger.note((0, partition), 9, finished=True)
+
+    assert ledger.first == (1, 0)
+    assert ledger.is_trained((0, 1))
+    assert not ledger.is_trained((1, 1))
+    assert (ledger.trained, ledger.offsets) == ({}, {})
+
+
+def test_an_epoch_of_a_stream_has_as_many_sections_as_its_blocks_need() -> None:
+    """Before the end is seen an epoch goes on for ever; afterwards the next epoch follows the last block."""
+    ledger = Ledger(UNKNOWN)
+    for block in range(LAP + 2):
+        ledger.note((0, block), 1, finished=True)
+    assert ledger.first == (0, 1)
+
+    ledger.learn_partitions(LAP + 2)
+
+    assert ledger.first == (1, 0)
+    assert ledger.after((1, 0)) == (1, 1)
+    assert ledger.after((1, 1)) == (2, 0)
+    assert ledger.all_of((1, 1)) == 0b11
+
+
+def test_what_lies_far_behind_is_given_up() -> None:
+    """A node that misses what others trained long ago continues near them, and counts what it gave up."""
+    ledger = Ledger(4)
+    ledger.note((MAX_OPEN + 4, 0), 1, finished=True)
+
+    assert ledger.first == (5, 0)
+    assert ledger.given_up == 5
+    assert ledger.is_trained((4, 3))
+
+
+def test_a_claim_of_an_absurd_epoch_costs_nothing() -> None:
+    """A message that names epoch 2⁴⁸ is digested at once."""
+    ledger = Ledger(4)
+    ledger.note((1 << 48, 0), 1, finished=True)
+
+    assert ledger.first == ((1 << 48) - MAX_OPEN + 1, 0)
+
+
+def test_masks_survive_the_wire() -> None:
+    """What is packed is unpacked; an empty mask is left out."""
+    masks = {(0, 0): 0b1011, (2, 1): 1 << 1023, (3, 0): 0}
+
+    assert unpacked(packed(masks)) == {(0, 0): 0b1011, (2, 1): 1 << 1023}
+    assert list(bits(0b1011)) == [0, 1, 3]

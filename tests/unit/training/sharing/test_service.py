@@ -1,0 +1,259 @@
+"""The daemon's side of shared data: between a trainer and the other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlay.addresses import Address
+from overlay.environment import Environment
+from overlay.peers import Contact, PeerChange
+from overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
+from tests.harness.virtual_loop import run
+from training.sharing.member import ADMISSION_S, DataMember
+from training.sharing.messages import ShareData
+from training.sharing.service import DataService
+from training.trainer_link.data_messages import (
+    DataGranted,
+    DataKnown,
+    DataOpened,
+    DataShape,
+    DataTrained,
+    DataWanted,
+    PartitionTrained,
+)
+
+SHAPE = DataShape("samples", 60, 1)
+ME, OTHER = b"m" * 20, b"o" * 20
+
+
+class FakeSwarm:
+    """One other node, whose answer a test chooses: a member, "no data", "unknown request" or silence."""
+
+    node_id = ME
+
+    def __init__(self, other: DataMember | str | None = None) -> None:
+        self.other = other
+        self.handler: Any = None
+        self.change: Callable[[PeerChange], None] = lambda _: None
+        self.asked = 0
+
+    def members(self) -> list[Any]:
+        return [] if self.other is None else [SimpleNamespace(node_id=OTHER)]
+
+    def contact(self, node_id: bytes) -> Contact:
+        return Contact(node_id, Address("10.0.0.2", 8468))
+
+    def is_gone(self, node_id: bytes) -> bool:
+        return False
+
+    def register(self, name: str, handler: Any) -> None:
+        assert name == "share_data"
+        self.handler = handler
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        self.change = callback
+
+    @asynccontextmanager
+    async def request(
+        self, to: Contact, name: str, payload: bytes, body: Any = (), *, timeout_s: float
+    ) -> AsyncIterator[ReceivedResponse]:
+        self.asked += 1
+        if self.other == "silent":
+            await asyncio.sleep(timeout_s)
+            raise TransportError("timeout", to.address, "was silent")
+        if self.other == "unknown request":
+            raise TransportError("rejected", to.address, "does not serve it")
+        answer = ShareData([])
+        if isinstance(self.other, DataMember):
+            request = msgspec.msgpack.decode(payload, type=ShareData)
+            self.other.on_message(ME, request, 0.0)
+            answer = self.other.answer(request)
+        yield ReceivedResponse(msgspec.msgpack.encode(answer), no_body())
+
+
+async def no_body() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
+class FakeTrainer:
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.handler: Any = None
+
+    def on_data(self, handler: Any) -> None:
+        self.handler = handler
+
+    def send_data(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def granted(self) -> list[DataGranted]:
+        return [message for message in self.sent if isinstance(message, DataGranted)]
+
+
+class Bench:
+    def __init__(self, other: DataMember | str | None = None) -> None:
+        self.swarm, self.trainer, self.records = FakeSwarm(other), FakeTrainer(), []
+        clock = VirtualClock()
+        environment = Environment(
+            clock=clock,
+            entropy=SeededEntropy("share"),
+            disk=MemoryDisk(),
+            executor=InlineExecutor(),
+            log=ListLog(self.records, "me", clock),
+        )
+        self.service = DataService(self.swarm, self.trainer, 1, environment)  # type: ignore[arg-type]
+
+    def want(self, number: int, *, begins: bool = True, count: int = 5) -> None:
+        self.trainer.handler(DataWanted(number, begins, False, 0, count, False))
+
+    async def granted(self, number: int) -> DataGranted:
+        while True:
+            for message in self.trainer.granted():
+                if message.number == number:
+                    return message
+            await asyncio.sleep(0.01)
+
+
+def scene(other: DataMember | str | None, play: Callable[[Bench], Any]) -> Bench:
+    benches = []
+
+    async def main() -> None:
+        bench = Bench(other)
+        benches.append(bench)
+        await bench.service.start()
+        try:
+            await play(bench)
+        finally:
+            await bench.service.stop()
+
+    run(main(), strict=True)
+    return benches[0]
+
+
+def test_a_node_alone_is_answered_at_once() -> None:
+    """Nobody has to be asked."""
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1)
+        assert [len(message.claims) for message in bench.trainer.granted()] == [5]
+
+    scene(None, play)
+
+
+def test_a_joiner_is_answered_after_a_round_trip() -> None:
+    """It asks the other node at once, and begins nothing that this one has begun."""
+    other = DataMember(OTHER, 1, SHAPE, 0.0)
+    other.is_admitted(0.0)
+    other.begin(0.0, finished=False, has_claims=False)
+    begun = {claim.partition for claim in other.claim(0, 30)}
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1, count=60)
+        assert bench.trainer.granted() == []
+        async with asyncio.timeout(0.5):
+            granted = await bench.granted(1)
+        assert granted.claims
+        assert not {claim.partition for claim in granted.claims} & begun
+
+    scene(other, play)
+
+
+def test_a_node_without_this_request_shares_nothing() -> None:
+    """An older version refuses the request: it is not waited for."""
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1)
+        async with asyncio.timeout(0.5):
+            await bench.granted(1)
+
+    scene("unknown request", play)
+
+
+def test_a_silent_node_delays_the_script_for_a_bounded_time() -> None:
+    """Then the script goes on, and the log names the silent node."""
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1)
+        async with asyncio.timeout(ADMISSION_S + 1.0):
+            await bench.granted(1)
+
+    bench = scene("silent", play)
+
+    assert [record.event for record in bench.records if record.level == "warning"] == ["data_member_silent"]
+
+
+def test_a_death_frees_what_the_dead_had_begun() -> None:
+    """The overlay's news reaches the decisions, and a waiting script is answered."""
+    other = DataMember(OTHER, 1, SHAPE, 0.0)
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1, count=60)
+        first = await bench.granted(1)
+        bench.swarm.change(PeerChange(OTHER, "dead"))
+        bench.want(2, begins=False, count=60)
+        second = await bench.granted(2)
+        assert len(first.claims) < 60
+        assert len(first.claims) + len(second.claims) == 60
+
+    scene(other, play)
+
+
+def test_what_is_trained_reaches_the_others_and_the_next_checkpoint() -> None:
+    """A request is answered with it, and the trainer is told what to save."""
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1)
+        [claim, *_] = (await bench.granted(1)).claims
+        bench.trainer.handler(DataTrained(7, [PartitionTrained(0, claim.partition, 1, True)], -1))
+
+        asking = DataMember(OTHER, 1, SHAPE, 0.0)
+        payload = msgspec.msgpack.encode(asking.request())
+        response = await bench.swarm.handler(bench.swarm.contact(OTHER), payload, no_body())
+        asking.on_message(ME, msgspec.msgpack.decode(response.head, type=ShareData), 0.0)
+        assert asking.ledger.is_trained((0, claim.partition))
+        [known] = [message for message in bench.trainer.sent if isinstance(message, DataKnown)]
+        assert known.turn == 7
+        assert known.state == bench.service.member.state()
+
+    scene(None, play)
+
+
+def test_leaving_tells_the_members_and_ends_the_iteration() -> None:
+    """Afterwards the node begins nothing: a script that still asks gets nothing."""
+    other = DataMember(OTHER, 1, SHAPE, 0.0)
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1)
+        await bench.granted(1)
+        await bench.service.leave(1.0)
+        bench.want(2, begins=False)
+        assert (await bench.granted(2)).claims == []
+        assert other.view() == [(OTHER, 1)]
+
+    scene(other, play)
+
+
+def test_a_malformed_request_is_refused() -> None:
+    """Bytes that are no message raise in the sender."""
+
+    async def play(bench: Bench) -> None:
+        with pytest.raises(RequestRejected, match="malformed"):
+            await bench.swarm.handler(bench.swarm.contact(OTHER), b"\xc1", no_body())
+
+    scene(None, play)

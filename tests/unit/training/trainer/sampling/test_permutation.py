@@ -1,0 +1,45 @@
+"""The order of an epoch, computed place by place."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from training.trainer.sampling.permutation import EpochOrder
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4097])
+def test_every_sample_has_one_place(size: int) -> None:
+    """The places of any pieces together hold each sample once."""
+    order = EpochOrder(size, 3, 1)
+
+    found = [sample for start in range(0, size, 7) for sample in order.samples(start, min(size, start + 7))]
+
+    assert sorted(found) == list(range(size))
+
+
+def test_seed_and_epoch_change_the_order() -> None:
+    """The same seed and epoch give the same order; another of either gives another."""
+    orders = [EpochOrder(1000, seed, epoch).samples(0, 1000) for seed, epoch in [(1, 1), (1, 1), (1, 2), (2, 1)]]
+
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_the_order_looks_random() -> None:
+    """Neighbouring places hold samples that lie a third of the data set apart, as in a shuffle."""
+    size = 20_000
+    order = EpochOrder(size, 5, 0).samples(0, size)
+
+    apart = sum(abs(one - next_one) for one, next_one in itertools.pairwise(order)) / size
+
+    assert apart == pytest.approx(size / 3, rel=0.02)
+
+
+def test_a_large_data_set_needs_no_list() -> None:
+    """A piece of 10¹² samples is computed alone."""
+    samples = EpochOrder(10**12, 1, 1).samples(10**11, 10**11 + 50)
+
+    assert len(set(samples)) == 50
+    assert max(samples) < 10**12

@@ -1,0 +1,158 @@
+"""Asks the daemon for partitions and tells it what is trained; the same on every rank of a node.
+
+Rank 0 is connected, and its answers go to all ranks, which ask at the same points of their programs. With a daemon that
+ends or stops this node an answer is None: the iteration ends, and so does the script's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from training.sharing.ledger import Ledger
+from training.trainer.connection import DaemonConnection, DaemonGone
+from training.trainer.ranks import Ranks
+from training.trainer_link.data_messages import (
+    UNKNOWN,
+    Claim,
+    DataOpened,
+    DataShape,
+    DataState,
+    DataTrained,
+    DataWanted,
+    PartitionTrained,
+)
+from training.trainer_link.messages import TrainerProgress
+
+#: How often a waiting script says that it is alive, and looks whether the node stops.
+POLL_S = 0.5
+
+
+class Granted(NamedTuple):
+    """The claims of one answer; without any the iteration ends. `epoch` is the iteration's."""
+
+    epoch: int
+    claims: list[Claim]
+
+
+class DataLink:
+    """One data set of one script. `stopped` is true on every rank once an answer was None."""
+
+    def __init__(self, connection: DaemonConnection | None, ranks: Ranks, shape: DataShape) -> None:
+        self.shape = shape
+        self.ranks = ranks
+        self.stopped = False
+        self._connection = connection
+        self._number = 0
+        self._partitions = UNKNOWN
+        #: Reports that the daemon's last `DataKnown` does not contain yet: turn → what was reported.
+        self._reported: dict[int, list[PartitionTrained]] = {}
+        self._restored: DataState | None = None
+        self._asking = threading.Lock()
+
+    # -- the daemon ----------------------------------------------------------------------------------------------
+
+    def open(self, state: DataState | None) -> None:
+        """Describe the data set, and what an earlier start had trained of it."""
+        self._restored = state
+        if state is not None:
+            self.learn_partitions(state.partitions)
+        if self._connection is not None:
+            with contextlib.suppress(DaemonGone):
+                self._connection.send(DataOpened(self.shape, state))
+
+    def ask(self, *, begins: bool, finished: bool, position: int, count: int, has_claims: bool) -> Granted | None:
+        """At most `count` claims; see `DataWanted`. On all ranks, or in any thread of a single one."""
+        with self._asking:
+            granted = None
+            if self._connection is not None:
+                granted = self._ask(self._connection, begins, finished, position, count, has_claims)
+            granted = self._shared(granted)
+        self.stopped = self.stopped or granted is None
+        return granted
+
+    def _ask(
+        self, connection: DaemonConnection, begins: bool, finished: bool, position: int, count: int, has_claims: bool
+    ) -> Granted | None:
+        self._number += 1
+        try:
+            connection.send(DataWanted(self._number, begins, finished, position, count, has_claims))
+            while not connection.stopping and not connection.lost:
+                answer = connection.receive_granted(POLL_S)
+                if answer is None:
+                    connection.send(TrainerProgress(0))
+                elif answer.number == self._number:
+                    return Granted(answer.epoch, answer.claims)
+        except DaemonGone:
+            pass
+        return None
+
+    def _shared(self, granted: Granted | None) -> Granted | None:
+        """Rank 0's answer, on all ranks."""
+        if self.ranks.count == 1:
+            return granted
+        flat = [-1] if granted is None else [granted.epoch]
+        for claim in granted.claims if granted is not None else ():
+            flat += [claim.epoch, claim.partition, claim.offset, int(claim.counted)]
+        epoch, *rest = self.ranks.share_numbers(flat)
+        if epoch < 0:
+            return None
+        rows = zip(*[iter(rest)] * 4, strict=True)
+        return Granted(epoch, [Claim(row[0], row[1], row[2], bool(row[3])) for row in rows])
+
+    def report(self, turn: int, trained: Sequence[PartitionTrained]) -> None:
+        """The delta of this turn is about to be reported. Raises `DaemonGone`."""
+        if self._connection is None:
+            return
+        self._reported[turn] = list(trained)
+        self._connection.send(DataTrained(turn, list(trained), self._partitions))
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> int:
+        """The number of blocks of a stream, or `UNKNOWN`."""
+        return self._partitions
+
+    def learn_partitions(self, partitions: int) -> None:
+        """The end of the stream was seen."""
+        if partitions != UNKNOWN:
+            self._partitions = partitions
+
+    def state(self) -> DataState:
+        """What the swarm is known to have trained, with all that was reported here."""
+        known = self._connection.known if self._connection is not None else None
+        state = self._restored if known is None else known.state
+        turn = 0 if known is None else known.turn
+        self._reported = {number: trained for number, trained in self._reported.items() if number > turn}
+        ledger = Ledger(self.shape.partitions)
+        if state is not None:
+            ledger.merge(state.partitions, state.first, state.trained, state.offsets)
+        ledger.learn_partitions(self._partitions)
+        for trained in self._reported.values():
+            for one in trained:
+                ledger.note((one.epoch, one.partition), one.offset, finished=one.finished)
+        return ledger.state(0 if state is None else state.epoch)
+
+
+def packed_state(shape: DataShape, state: DataState) -> str:
+    """A state as text, which every reader of a checkpoint can load."""
+    return msgspec.json.encode((shape, state)).decode()
+
+
+def unpacked_state(text: str, shape: DataShape) -> DataState:
+    """The state that `packed_state` wrote. Raises `ValueError` if it is not one of this data set."""
+    try:
+        saved, state = msgspec.json.decode(text, type=tuple[DataShape, DataState])
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise ValueError(f"this is no state of swarm.sampler or swarm.shard: {error}") from error
+    if saved != shape:
+        raise ValueError(
+            f"the saved position is of other data ({saved.kind} {saved.size}, seed {saved.seed}) than the present "
+            f"({shape.kind} {shape.size}, seed {shape.seed}); leave it out to begin with a first epoch"
+        )
+    return state

@@ -1,0 +1,106 @@
+"""`swarm.sampler(dataset)`: the samples that this node is to train, for a `DataLoader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.utils.data import Sampler
+
+from training.trainer.sampling.draws import ClaimProgress, Draws
+from training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
+from training.trainer.sampling.permutation import EpochOrder
+from training.trainer_link.data_messages import PartitionTrained
+
+#: Claims are asked for by so many samples at a time: small partitions would cost a message for each.
+SAMPLES_ASKED = 64
+
+
+class SwarmSampler(Sampler[int]):
+    """Indices of a data set that all nodes of the swarm share. One iteration is this node's part of an epoch.
+
+    What other nodes train, or have trained, is not in it. When nodes join, leave or die, the rest of the epoch is
+    divided anew. What a loader has fetched, and `swarm.step` has not counted when an iteration ends, is drawn again.
+    """
+
+    def __init__(self, link: DataLink, size: int, *, shuffle: bool, nodes: float) -> None:
+        self._draws = Draws()
+        #: Parts that this iteration has still to draw. A new iteration has a list of its own: the one before ends.
+        self._left: list[ClaimProgress] = []
+        self._link = link
+        self._size = size
+        self._shuffle = shuffle
+        self._nodes = nodes
+        self._partitions = link.shape.partitions
+        self._finished = False
+        self._orders: dict[int, EpochOrder] = {}
+
+    def __len__(self) -> int:
+        """About how many samples an iteration has: this node's part is known only when it has ended."""
+        return max(1, round(self._size / max(1.0, self._nodes) / self._link.ranks.count))
+
+    def __iter__(self) -> Iterator[int]:
+        # At once, not with the first sample: a loader that fetches ahead must not mix two iterations.
+        left = self._left = [*self._draws.restart(), *self._left]
+        finished, self._finished = self._finished, False
+        return self._indices(left, finished=finished)
+
+    def _indices(self, left: list[ClaimProgress], *, finished: bool) -> Iterator[int]:
+        rank, ranks = self._link.ranks.rank, self._link.ranks.count
+        waiting: list[tuple[ClaimProgress, int]] = []
+        granted = self._ask(begins=True, finished=finished)
+        while granted is not None and left is self._left:
+            self._left += [ClaimProgress.of(claim, self._samples_of(claim.partition)) for claim in granted.claims]
+            if not self._left:
+                self._finished = True
+                return
+            while left and left is self._left:
+                part = left.pop(0)
+                self._draws.add(part)
+                waiting += [(part, sample) for sample in self._order_of(part)]
+                # The ranks of a node take turns. All draw equally often, or one would wait for another for ever.
+                while len(waiting) >= ranks and left is self._left:
+                    for drawn, _ in waiting[:ranks]:
+                        drawn.drawn += 1
+                    sample = waiting[rank][1]
+                    del waiting[:ranks]
+                    yield sample
+            if left is self._left:
+                granted = self._ask(begins=False, finished=False)
+
+    def _ask(self, *, begins: bool, finished: bool) -> Granted | None:
+        count = -(-SAMPLES_ASKED * self._partitions // self._size)
+        has_claims = bool(self._left)
+        return self._link.ask(begins=begins, finished=finished, position=0, count=count, has_claims=has_claims)
+
+    # -- position ------------------------------------------------------------------------------------------------
+
+    def count(self, samples: int) -> int:
+        """`swarm.step` has counted so many samples of this node; returns how many were never drawn."""
+        return self._draws.count(samples)
+
+    def report(self) -> list[PartitionTrained]:
+        """What has been trained since the last report."""
+        return self._draws.report()
+
+    def state_dict(self) -> dict[str, str]:
+        """Which samples of which epochs are trained, as of the last report to the swarm."""
+        return {"position": packed_state(self._link.shape, self._link.state())}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Take over what was trained before. Raises `ValueError` for a state of other data."""
+        self._link.open(unpacked_state(state["position"], self._link.shape))
+
+    def _samples_of(self, partition: int) -> int:
+        start, stop = self._bounds(partition)
+        return stop - start
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        return partition * self._size // self._partitions, (partition + 1) * self._size // self._partitions
+
+    def _order_of(self, part: ClaimProgress) -> list[int]:
+        epoch = part.claim.epoch
+        if epoch not in self._orders:
+            self._orders = {known: order for known, order in self._orders.items() if known > epoch - 4}
+            self._orders[epoch] = EpochOrder(self._size, self._link.shape.seed, epoch, shuffle=self._shuffle)
+        start, stop = self._bounds(part.claim.partition)
+        return self._orders[epoch].samples(start + part.trained, stop)
