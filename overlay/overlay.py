@@ -13,7 +13,7 @@ from typing import Any
 
 from overlay.addresses import Address
 from overlay.bootstrap import hello
-from overlay.bootstrap.dialer import Dialer, NotThisSwarm
+from overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
 from overlay.bootstrap.joining import Joining
 from overlay.bootstrap.lan_discovery import LanDiscovery
 from overlay.bootstrap.local_network import Announcement, Lan, LocalNetwork
@@ -45,7 +45,7 @@ from overlay.requests import Handler, RequestService
 from overlay.settings import OverlaySettings
 from overlay.transport import Body, ReceivedResponse, Request, Response, Transport
 
-__all__ = ["NotThisSwarm", "Overlay", "PeerChange"]
+__all__ = ["NotThisSwarm", "OnlyItself", "Overlay", "PeerChange"]
 
 #: A leave is sent twice, this far apart, because datagrams get lost.
 LEAVE_REPEAT_DELAY_S = 0.05
@@ -142,7 +142,8 @@ class Overlay:
         self._reachability.assume_reached()
 
     async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
-        """Dial bootstraps and remembered peers until one is of this swarm, and enter it. Raises `NotThisSwarm`."""
+        """Dial bootstraps and remembered peers until one is of this swarm, and enter it. Raises `NotThisSwarm`, and of
+        it `OnlyItself` where every bootstrap is this node."""
         await self._joining.join(bootstraps, genesis or self.genesis)
 
     async def leave(self) -> None:

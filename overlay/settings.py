@@ -21,8 +21,11 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     state_dir: Annotated[
         str,
-        Meta(description="Folder for the identity key, remembered peers and checkpoints; created at the first start."),
-    ] = "~/.local/state/p2pnode"
+        Meta(
+            description="Folder for identity, peers, checkpoints and remembered settings, of one run and one model; "
+            "empty: ~/.local/state/p2pnode/<run>."
+        ),
+    ] = ""
     host: Annotated[
         str,
         Meta(description='Address to listen on, UDP and TCP; "0.0.0.0" or "::" for every interface.'),

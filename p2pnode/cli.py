@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from p2pnode import __version__
-from p2pnode.commands import advise, ask, demo, files, key, simulate, start
+from p2pnode.commands import advise, ask, demo, files, forget, key, simulate, start
 from p2pnode.commands.output import print_error, print_line
 from p2pnode.errors import ExitCode, UserError
 
@@ -38,6 +38,7 @@ def _register() -> None:
         app.command(command.__name__)(command)
     app.command("init")(files.init)
     app.command("export")(files.export)
+    app.command("forget")(forget.forget)
     app.add_typer(files.config_app, name="config")
     simulate.simulate_app.command("advise")(advise.advise)
     app.add_typer(simulate.simulate_app, name="simulate")

@@ -7,16 +7,14 @@ once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import importlib
 import ipaddress
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.addresses import Address, is_loopback
 from overlay.background_output import BackgroundOutput, descriptor_writer
@@ -25,17 +23,21 @@ from overlay.environment import Disk, Entropy, Environment
 from overlay.identity import UnreadableIdentity, load_identity
 from overlay.nat import upnp
 from overlay.nat.port_mapping import Gateway
+from overlay.sealing.invitation import Invitation
 from overlay.sealing.swarm_key import KeyRing
 from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from overlay.transport import PortInUse, Transport
 from p2pnode import logs
 from p2pnode.client import STATUS_FILE, status_file
+from p2pnode.config.directory_record import Given, check_run
 from p2pnode.config.settings import Config
+from p2pnode.config.state_folders import run_of
+from p2pnode.directory_lock import locked
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.keys import api_token
 from p2pnode.keys.closed_swarm import ClosedSwarm, open_closed_swarm
-from p2pnode.keys.key_files import find_keys, own_input
+from p2pnode.keys.key_files import find_keys, own_input, save_invitation
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
 from p2pnode.malloc import trim_heap, tune_malloc
@@ -50,15 +52,23 @@ from training.trainer_link.shared_memory import available_memory_bytes
 if TYPE_CHECKING:
     from p2pnode.status.server import StatusServer
 
-LOCK_FILE = "lock"
 #: Requested if the router has given our port away: neither well known nor ephemeral on most systems.
 EXTERNAL_PORTS = (10000, 32768)
 
 
-def run(config: Config, *, command: list[str] | None = None) -> int:
+def run(
+    config: Config,
+    *,
+    command: list[str] | None = None,
+    invitation: Invitation | None = None,
+    given: Mapping[str, Given] | None = None,
+    reopens: bool = False,
+) -> int:
     """Run a node until it has left; returns the exit code. `command` is the user's own training program.
 
-    Raises `UserError` for everything the user can fix.
+    `invitation` is kept in the state directory, and `given`, the settings chosen for this start, once the node is in
+    its swarm. `reopens`: open the swarm again although another node founded it. Raises `UserError` for everything the
+    user can fix; a start that is refused because of its run, its key or another process writes nothing.
     """
     tune_malloc()
     folder = config.state_folder
@@ -66,19 +76,31 @@ def run(config: Config, *, command: list[str] | None = None) -> int:
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
     if config.swarm.discover == "lan" and not mdns.is_installed():
         raise package_missing('swarm.discover = "lan"', "zeroconf", "lan")
-    keys = find_keys(config, os.environ, own_input())
-    with _state_folder(folder), logs.LogStream(sys.stderr) as stream:
-        main = _main(config, folder, command, keys, stream)
+    check_run(run_of(folder), config, folder)
+    keys = None if invitation is not None else find_keys(config, os.environ, own_input())
+    with locked(folder), logs.LogStream(sys.stderr) as stream:
+        # Again: the first look was at a directory that another process may have been using.
+        check_run(run_of(folder), config, folder)
+        if invitation is not None:
+            save_invitation(folder, invitation.run, list(invitation.addresses), invitation.keys)
+            keys = find_keys(config, os.environ, own_input())
+        node = _main(config, folder, keys, stream, _Start(command, given or {}, reopens))
         try:
             import uvloop  # absent on Windows
         except ImportError:
-            return asyncio.run(main)
-        return uvloop.run(main)
+            return asyncio.run(node)
+        return uvloop.run(node)
 
 
-async def _main(
-    config: Config, folder: Path, command: list[str] | None, keys: KeyRing | None, stream: logs.LogStream
-) -> int:
+class _Start(NamedTuple):
+    """What a start was told besides its configuration; see `run`."""
+
+    command: list[str] | None
+    given: Mapping[str, Given]
+    reopens: bool
+
+
+async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs.LogStream, start: _Start) -> int:
     clock = SystemClock()
     events = EventRing()
     log = EventLog(events, logs.configure(config.log, stream), clock)
@@ -92,14 +114,14 @@ async def _main(
     def make_trainer(node_id: bytes, on_state: Callable[[str], None]) -> Trainer:
         return ProcessTrainer(
             config.training,
-            command=command,
+            command=start.command,
             node_id=node_id,
             state_dir=folder,
             log=log,
             clock=clock,
             on_state=on_state,
             # The user's own program prints to the terminal; a task class prints to trainer.log.
-            on_output=None if command is None else printed.put,
+            on_output=None if start.command is None else printed.put,
         )
 
     entropy, disk = SystemEntropy(), FolderDisk(folder)
@@ -130,6 +152,8 @@ async def _main(
         available_memory=available_memory_bytes,
         gateway=_gateway(config, entropy),
         lan=mdns.ZeroconfLan() if config.swarm.discover == "lan" else None,
+        given=start.given,
+        reopens=start.reopens,
     )
     node = Node(config, environment)
     _leave_on_signals(node)
@@ -151,7 +175,14 @@ async def _main(
         address = await server.start()
         await workers.run(_write_status_file, disk, folder, address, node, token_path)
         trim_heap()
-        log.info("started", id=node.overlay.node_id.hex(), status=f"http://{address}", incarnation=node.incarnation)
+        log.info(
+            "started",
+            id=node.overlay.node_id.hex(),
+            status=f"http://{address}",
+            incarnation=node.incarnation,
+            run=config.swarm.run,
+            state_dir=str(folder),
+        )
         await running
     except PortInUse as error:
         raise UserError(
@@ -204,23 +235,3 @@ def _leave_on_signals(node: Node) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle, number)
-
-
-@contextlib.contextmanager
-def _state_folder(folder: Path) -> Iterator[None]:
-    """Create the state directory if it is missing, and lock it against a second node."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock: IO[str] = (folder / LOCK_FILE).open("w")
-    except OSError as error:
-        raise state_directory_unusable(folder, error) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"another node runs on the state directory {folder}",
-                hint="stop it, or give this one its own with --state-dir",
-                exit_code=ExitCode.STATE_DIRECTORY,
-            ) from error
-        yield

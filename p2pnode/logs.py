@@ -23,7 +23,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 DRAIN_S = 1.0
 
 
-class Stream(Protocol):
+class LineStream(Protocol):
     """Where log lines are written to."""
 
     def isatty(self) -> bool: ...
@@ -67,7 +67,7 @@ def _missing_lines(lines: int, size_bytes: int) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-def configure(settings: LogSettings, stream: Stream | None = None) -> Writer:
+def configure(settings: LogSettings, stream: LineStream | None = None) -> Writer:
     """Set structlog up and return a logger. Warnings of standard library loggers are written to it too.
 
     structlog is imported here, because commands that only ask a node start faster without it.

@@ -12,8 +12,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from overlay.addresses import Address
-from overlay.bootstrap.hello import DuplicateIdentityFound, HelloContext, HelloRejected, HelloResult, say_hello
+from overlay.addresses import Address, is_loopback
+from overlay.bootstrap.hello import (
+    DuplicateIdentityFound,
+    HelloContext,
+    HelloRejected,
+    HelloResult,
+    OwnAddress,
+    say_hello,
+)
 from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
 from overlay.environment import Environment
 from overlay.errors import OverlayError
@@ -36,6 +43,10 @@ class NotThisSwarm(OverlayError):
         tried = "; ".join(f"{address} {reason}" for address, reason in attempts)
         super().__init__(f"no bootstrap belongs to this swarm: {tried}. Check swarm.run and swarm.bootstrap")
         self.attempts = attempts
+
+
+class OnlyItself(NotThisSwarm):
+    """Every bootstrap is this node itself, so there is nobody to join through."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +87,16 @@ class Dialer:
     async def dial(
         self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
     ) -> HelloResult:
-        """Dial until a node of this swarm answers. `remembered` is called for each round. Raises `NotThisSwarm`."""
+        """Dial until a node of this swarm answers. `remembered` is called for each round. Raises `NotThisSwarm`, and of
+        it `OnlyItself`, which is decided by the bootstraps alone."""
         pause_s = MIN_RETRY_DELAY_S
         while True:
-            result, is_hopeless = await self._round(bootstraps, remembered(), genesis)
+            result, ending = await self._round(bootstraps, remembered(), genesis)
             if result is not None:
                 self.attempts.clear()
                 return result
-            if bootstraps and is_hopeless:
-                raise NotThisSwarm(list(self.attempts.items()))
+            if bootstraps and ending is not None:
+                raise ending(list(self.attempts.items()))
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(1.6 * pause_s, MAX_RETRY_DELAY_S)
 
@@ -101,8 +113,9 @@ class Dialer:
 
     async def _round(
         self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None
-    ) -> tuple[HelloResult | None, bool]:
-        """One try of all addresses; also whether all bootstraps answered that they do not belong to this swarm."""
+    ) -> tuple[HelloResult | None, type[NotThisSwarm] | None]:
+        """One try of all addresses; also how dialling ends, where all bootstraps answered that they do not belong to
+        this swarm."""
         outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue()
         delay_s = BOOTSTRAP_DELAY_S if remembered else 0.0
         tasks = [
@@ -112,7 +125,9 @@ class Dialer:
             asyncio.create_task(self._try(label, delay_s, genesis, outcomes), name=f"hello {label}")
             for label in bootstraps
         ]
-        final: dict[str, None] = {}
+        final: set[str] = set()
+        own: set[str] = set()
+        foreign: set[str] = set()
         left = len(tasks)
         try:
             while left:
@@ -122,15 +137,20 @@ class Dialer:
                     continue
                 target, answer = outcome
                 if isinstance(answer, HelloResult):
-                    return answer, False
+                    return answer, None
                 self._note(str(target.address), answer.reason)
-                if answer.final and not target.remembered:
-                    final[target.label] = None
+                if target.remembered:
+                    continue
+                (own if isinstance(answer, OwnAddress) else foreign).add(target.label)
+                if answer.final:
+                    final.add(target.label)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return None, all(label in final for label in bootstraps)
+        if not final.issuperset(bootstraps):
+            return None, None
+        return None, OnlyItself if own.issuperset(bootstraps) and not foreign else NotThisSwarm
 
     async def _try(
         self, label: str | Address, delay_s: float, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]
@@ -194,4 +214,9 @@ def _why_unreachable(bound: Address, address: Address) -> str:
         return 'is IPv6, and this node listens on IPv4 only; node.host = "::" takes both'
     if ":" in bound.host and ":" not in address.host:
         return 'is IPv4, and this node listens on IPv6 only; node.host = "::" takes both'
+    if is_loopback(bound.host) and not is_loopback(address.host):
+        return (
+            f"is not on the loopback, and this node listens on {bound.host}, which no other machine reaches; set "
+            'node.host = "0.0.0.0"'
+        )
     return ""

@@ -88,6 +88,13 @@ class DuplicateIdentityFound(HelloRejected):
         self.boot_id = boot_id
 
 
+class OwnAddress(HelloRejected):
+    """This very node answered: the address is its own."""
+
+    def __init__(self) -> None:
+        super().__init__("is this node itself", final=True)
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _ANSWER = msgspec.msgpack.Decoder(HelloAnswer)
 _REQUEST = msgspec.msgpack.Decoder(HelloRequest)
@@ -148,7 +155,7 @@ def check_answer(
         raise HelloRejected(f"uses protocol version {answer.version}, this node uses {PROTOCOL_VERSION}", final=True)
     own_id, run = context.identity.node_id, context.run
     if answer.node_id == own_id and answer.boot_id == context.boot_id:
-        raise HelloRejected("is this node itself", final=True)
+        raise OwnAddress
     unsigned = msgspec.structs.replace(answer, signature=b"")
     if node_id_of(answer.public_key) != answer.node_id or not context.identity.verifies(
         answer.public_key, _statement(nonce, own_id, unsigned), answer.signature

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Container, Sequence
 
 from overlay.addresses import Address
-from overlay.bootstrap.dialer import Dialer, NotThisSwarm
+from overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
 from overlay.bootstrap.hello import HelloResult
 from overlay.bootstrap.local_network import LocalNetwork
 from overlay.bootstrap.peer_store import PeerStore
@@ -80,9 +80,14 @@ class Joining:
         return [address for address in dict.fromkeys([*self.remembered(), *discovered]) if address != own]
 
     async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
-        """Dial until a node of this swarm answers, enter, and fill the table. Raises `NotThisSwarm`."""
+        """Dial until a node of this swarm answers, enter, and fill the table. Raises `NotThisSwarm`, `OnlyItself`."""
         self._bootstraps = list(bootstraps)
-        result = await self._dialer.dial(self._bootstraps, self.known_addresses, genesis)
+        try:
+            result = await self._dialer.dial(self._bootstraps, self.known_addresses, genesis)
+        except OnlyItself:
+            self._bootstraps = []
+            self._dialer.attempts.clear()
+            raise
         self._local.enter(result.genesis)
         await self._arrive(result)
         through = str(result.contact.address)

@@ -13,6 +13,7 @@ from p2pnode.commands.options import (
     AddressOption,
     ConfigOption,
     JsonOption,
+    RunOption,
     StateDirOption,
     TokenFileOption,
     node_client,
@@ -28,6 +29,7 @@ WATCH_PEERS = 20
 def status(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
     as_json: JsonOption = False,
@@ -36,7 +38,7 @@ def status(
 
     Example: p2pnode status --address 127.0.0.1:8080
     """
-    answer = node_client(address, state_dir, config, token_file).status()
+    answer = node_client(address, state_dir, config, token_file, run).status()
     print_line(json.dumps(answer, indent=2) if as_json else tables.status_text(answer))
     return 0
 
@@ -44,12 +46,13 @@ def status(
 def peers(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """List the live peers of this node, one line each."""
-    answer = node_client(address, state_dir, config, token_file).peers()
+    answer = node_client(address, state_dir, config, token_file, run).peers()
     if as_json:
         print_line(json.dumps({"schema": 1, "peers": answer}, indent=2))
     elif answer:
@@ -62,12 +65,13 @@ def peers(
 def watch(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Follow a node until Ctrl-C: a table on a terminal, otherwise one line per second."""
-    client = node_client(address, state_dir, config, token_file)
+    client = node_client(address, state_dir, config, token_file, run)
     try:
         if sys.stdout.isatty() and not as_json:
             _watch_table(client)
@@ -80,12 +84,13 @@ def watch(
 def leave(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
 ) -> int:
     """Ask a node to leave: it hands over its shards and ends with exit code 0."""
     return _request(
-        node_client(address, state_dir, config, token_file),
+        node_client(address, state_dir, config, token_file, run),
         "/leave",
         "is leaving; `p2pnode status` shows when it has ended",
     )
@@ -94,21 +99,23 @@ def leave(
 def pause(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
 ) -> int:
     """Ask a node to pause training after its current step; it continues to own its shards."""
-    return _request(node_client(address, state_dir, config, token_file), "/pause", "pauses after its current step")
+    return _request(node_client(address, state_dir, config, token_file, run), "/pause", "pauses after its current step")
 
 
 def resume(
     address: AddressOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
 ) -> int:
     """Ask a paused node to train again."""
-    return _request(node_client(address, state_dir, config, token_file), "/resume", "trains again")
+    return _request(node_client(address, state_dir, config, token_file, run), "/resume", "trains again")
 
 
 def _request(client: NodeClient, path: str, outcome: str) -> int:

@@ -15,10 +15,18 @@ from typing import Annotated
 import typer
 
 from overlay.system import FolderDisk
-from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
+from p2pnode.commands.options import (
+    ConfigOption,
+    JsonOption,
+    RunOption,
+    SetOption,
+    StateDirOption,
+    loaded,
+    place_flags,
+)
 from p2pnode.commands.output import print_line
 from p2pnode.config import documentation
-from p2pnode.config.rules import warnings_for
+from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.errors import ExitCode, UserError
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
@@ -47,12 +55,14 @@ def init(
 @config_app.command("show")
 def config_show(
     config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run: RunOption = None,
     settings: SetOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Print the source of each value.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print the configuration with which a node would start here."""
-    found = loaded(config, settings, {})
+    """Print the configuration with which a node would start here, with what its state directory remembers."""
+    found = loaded(config, settings, place_flags(state_dir, run))
     if as_json:
         answer = {"schema": 1, "config": documentation.as_json(found.config)}
         print_line(json.dumps(answer | ({"origin": found.origins} if origin else {}), indent=2))
@@ -77,6 +87,8 @@ def config_default(as_json: JsonOption = False) -> int:
 def config_check(config: ConfigOption = None, settings: SetOption = None) -> int:
     """Check the configuration without starting anything; exit code 4 if it cannot work."""
     found = loaded(config, settings, {})
+    for problem in check_start(found.config):
+        raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
     for problem in warnings_for(found.config):
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
     print_line("the configuration is valid")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -16,12 +17,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlay.addresses import is_loopback, split_address
-from p2pnode.client import NodeClient, find
-from p2pnode.commands.options import ConfigOption, JsonOption, SetOption, StateDirOption, loaded
-from p2pnode.commands.output import print_line
+from overlay.addresses import is_literal, is_loopback, split_address, usable_host
+from p2pnode.client import NodeClient
+from p2pnode.commands.options import (
+    ConfigOption,
+    JsonOption,
+    RunOption,
+    SetOption,
+    StateDirOption,
+    loaded,
+    place_flags,
+    running_in,
+)
+from p2pnode.commands.output import print_line, print_notice
+from p2pnode.config.load import Loaded
 from p2pnode.config.settings import Config
+from p2pnode.config.state_folders import has_been_in_swarm, run_of
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.keys.dialable import dialable, own_host
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
 
 if TYPE_CHECKING:
@@ -43,14 +56,16 @@ PEERS_INVITED_TO = 3
 def new(
     file: FileArgument = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a key: the old one is lost.")] = False,
 ) -> int:
     """Make a swarm key, in a file that only you can read.
 
-    Example: p2pnode key new && p2pnode start --set node.host=0.0.0.0
+    Example: p2pnode key new --run digits && p2pnode start --run digits --set node.host=0.0.0.0
     """
-    path = file or _settings(config, state_dir).state_folder / KEY_FILE
+    found = _settings(config, place_flags(state_dir, run))
+    path = file or found.state_folder / KEY_FILE
     if path.exists() and not force:
         hint = "keep it; to change the key of a running swarm see `p2pnode key rotate`, to replace it anyway --force"
         raise UserError(f"there is a swarm key in {path} already", hint, ExitCode.STATE_DIRECTORY)
@@ -62,6 +77,11 @@ def new(
     print_line(
         f"wrote {path}, key {keys.primary.fingerprint}; start the first node, then `p2pnode key invite` for the others"
     )
+    if file is None and has_been_in_swarm(found.state_folder):
+        print_notice(
+            f"the swarm of {found.state_folder} had another key or none: from the next start on, this node meets only "
+            "members that have this key"
+        )
     return 0
 
 
@@ -69,12 +89,13 @@ def new(
 def show(
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     settings: SetOption = None,
     reveal: Annotated[bool, typer.Option("--reveal", help="Print the key itself, as its file has it.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show which swarm key this node uses, by its fingerprint."""
-    found = _settings(config, state_dir, settings)
+    found = _settings(config, place_flags(state_dir, run), settings)
     keys = _keys(found)
     if reveal:
         print_line(keys.text.rstrip())
@@ -99,6 +120,7 @@ def invite(
     ] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     settings: SetOption = None,
 ) -> int:
     """Print one line with addresses, run and key: anyone with the line is a member.
@@ -108,24 +130,19 @@ def invite(
     from overlay.sealing.invitation import Invitation
     from p2pnode.keys.key_files import write_invitation
 
-    found = _settings(config, state_dir, settings)
+    loading = loaded(config, settings, place_flags(state_dir, run), joining=True, for_running=True)
+    found = loading.config
+    running = running_in(found.state_folder)
+    client = NodeClient.of(running) if running is not None else None
+    name = _run_of_swarm(loading, client)
     keys = _keys(found)
-    running = find(found.state_folder)
-    client = NodeClient(running.address) if running is not None and running.alive else None
-    # The run of the running node takes precedence over the flags of this command.
-    run = str(client.status()["run"]) if client is not None else found.swarm.run
-    addresses = _checked(address) if address else _known_addresses(found, client)
-    if all(is_loopback(split_address(known)[0]) for known in addresses):
-        sys.stderr.write(
-            f"warning: {', '.join(addresses)} can be dialled from this machine only\n"
-            "hint: give the address that others reach with --address HOST:PORT\n"
-        )
-    line = Invitation.of(run, addresses, keys).line
+    addresses = _given_addresses(address) if address else _known_addresses(found, client)
+    line = Invitation.of(name, addresses, keys).line
     if out is None:
         print_line(line)
     else:
         write_invitation(out, line)
-        print_line(f"wrote {out}: anyone who reads it is a member")
+        print_line(f"wrote {out}: anyone who reads it is a member of run {name}, joining at {', '.join(addresses)}")
     return 0
 
 
@@ -137,15 +154,20 @@ def join(
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
 ) -> int:
-    """Keep an invitation in the state directory; the next `p2pnode start` joins that swarm.
+    """Keep an invitation in the state directory of its run; the next `p2pnode start` joins that swarm.
 
     Example: p2pnode key join - < invitation.txt && p2pnode start
     """
-    folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}, joining=True).config.state_folder
-    taken, changed = take(invitation, folder)
+    from p2pnode.keys.key_files import save_invitation
+
+    taken = read_invitation(invitation)
+    folder = loaded(config, None, place_flags(state_dir, taken.run), joining=True).config.state_folder
+    changed = save_invitation(folder, taken.run, list(taken.addresses), taken.keys)
     what = "joins" if changed else "joined already"
+    place = f"--state-dir {folder}" if state_dir else f"--run {shlex.quote(taken.run)}"
     print_line(
-        f"the node on {folder} {what} run {taken.run}, key {taken.keys.primary.fingerprint}; start it: p2pnode start"
+        f"the node on {folder} {what} run {taken.run}, key {taken.keys.primary.fingerprint}; start it: p2pnode start "
+        f"{place}"
     )
     return 0
 
@@ -165,6 +187,7 @@ def rotate(
     ],
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run: RunOption = None,
     settings: SetOption = None,
 ) -> int:
     """Change the swarm key without stopping the swarm.
@@ -175,7 +198,7 @@ def rotate(
     from overlay.sealing.swarm_key import BadKey
     from p2pnode.keys.key_files import read_key_file, write_key_file
 
-    found = _settings(config, state_dir, settings)
+    found = _settings(config, place_flags(state_dir, run), settings)
     path = _own_file(found)
     keys = read_key_file(path)
     try:
@@ -211,10 +234,10 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def take(text: str, folder: Path) -> tuple[Invitation, bool]:
-    """Read an invitation and write it to a state directory; also whether anything changed. Raises `UserError`."""
+def read_invitation(text: str) -> Invitation:
+    """The invitation that an argument is or names. Raises `UserError`, which contains no part of it."""
     from overlay.sealing.invitation import BadInvitation, Invitation
-    from p2pnode.keys.key_files import MAX_FILE_BYTES, own_input, save_invitation
+    from p2pnode.keys.key_files import MAX_FILE_BYTES, own_input
 
     if text == STANDARD_INPUT:
         if sys.stdin.isatty():
@@ -228,41 +251,80 @@ def take(text: str, folder: Path) -> tuple[Invitation, bool]:
     else:
         content, where = text.encode("utf-8", "replace"), "the line given"
     try:
-        invitation = Invitation.parse(content.decode("utf-8", "replace"))
+        return Invitation.parse(content.decode("utf-8", "replace"))
     except BadInvitation as error:
         hint = "`p2pnode key invite` on a member's machine prints an invitation, one line"
         raise UserError(f"{where} is no invitation: {error}", hint, ExitCode.CONFIGURATION) from None
-    changed = save_invitation(folder, invitation.run, list(invitation.addresses), invitation.keys)
-    return invitation, changed
 
 
-def _checked(addresses: list[str]) -> list[str]:
+def _run_of_swarm(loading: Loaded, client: NodeClient | None) -> str:
+    """The run that the node here really has: of the running node, or of the state directory, or named by hand."""
+    config = loading.config
+    known = run_of(config.state_folder) if client is None else str(client.status()["run"])
+    named = config.swarm.run if "swarm.run" in loading.chosen else ""
+    if known and named and known != named:
+        raise UserError(
+            f'the node of {config.state_folder} is in run "{known}", and the invitation was to name "{named}"',
+            "leave --run out, or name the state directory of that run with --state-dir",
+            ExitCode.MISMATCH,
+        )
+    if not known and not named:
+        raise UserError(
+            f"no node has run on {config.state_folder} yet, so the run to invite to is not known",
+            "start the node first, or name the run with --run",
+            ExitCode.USAGE,
+        )
+    return known or named
+
+
+def _given_addresses(addresses: list[str]) -> list[str]:
+    """The addresses of --address, if others can dial them; a loopback address is taken, with a warning."""
     from overlay.sealing.invitation import MAX_ADDRESSES
 
     for address in addresses:
         try:
-            split_address(address)
+            host, _ = split_address(address)
         except ValueError as error:
             raise UserError(f"--address: {error}", "write --address 10.0.0.5:8468", ExitCode.USAGE) from None
+        if is_literal(host) and usable_host(host) is None:
+            raise UserError(
+                f"--address {address}: nobody can dial {host}",
+                "give the address at which others reach the machine, such as --address 10.0.0.5:8468",
+                ExitCode.USAGE,
+            )
     if len(addresses) > MAX_ADDRESSES:
         hint = f"name the {MAX_ADDRESSES} that are up most"
         raise UserError(f"an invitation holds {MAX_ADDRESSES} addresses, not {len(addresses)}", hint, ExitCode.USAGE)
+    if all(is_loopback(split_address(address)[0]) for address in addresses):
+        print_notice(f"{', '.join(addresses)} can be dialled from this machine only")
     return addresses
 
 
 def _known_addresses(config: Config, client: NodeClient | None) -> list[str]:
-    """Those of the running node and some of its peers, or else those of the accepted invitation."""
+    """Those of the running node and some of its peers, or else those of the accepted invitation; only such as others
+    can dial."""
     if client is not None:
         known = [str(client.status()["node"]["address"])]
-        return known + [str(peer["address"]) for peer in client.peers() if peer["eligible"]][:PEERS_INVITED_TO]
-    addresses = read_swarm(config.state_folder)[1]
-    if not addresses:
+        known += [str(peer["address"]) for peer in client.peers() if peer["eligible"]]
+    else:
+        known = read_swarm(config.state_folder)[1]
+    if not known:
         raise UserError(
             "an invitation needs the address of a node, and none runs here to be asked",
             "start the node first, or give its address with --address HOST:PORT",
             ExitCode.NOT_REACHABLE,
         )
-    return addresses
+    chosen = dialable(known, own_host())
+    for before, after in chosen.replaced:
+        print_notice(f"{before} is no address that others can dial; the invitation has {after}, this machine's own")
+    if not chosen.addresses:
+        raise UserError(
+            f"others cannot dial {', '.join(known)}, where this node listens",
+            "start the node with --set node.host=0.0.0.0, or give the address that others reach with --address "
+            "HOST:PORT; nodes on this machine need no invitation: p2pnode start --local",
+            ExitCode.CONFIGURATION,
+        )
+    return list(chosen.addresses[: 1 + PEERS_INVITED_TO])
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------
@@ -274,9 +336,11 @@ def _fresh() -> SwarmKey:
     return SwarmKey(secrets.token_bytes(KEY_BYTES))
 
 
-def _settings(config: Path | None, state_dir: str | None, settings: list[str] | None = None) -> Config:
+def _settings(
+    config: Path | None, place: dict[str, tuple[str, str | None]], settings: list[str] | None = None
+) -> Config:
     # As if a key existed: the configuration of a node that listens beyond the loopback is invalid without one.
-    return loaded(config, settings, {"node.state_dir": ("--state-dir", state_dir)}, joining=True).config
+    return loaded(config, settings, place, joining=True).config
 
 
 def _keys(config: Config) -> KeyRing:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from overlay.addresses import split_address
-from p2pnode.client import NodeClient, NotReachable, find
+from p2pnode.client import NodeClient, NotReachable, RunningNode, find
+from p2pnode.commands.output import print_notice
+from p2pnode.config.directory_record import RECORD_FILE, read_record, settings_of
+from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded, Override, load
+from p2pnode.config.settings import Config
+from p2pnode.config.state_folders import choose, local_folders, run_of
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import remembered_settings
 
@@ -26,6 +32,7 @@ SetOption = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting; may be given several times."),
 ]
 StateDirOption = Annotated[str | None, typer.Option("--state-dir", help="State directory (node.state_dir).")]
+RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run (swarm.run).")]
 AddressOption = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="Where the node's HTTP API listens."),
@@ -38,27 +45,69 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show stack traces and debug events.")]
 
 
+def place_flags(state_dir: str | None, run: str | None) -> dict[str, tuple[str, str | None]]:
+    """The flags that say which state directory is meant."""
+    return {
+        "node.state_dir": ("--state-dir", None if state_dir is None else toml(state_dir)),
+        "swarm.run": ("--run", None if run is None else toml(run)),
+    }
+
+
 def loaded(
     config: Path | None,
     settings: list[str] | None,
     flags: dict[str, tuple[str, str | None]],
     *,
     joining: bool = False,
+    for_running: bool = False,
 ) -> Loaded:
-    """The configuration from file, environment, flags (key → flag and its value) and --set, in this order.
+    """The configuration from file, environment, flags (key → flag and its value) and --set, in this order; below them
+    what the state directory remembers.
 
     `joining`: a swarm key is about to be written to the state directory, so a missing one is not an error.
+    `for_running`: the command asks a node, so of several state directories the one whose node runs is meant.
     """
     overrides = [Override(key, text, flag) for key, (flag, text) in flags.items() if text is not None]
     overrides += [_assignment(text) for text in settings or []]
     if config is None and DEFAULT_FILE.is_file():
         config = DEFAULT_FILE
-    return load(
-        config,
-        os.environ,
-        overrides,
-        remembered=lambda found: remembered_settings(found.state_folder, os.environ, joining=joining),
-    )
+
+    def remembered(found: Config, is_default: Callable[[str], bool]) -> list[Override]:
+        return _remembered(found, is_default, joining=joining, for_running=for_running)
+
+    return load(config, os.environ, overrides, remembered=remembered)
+
+
+def _remembered(
+    found: Config, is_default: Callable[[str], bool], *, joining: bool, for_running: bool
+) -> list[Override]:
+    """The state directory, if no setting names one, and what is remembered in it."""
+    overrides = []
+    folder = found.state_folder
+    if not found.node.state_dir:
+        run = "" if is_default("swarm.run") else found.swarm.run
+        choice = choose(run, lambda place: running_in(place) is not None, for_running=for_running)
+        if choice.notice:
+            print_notice(choice.notice)
+        folder = choice.folder
+        overrides.append(Override("node.state_dir", toml(str(folder)), choice.origin))
+    if not is_default("swarm.run") and run_of(folder) not in ("", found.swarm.run):
+        return overrides  # of another run: the start refuses it, and nothing of it applies
+    overrides += remembered_settings(folder, os.environ, joining=joining, founder=bool(read_record(folder).founder))
+    place = str(folder / RECORD_FILE)
+    overrides += [Override(key, toml(value), place) for key, value in settings_of(read_record(folder)).items()]
+    if (run := run_of(folder)) and is_default("swarm.run"):
+        overrides.append(Override("swarm.run", toml(run), str(folder)))  # of an earlier version, without a record
+    return overrides
+
+
+def running_in(folder: Path) -> RunningNode | None:
+    """The node that runs on a state directory, or the first one that `--local` started there."""
+    for place in (folder, *local_folders(folder)):
+        node = find(place)
+        if node is not None and node.alive:
+            return node
+    return None
 
 
 def _assignment(text: str) -> Override:
@@ -70,20 +119,26 @@ def _assignment(text: str) -> Override:
 
 
 def node_client(
-    address: str | None, state_dir: str | None, config: Path | None, token_file: str | None = None
+    address: str | None,
+    state_dir: str | None,
+    config: Path | None,
+    token_file: str | None = None,
+    run: str | None = None,
 ) -> NodeClient:
     """A client of the node at `address`, or else of the one that runs on the state directory, or at [status].
 
     With an address alone, the token of the state directory is used only if its node listens at that address.
     """
+    place = place_flags(state_dir, run)
     if address is not None:
         try:
             split_address(address)
         except ValueError as error:
             raise UserError(f"--address: {error}", "write --address 127.0.0.1:8080", ExitCode.USAGE) from None
-        return NodeClient(address, token_file=token_file or _own_token_file(address, state_dir, config))
-    settings = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config
-    found = find(settings.state_folder)
+        return NodeClient(address, token_file=token_file or _own_token_file(address, place, config))
+    settings = loaded(config, None, place, for_running=True).config
+    folder = settings.state_folder
+    found = running_in(folder) or find(folder)
     if found is not None and found.alive:
         return NodeClient(found.address, token_file=token_file or found.token_file)
     if state_dir is None and found is None and settings.status.port:
@@ -91,17 +146,19 @@ def node_client(
         return NodeClient(f"{host}:{settings.status.port}", token_file=token_file or "")
     gone = f"; its process {found.pid} has ended" if found else ""
     raise NotReachable(
-        f"no node runs on the state directory {settings.state_folder}{gone}",
+        f"no node runs on the state directory {folder}{gone}",
         "start one with `p2pnode start`, or name its address with --address HOST:PORT or --state-dir DIR",
     )
 
 
-def _own_token_file(address: str, state_dir: str | None, config: Path | None) -> str:
+def _own_token_file(address: str, place: dict[str, tuple[str, str | None]], config: Path | None) -> str:
     """The token file of the state directory, if its node listens at `address`; otherwise empty."""
     try:
-        settings = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config
+        folder = loaded(config, None, place, for_running=True).config.state_folder
     except UserError:  # with an address the configuration need not be valid
         return ""
-    found = find(settings.state_folder)
-    is_it = found is not None and found.alive and found.address == address.replace("localhost:", "127.0.0.1:", 1)
-    return found.token_file if found is not None and is_it else ""
+    wanted = address.replace("localhost:", "127.0.0.1:", 1)
+    for node in map(find, (folder, *local_folders(folder))):
+        if node is not None and node.alive and node.address == wanted:
+            return node.token_file
+    return ""

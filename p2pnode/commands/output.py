@@ -15,3 +15,9 @@ def print_error(message: str, hint: str) -> None:
     """Print what failed and what to do next to standard error."""
     sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
     sys.stderr.flush()
+
+
+def print_notice(text: str) -> None:
+    """Print something to know, which is not the answer, to standard error."""
+    sys.stderr.write(f"note: {text}\n")
+    sys.stderr.flush()

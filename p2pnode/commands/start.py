@@ -10,14 +10,19 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from p2pnode.commands.options import ConfigOption, DebugOption, SetOption, StateDirOption, loaded
+from p2pnode.commands.options import ConfigOption, DebugOption, RunOption, SetOption, StateDirOption, loaded
+from p2pnode.config.directory_record import given_in
 from p2pnode.config.documentation import toml
+from p2pnode.config.rules import check_start
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from overlay.sealing.invitation import Invitation
 
 BootstrapOption = Annotated[
     list[str] | None,
@@ -25,7 +30,9 @@ BootstrapOption = Annotated[
 ]
 PortOption = Annotated[str | None, typer.Option("--port", "-p", help="Port of the overlay and exchange (node.port).")]
 StatusPortOption = Annotated[str | None, typer.Option("--status-port", help="Port of the HTTP API (status.port).")]
-RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run (swarm.run).")]
+ReopenOption = Annotated[
+    bool, typer.Option("--reopen", help="Open the swarm again from this node's state, if its founder is lost.")
+]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task to train (training.task).")]
 InviteOption = Annotated[
     str | None,
@@ -47,17 +54,18 @@ def start(
     task: TaskOption = None,
     data_dir: DataDirOption = None,
     settings: SetOption = None,
+    reopen: ReopenOption = False,
     debug: DebugOption = False,
 ) -> int:
     """Start a node in the foreground; it founds a swarm, or joins one with --invite or --bootstrap.
 
-    Logs go to stderr. Ctrl-C or SIGTERM leaves gracefully, a second one at once.
+    What it is told is kept in its state directory, so a later `p2pnode start` continues. Logs go to stderr. Ctrl-C or
+    SIGTERM leaves gracefully, a second one at once.
 
-    Example: p2pnode start --task digits --bootstrap 10.0.0.5:8468
+    Example: p2pnode start --run digits --task digits --bootstrap 10.0.0.5:8468
     """
     flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
-    _accept_invitation(invite, config, settings, flags)
-    return _daemon(loaded(config, settings, flags).config, None)
+    return _start(None, config, settings, flags, invite, reopen)
 
 
 def run(
@@ -70,6 +78,7 @@ def run(
     state_dir: StateDirOption = None,
     run: RunOption = None,
     settings: SetOption = None,
+    reopen: ReopenOption = False,
     debug: DebugOption = False,
 ) -> int:
     """Start a node around your own training program, which calls p2pnode.attach.
@@ -80,44 +89,75 @@ def run(
         hint = "give a program, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
     flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
-    _accept_invitation(invite, config, settings, flags)
-    return _daemon(loaded(config, settings, flags).config, command)
+    return _start(command, config, settings, flags, invite, reopen)
 
 
-def _accept_invitation(
-    invite: str | None, config: Path | None, settings: list[str] | None, flags: dict[str, tuple[str, str | None]]
-) -> None:
-    """Store the invitation in the state directory, for this start and every later one.
+Flags = dict[str, tuple[str, str | None]]
 
-    An invitation on the command line shows the swarm key in the list of processes. This process then executes itself
-    again without it.
-    """
-    if invite is None:
-        return
-    from p2pnode.commands.key import is_inline, take
 
-    folder = loaded(config, settings, {"node.state_dir": flags["node.state_dir"]}, joining=True).config.state_folder
-    take(invite, folder)
-    if is_inline(invite):
-        os.execv(sys.executable, [sys.executable, *_without_invite(sys.orig_argv[1:])])  # noqa: S606
+def _start(
+    command: list[str] | None,
+    config: Path | None,
+    settings: list[str] | None,
+    flags: Flags,
+    invite: str | None,
+    reopens: bool,
+) -> int:
+    invitation = None
+    if invite is not None:
+        from p2pnode.commands.key import is_inline, read_invitation
+
+        invitation = read_invitation(invite)
+        if is_inline(invite):
+            _start_again_without(invite)
+        flags = flags | _invited(invitation, flags)
+    found = loaded(config, settings, flags, joining=invitation is not None)
+    for problem in check_start(found.config):
+        raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
+    return _daemon(found.config, command=command, invitation=invitation, given=given_in(found), reopens=reopens)
+
+
+def _invited(invitation: Invitation, flags: Flags) -> Flags:
+    """The flags that an invitation stands for. Raises `UserError` if --run names another run."""
+    named = flags["swarm.run"][1]
+    if named is not None and named != toml(invitation.run):
+        raise UserError(
+            f'the invitation is to run "{invitation.run}", and --run names {named}',
+            "leave --run out, or take an invitation to that run",
+            ExitCode.MISMATCH,
+        )
+    found: Flags = {"swarm.run": ("--invite", toml(invitation.run))}
+    if flags["swarm.bootstrap"][1] is None and invitation.addresses:
+        found["swarm.bootstrap"] = ("--invite", toml(list(invitation.addresses)))
+    return found
+
+
+def _start_again_without(line: str) -> None:
+    """Execute this process again with the invitation on standard input: on the command line it would show the swarm key
+    in the list of processes."""
+    reading, writing = os.pipe()
+    os.write(writing, line.encode("utf-8", "replace"))  # far less than a pipe holds
+    os.close(writing)
+    os.dup2(reading, sys.stdin.fileno())
+    os.execv(sys.executable, [sys.executable, *_without_invite(sys.orig_argv[1:])])  # noqa: S606
 
 
 def _without_invite(arguments: list[str]) -> list[str]:
-    """The command line without its first --invite and that option's value."""
+    """The command line with - as the value of its first --invite."""
     for at, argument in enumerate(arguments):
         if argument == "--invite":
-            return arguments[:at] + arguments[at + 2 :]
+            return [*arguments[: at + 1], "-", *arguments[at + 2 :]]
         if argument.startswith("--invite="):
-            return arguments[:at] + arguments[at + 1 :]
+            return [*arguments[:at], "--invite=-", *arguments[at + 1 :]]
     return arguments
 
 
-def _daemon(config: Config, command: list[str] | None) -> int:
+def _daemon(config: Config, **request: Any) -> int:
     gc.disable()  # imported objects stay anyway; `p2pnode.malloc` collects once after the start
     from p2pnode import daemon
 
     gc.enable()
-    return int(daemon.run(config, command=command))
+    return int(daemon.run(config, **request))
 
 
 def _flags(
@@ -129,7 +169,7 @@ def _flags(
     task: str | None,
     data_dir: str | None,
     debug: bool,
-) -> dict[str, tuple[str, str | None]]:
+) -> Flags:
     return {
         "swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None),
         "node.port": ("--port", port),

@@ -34,13 +34,22 @@ A value is taken from the first of these sources that contains it:
 2. an environment variable `P2PNODE_SECTION__KEY`: `P2PNODE_NODE__PORT=8469`,
    `P2PNODE_TRAINING__OPTIONS__PART=2` for an entry of a table;
 3. the file given with `--config`, or else `node.toml` in the working directory;
-4. the default.
+4. the state directory, which keeps what earlier starts were told;
+5. the default.
 
 Values of flags and variables are read as TOML (`true`, `0.5`, `["a:8468", "b:8468"]`). Anything that is not a TOML
 value is read as plain text, and a list of texts may be written with commas (`a:8468,b:8468`).
 
 `p2pnode config show --origin` prints each value and its source, `p2pnode config check` checks all of them without
 starting a node, and `p2pnode init` writes a file to start from.
+
+A state directory belongs to one run and one model. A start that needs another is refused (exit code 5). Once a node is
+in its swarm, the directory keeps in `node.json` what the start was told: every setting of the command line, and, also
+from the environment or a file, run, bootstrap, key file, host, port, task and the like. A plain `p2pnode start` then
+continues with them. A setting that is given anew replaces the former one. `p2pnode forget` removes all of it.
+
+Without `node.state_dir` each run has its own, `~/.local/state/p2pnode/<run>`. A command that names no run means the
+only one there is, or the one whose node runs.
 
 An unknown key, a value outside its range and a combination that cannot work are refused at start with exit code 4.
 """

@@ -1,9 +1,9 @@
 """Loads the configuration: merges file, environment and flags, converts every value, and checks it.
 
-Precedence: default < `node.toml` < environment `P2PNODE_SECTION__KEY` < flags and `--set section.key=value`. Every key
-is checked by itself, so an error names the key, its source, the value and what is allowed. Defaults and ranges are in
-the settings structs (`p2pnode.config.settings`); `p2pnode.config.rules` checks combinations. The only I/O is reading
-the file.
+Precedence: default < remembered in the state directory < `node.toml` < environment `P2PNODE_SECTION__KEY` < flags and
+`--set section.key=value`. Every key is checked by itself, so an error names the key, its source, the value and what is
+allowed. Defaults and ranges are in the settings structs (`p2pnode.config.settings`); `p2pnode.config.rules` checks
+combinations. The only I/O is reading the file.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class Loaded:
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)
+    #: The dotted keys that were chosen for this start: all with an origin but those that are remembered, and those of a
+    #: file that gives the default.
+    chosen: frozenset[str] = frozenset()
+    #: Those of them that stood on the command line.
+    on_command_line: frozenset[str] = frozenset()
 
 
 class SettingError(NamedTuple):
@@ -60,29 +65,32 @@ def load(
     environment: Mapping[str, str] | None = None,
     overrides: Iterable[Override] = (),
     *,
-    remembered: Callable[[Config], Iterable[Override]] = lambda _config: (),
+    remembered: Callable[[Config, Callable[[str], bool]], Iterable[Override]] = lambda _config, _is_default: (),
 ) -> Loaded:
     """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong.
 
-    `remembered` returns, given the configuration so far, values that override only defaults: those that an earlier
-    start left in the state directory. A file that lists a setting with its default value, as `p2pnode config default`
-    writes it, leaves it at the default.
+    `remembered` returns, given the configuration so far and a test for keys that still have their default, values that
+    override only defaults: those that an earlier start left in the state directory. A file that lists a setting with
+    its default value, as `p2pnode config default` writes it, leaves it at the default.
     """
     draft = _Draft()
     if path is not None:
         draft.merge_file(path, _read(path))
+    overrides = list(overrides)
     for override in [*_from_environment(environment or {}), *overrides]:
         draft.merge(override)
     config = draft.config()
+    chosen = frozenset(key for key in draft.origins if not draft.has_default(key))
     if not draft.errors:
-        for override in remembered(config):
+        for override in remembered(config, draft.has_default):
             if draft.has_default(override.key):
                 draft.merge(override)
         config = draft.config()
     complaints = draft.errors or [SettingError("", *problem) for problem in check(config)]
     if complaints:
         raise _refusal(complaints)
-    return Loaded(config, draft.origins)
+    flags = frozenset(".".join(given.key.split(".")[:2]) for given in overrides)
+    return Loaded(config, draft.origins, chosen, flags)
 
 
 #: The hint if there is no better one.

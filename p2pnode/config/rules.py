@@ -38,6 +38,21 @@ def check(config: Config) -> list[ConfigProblem]:
     return [*_network(config), *_bootstrap(config), *_training(config), *_barrier(config)]
 
 
+def check_start(config: Config) -> list[ConfigProblem]:
+    """What besides keeps a node from starting; commands that only read the configuration need not mind it."""
+    hosts = [split_address(entry)[0] for entry in config.swarm.bootstrap]
+    remote = [host for host in hosts if is_literal(host) and not is_loopback(host)]
+    if not remote or len(remote) < len(hosts) or not is_loopback(config.node.host):
+        return []
+    return [
+        ConfigProblem(
+            f"node.host = {config.node.host} listens on this machine only, and the swarm is at "
+            f"{', '.join(config.swarm.bootstrap)}",
+            'set node.host = "0.0.0.0" (--set node.host=0.0.0.0), or one of this machine\'s own addresses',
+        )
+    ]
+
+
 def warnings_for(config: Config) -> list[ConfigProblem]:
     """Settings that work but are probably mistakes; shown as warnings and under `health`."""
     found = []

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
 
 from overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+
+#: Holds one state directory per run, unless `node.state_dir` names another.
+STATE_HOME = "~/.local/state/p2pnode"
+MAX_FOLDER_NAME = 100
+#: Names inside a state directory: earlier versions had one in `STATE_HOME` itself.
+_RESERVED = frozenset({"checkpoints", "genesis", "incarnation", "local", "lock", "trainer"})
+_SUFFIXES = (".json", ".key", ".log", ".tmp", ".token")
 
 
 class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,8 +69,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def state_folder(self) -> Path:
-        """`node.state_dir` with `~` resolved; a relative one starts at the working directory."""
-        return Path(self.node.state_dir).expanduser()
+        """`node.state_dir`, or the default of the run, with `~` resolved; a relative one starts at the working
+        directory."""
+        return Path(self.node.state_dir or f"{STATE_HOME}/{folder_name(self.swarm.run)}").expanduser()
 
 
 #: Section name to its settings struct, in the order of the file.
@@ -75,3 +85,16 @@ KEYS: dict[str, msgspec.structs.FieldInfo] = {
 def keys_of(section: str) -> list[str]:
     """The names of the settings of a section, in the order of the file."""
     return [key.split(".")[1] for key in KEYS if key.startswith(f"{section}.")]
+
+
+def folder_name(run: str) -> str:
+    """The name of a run's default state directory: the run itself where it is a plain name, otherwise coded.
+
+    Different runs get different names; none is hidden, has a slash, or is `.` or `..`.
+    """
+    name = quote(run, safe=" @+=,")
+    if name.startswith((".", "~")) or name in _RESERVED or name.endswith(_SUFFIXES):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if len(name) > MAX_FOLDER_NAME:
+        name = f"{name[:MAX_FOLDER_NAME]}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+    return name

@@ -21,10 +21,13 @@ STANDARD_INPUT = "-"
 IN_ENVIRONMENT = f"${KEY_VARIABLE}"
 
 
-def remembered_settings(folder: Path, environment: Mapping[str, str], *, joining: bool = False) -> list[Override]:
+def remembered_settings(
+    folder: Path, environment: Mapping[str, str], *, joining: bool = False, founder: bool = False
+) -> list[Override]:
     """Settings that follow from the environment and from the files of an accepted invitation.
 
-    `joining`: as if the key file existed already.
+    `joining`: as if the key file existed already. `founder`: the node founded this swarm; an invitation to its own
+    swarm must not make it wait for others, so its addresses do not count.
     """
     if environment.get(KEY_VARIABLE):
         return [Override("swarm.key_file", json.dumps(IN_ENVIRONMENT), f"environment variable {KEY_VARIABLE}")]
@@ -35,7 +38,8 @@ def remembered_settings(folder: Path, environment: Mapping[str, str], *, joining
         run, addresses = read_swarm(folder)
         if run:
             found.append(Override("swarm.run", json.dumps(run), str(folder / SWARM_FILE)))
-            found.append(Override("swarm.bootstrap", json.dumps(addresses), str(folder / SWARM_FILE)))
+            if not founder:
+                found.append(Override("swarm.bootstrap", json.dumps(addresses), str(folder / SWARM_FILE)))
     return found
 
 

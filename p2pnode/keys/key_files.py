@@ -18,6 +18,7 @@ from typing import IO
 from overlay.sealing.swarm_key import BadKey, KeyRing
 from overlay.system import FolderDisk
 from p2pnode.config.settings import Config
+from p2pnode.config.state_folders import has_been_in_swarm, run_of
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, SWARM_FILE, read_swarm
 
@@ -97,19 +98,28 @@ def _write_secret(path: Path, text: str, what: str) -> None:
 def save_invitation(folder: Path, run: str, addresses: list[str], keys: KeyRing) -> bool:
     """Write an invitation to a state directory; returns whether anything changed. Raises `UserError`.
 
-    A directory belongs to one swarm: a new key is accepted only together with a known one, during a rotation.
+    A directory belongs to one swarm from the moment its node is in it: from then on a new key is accepted only together
+    with a known one, during a rotation, and an open swarm's directory takes none. Before, a new invitation replaces an
+    earlier one, but never a key that was made here.
     """
     file = folder / KEY_FILE
     known_run, known_addresses = read_swarm(folder)
     known = read_key_file(file) if file.exists() else None
-    if (known is not None and not set(known) & set(keys)) or (known_run and known_run != run):
-        raise UserError(
-            f"the state directory {folder} belongs to another swarm than this invitation",
-            "name another directory with --state-dir; a directory belongs to one swarm for good",
-            ExitCode.MISMATCH,
-        )
     if known == keys and (known_run, known_addresses) == (run, addresses):
         return False
+    shares_key = known is not None and bool(set(known) & set(keys))
+    if has_been_in_swarm(folder):
+        fits = shares_key and run_of(folder) in (run, "")
+    else:
+        fits = known is None or shares_key or bool(known_run)
+    if not fits:
+        what = "is of an open swarm, which has no key" if known is None else "belongs to another swarm"
+        raise UserError(
+            f'the state directory {folder} {what}; this invitation is to run "{run}"',
+            "leave --state-dir out (each run has its own directory), or name another one; "
+            f"`p2pnode forget --state-dir {folder}` removes what is there",
+            ExitCode.MISMATCH,
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = {"run": run, "bootstrap": addresses}

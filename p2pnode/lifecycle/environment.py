@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay.bootstrap.local_network import Lan
 from overlay.environment import Environment
 from overlay.nat.port_mapping import Gateway
 from overlay.transport import Transport
+from p2pnode.config.directory_record import Given
 from training.trainer_link.interface import Trainer
 
 
@@ -27,3 +28,7 @@ class NodeEnvironment(Environment):
     gateway: Gateway | None = None
     #: Announcements in the local network, if they are enabled.
     lan: Lan | None = None
+    #: The settings chosen for this start, which the state directory keeps once the node is in its swarm.
+    given: Mapping[str, Given] = field(default_factory=dict)
+    #: Open the swarm again from this node's state if nobody answers, although another node founded it.
+    reopens: bool = False

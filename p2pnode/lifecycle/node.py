@@ -48,7 +48,7 @@ class Node:
         self.config = config
         self.environment = environment
         self.log = environment.log
-        self._directory = StateDirectory(config.node.state_dir, environment.disk, environment.entropy)
+        self._directory = StateDirectory(str(config.state_folder), environment)
         self.identity = self._directory.identity
         self.overlay = Overlay(
             identity=self.identity,
@@ -91,6 +91,11 @@ class Node:
     def founder(self) -> bool:
         """Whether this node founded the swarm it is in."""
         return self._startup.founder
+
+    @property
+    def waits_for_swarm(self) -> bool:
+        """Whether no member of its swarm has answered yet, which it may not open again by itself."""
+        return self._startup.waits_for_swarm
 
     @property
     def state(self) -> State:
@@ -141,7 +146,7 @@ class Node:
             self._failure = UserError(
                 f"this node's identity {short(self.identity.node_id)} is in use elsewhere: {change.reason}",
                 hint="a state directory is for one machine; where this one is a copy, remove identity.key and "
-                f"incarnation from {self.config.node.state_dir} and start again: it will be a node of its own",
+                f"incarnation from {self.config.state_folder} and start again: it will be a node of its own",
                 exit_code=ExitCode.IDENTITY_IN_USE,
             )
             self._leave_requested.set()
@@ -246,6 +251,7 @@ class Node:
             incarnation=self.incarnation,
             environment=environment,
         )
+        await self._startup.remember(manifest)
         await self._startup.offer_checkpoint(exchange, manifest)
         self.loop = loop = StepLoop(
             swarm=self.overlay,

@@ -1,14 +1,16 @@
 """The start of a node: join or found the swarm, start the trainer, agree on the manifest, and get the current vector.
 
-The steps are called in order by `p2pnode.lifecycle.node.Node`. A node without bootstraps and without remembered peers
-founds a swarm; no other node does. A checkpoint on disk fills the replica first; the swarm's state then replaces it.
+The steps are called in order by `p2pnode.lifecycle.node.Node`. A node without bootstraps (or with none but itself) and
+without remembered peers founds a swarm; no other node does. Only the founder opens its swarm again when none of its
+peers answers; every other node waits, because its own network may be what is down. A checkpoint on disk fills the
+replica first; the swarm's state then replaces it.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from overlay.overlay import NotThisSwarm, Overlay
+from overlay.overlay import NotThisSwarm, OnlyItself, Overlay
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from p2pnode.config.settings import Config
@@ -31,6 +33,10 @@ RESUME_WAIT_S = 15.0
 #: A peer that still rejects the manifest after this long is logged as a warning.
 MANIFEST_WARNING_S = 5.0
 MANIFEST_RETRY_S = 0.2
+WAITING_HINT = (
+    "only its founder opens a swarm again; start it or any other member, or see why they cannot be reached; if the "
+    "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
+)
 
 
 class Startup:
@@ -59,40 +65,100 @@ class Startup:
         self.founder = False
         #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
         self.resumes = False
+        #: No member of the swarm has answered yet, and this node may not open it again.
+        self.waits_for_swarm = False
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Join through any peer, or found. Raises `NotThisSwarm`."""
+        """Join through any peer, or found. Raises `NotThisSwarm`; `UserError` if there is nobody to dial."""
         bootstraps = self._config.swarm.bootstrap
         stored = self._directory.genesis
-        if stored is not None and not bootstraps:
-            await self._rejoin(stored)
-            return
-        if not bootstraps and not self._overlay.remembered() and not await self._overlay.join_local():
-            self._found(self._environment.entropy.token(16))
-            return
-        if self._overlay.genesis is None:
-            await self._overlay.join(bootstraps, genesis=stored)
-        if self._overlay.genesis is not None and stored is None:
-            self._directory.keep_genesis(self._overlay.genesis)
+        if stored is None and self._environment.reopens:
+            raise UserError(
+                "there is no swarm to open again: this state directory has not been in one",
+                hint="leave --reopen out to found a swarm, or name the right directory with --run or --state-dir",
+                exit_code=ExitCode.USAGE,
+            )
+        if stored is not None:
+            await self._return_to(stored, bootstraps)
+        elif bootstraps or self._overlay.remembered():
+            await self._join_or_found(bootstraps)
+        elif not await self._overlay.join_local():
+            await self._found(self._environment.entropy.token(16))
 
-    async def _rejoin(self, genesis: bytes) -> None:
-        """Look for the swarm this node founded earlier: it may have continued without this node."""
-        if self._overlay.remembered() or await self._overlay.has_local_peer():
+    async def _join_or_found(self, bootstraps: list[str]) -> None:
+        try:
+            await self._overlay.join(bootstraps, genesis=None)
+        except OnlyItself:
+            self._log.info("bootstrap_is_this_node", addresses=bootstraps)
+            await self._found(self._environment.entropy.token(16))
+
+    async def _return_to(self, genesis: bytes, bootstraps: list[str]) -> None:
+        """Enter the swarm of an earlier start again."""
+        # None: the directory of an earlier version, which does not say who founded.
+        founder = self._directory.record.founder
+        if self._environment.reopens or (founder is not False and not bootstraps):
+            await self._rejoin(bootstraps, genesis)
+            return
+        try:
+            await self._wait_for_swarm(bootstraps, genesis)
+        except OnlyItself:
+            if founder is False:
+                raise self._nobody_to_dial() from None
+            await self._rejoin([], genesis)
+
+    async def _wait_for_swarm(self, bootstraps: list[str], genesis: bytes) -> None:
+        """Dial until a node of the swarm answers, however long that takes; after a moment the log says why."""
+        if not bootstraps and not self._overlay.remembered() and self._config.swarm.discover == "off":
+            raise self._nobody_to_dial()
+        joining = asyncio.ensure_future(self._overlay.join(bootstraps, genesis=genesis))
+        try:
+            await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
+            if not joining.done():
+                self.waits_for_swarm = True
+                self._log.warning("waiting_for_swarm", run=self._config.swarm.run, hint=WAITING_HINT)
+            await joining
+        finally:
+            self.waits_for_swarm = False
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
+
+    def _nobody_to_dial(self) -> UserError:
+        return UserError(
+            f'this node is a member of run "{self._config.swarm.run}", which another node founded, and it knows no '
+            "address of another member",
+            hint="give one with --bootstrap HOST:PORT, or a new invitation; if all others are lost, `p2pnode start "
+            "--reopen` opens the swarm again from this node's state",
+            exit_code=ExitCode.CONFIGURATION,
+        )
+
+    async def _rejoin(self, bootstraps: list[str], genesis: bytes) -> None:
+        """Look for the swarm this node may open: it may have continued without this node."""
+        if bootstraps or self._overlay.remembered() or await self._overlay.has_local_peer():
             try:
                 async with asyncio.timeout(REJOIN_TIMEOUT_S):
-                    await self._overlay.join([], genesis=genesis)
+                    await self._overlay.join(bootstraps, genesis=genesis)
                 return
             except (TimeoutError, NotThisSwarm):
                 self._log.warning("swarm_not_found_again", waited_s=REJOIN_TIMEOUT_S, peers=self._overlay.remembered())
         self.resumes = True
-        self._found(genesis)
+        await self._found(genesis)
 
-    def _found(self, genesis: bytes) -> None:
+    async def _found(self, genesis: bytes) -> None:
         self.founder = True
         self._overlay.found(genesis)
-        self._directory.keep_genesis(genesis)
+        await self._directory.keep_genesis(genesis)
+
+    async def remember(self, manifest: Manifest) -> None:
+        """This node and its swarm agree: from now on the state directory belongs to this run and this model."""
+        await self._directory.remember(
+            manifest.run,
+            bytes.fromhex(manifest.genesis),
+            manifest.layout,
+            founder=self.founder,
+            given=self._environment.given,
+        )
 
     # -- the trainer and the checkpoint -------------------------------------------------------------------------
 
@@ -107,7 +173,8 @@ class Startup:
 
     async def _resume(self, hello: TrainerHello, vector: Vector) -> Restored:
         """Load the newest complete checkpoint of this swarm and this model. One that is passed over gives nothing:
-        neither its vector nor its optimiser."""
+        neither its vector nor its optimiser. Raises `UserError` if the state directory belongs to another model."""
+        self._directory.check_model(hello.layout)
         disk, run = self._environment.disk, self._environment.executor.run
         layout, genesis = hello.layout, (self._directory.genesis or b"").hex()
         for found in await run(lambda: list(checkpoint.complete(disk, self._log))):
@@ -215,7 +282,7 @@ class Startup:
         incarnation, step = await exchange.highest_pushed()
         if incarnation >= self._directory.incarnation:
             self._log.warning("incarnation_raised", counted=self._directory.incarnation, seen=incarnation)
-            self._directory.raise_incarnation(incarnation)
+            await self._directory.raise_incarnation(incarnation)
             exchange.use_incarnation(self._directory.incarnation)
         if step > self._progress.step:
             # Trained after the last checkpoint: the swarm has these deltas, so these steps must not be trained again.

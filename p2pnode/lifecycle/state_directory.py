@@ -1,43 +1,91 @@
-"""What a node keeps about itself in its state directory: its identity, its incarnation, and the genesis of its swarm.
+"""What a node keeps about itself in its state directory: identity, incarnation, genesis of its swarm, and the record.
 
-Each start takes the next incarnation, so that two runs of one node never use the same id for two deltas. A missing or
-unwritable state directory is an error of the user's set-up and is raised as `UserError`.
+Each start takes the next incarnation, so that two runs of one node never use the same id for two deltas. The record
+(`p2pnode.config.directory_record`) says which run and which model the directory belongs to, whether this node founded
+the swarm, and with which settings it was started. A missing or unwritable state directory is an error of the user's
+set-up and is raised as `UserError`.
 """
 
 from __future__ import annotations
 
-from overlay.environment import Disk, Entropy
+from collections.abc import Mapping
+
+from overlay.environment import Environment
 from overlay.identity import UnreadableIdentity, keep_incarnation, load_identity, next_incarnation
+from p2pnode.config.directory_record import (
+    RECORD_FILE,
+    DirectoryRecord,
+    Given,
+    TensorShape,
+    check_model,
+    decode,
+    encode,
+    kept_settings,
+)
 from p2pnode.errors import state_directory_unusable
+from training.layout import Layout
 
 GENESIS_FILE = "genesis"
 
 
 class StateDirectory:
-    """Loads identity, incarnation and genesis, and writes the last two when they change."""
+    """Loads identity, incarnation, genesis and record, and writes the last three, off the loop, when they change."""
 
-    def __init__(self, path: str, disk: Disk, entropy: Entropy) -> None:
-        """`path` appears in messages only; all access goes through `disk`."""
+    def __init__(self, path: str, environment: Environment) -> None:
+        """`path` appears in messages only; all access goes through the disk of the environment."""
         self._path = path
-        self._disk = disk
+        self._disk = disk = environment.disk
+        self._executor = environment.executor
         try:
-            self.identity = load_identity(disk, entropy)
+            self.identity = load_identity(disk, environment.entropy)
             self.incarnation = next_incarnation(disk)
             self.genesis = disk.read(GENESIS_FILE)
+            content = disk.read(RECORD_FILE)
         except (UnreadableIdentity, OSError) as error:
             raise state_directory_unusable(path, error) from error
+        self.record = DirectoryRecord() if content is None else decode(content, path)
 
-    def keep_genesis(self, genesis: bytes) -> None:
+    def check_model(self, layout: Layout) -> None:
+        """Raise `UserError` if the directory belongs to a model of another layout."""
+        check_model(self.record, layout.digest(), _tensors(layout), self._path)
+
+    async def keep_genesis(self, genesis: bytes) -> None:
         """Without it the next start would not know its swarm."""
-        try:
-            self._disk.write(GENESIS_FILE, genesis)
-        except OSError as error:
-            raise state_directory_unusable(self._path, error) from error
-        self.genesis = genesis
+        if genesis != self.genesis:
+            await self._write(GENESIS_FILE, genesis)
+            self.genesis = genesis
 
-    def raise_incarnation(self, above: int) -> None:
+    async def remember(
+        self, run: str, genesis: bytes, layout: Layout, *, founder: bool, given: Mapping[str, Given]
+    ) -> None:
+        """The node is in its swarm: keep whose the directory is from now on, and the settings of this start."""
+        before = self.record
+        record = DirectoryRecord(
+            run=run,
+            founder=founder or before.founder is True,
+            model=layout.digest(),
+            tensors=_tensors(layout),
+            settings=kept_settings(given, before.settings),
+        )
+        if record != before:
+            # Before the genesis: with it and no record, a node counts as a founder of an earlier version.
+            await self._write(RECORD_FILE, encode(record), private=True)
+            self.record = record
+        await self.keep_genesis(genesis)
+
+    async def raise_incarnation(self, above: int) -> None:
         """Use an incarnation higher than `above` from now on."""
         try:
-            self.incarnation = keep_incarnation(self._disk, above + 1)
+            self.incarnation = await self._executor.run(keep_incarnation, self._disk, above + 1)
         except OSError as error:
             raise state_directory_unusable(self._path, error) from error
+
+    async def _write(self, name: str, content: bytes, *, private: bool = False) -> None:
+        try:
+            await self._executor.run(self._disk.write, name, content, private=private)
+        except OSError as error:
+            raise state_directory_unusable(self._path, error) from error
+
+
+def _tensors(layout: Layout) -> tuple[TensorShape, ...]:
+    return tuple(TensorShape(entry.name, entry.shape) for entry in layout.entries)

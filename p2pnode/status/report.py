@@ -14,6 +14,7 @@ from overlay.report import OverlayReport
 from p2pnode import __version__
 from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
+from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.loop_delay import LoopDelay
@@ -269,6 +270,10 @@ class StatusReport:
         findings = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
         for address, reason in node.overlay.attempts.items():
             findings.append(_warning(f"bootstrap {address}: {reason}", "check that it runs and the address is right"))
+        if node.waits_for_swarm:
+            findings.append(
+                _warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT)
+            )
         if overlay.counters.get("peers_refused_crowded"):
             limit = node.config.swarm.ids_per_address
             findings.append(

@@ -72,8 +72,8 @@ class Swarm:
         #: The free memory that every machine reports; None where it reports none.
         self.available_memory: int | None = None
 
-    def start(self, name: str, *, bootstrap: str | None = None, **settings: Any) -> Host:
-        """Start a node on a new machine, or again on its old one. `bootstrap` names a host."""
+    def start(self, name: str, *, bootstrap: str | None = None, reopens: bool = False, **settings: Any) -> Host:
+        """Start a node on a new machine, or again on its old one. `bootstrap` names a host, itself perhaps."""
         host = self.hosts.get(name)
         if host is None:
             number = len(self.hosts) + 1
@@ -102,6 +102,7 @@ class Swarm:
             state_path=self.state_path,
             available_memory=lambda: self.available_memory,
             lan=self.make_lan(host.address),
+            reopens=reopens,
         )
         host.node = Node(configured(chosen), environment)
         host.task = asyncio.create_task(host.node.run(), name=f"node-{name}")

@@ -97,9 +97,13 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
     old = KeyRing.parse(key_file.read_text())
     first = daemons("first", "--run", "closed")
     until(lambda: first.trains, START_S, "the founder trains")
-    invited = p2pnode(tmp_path, "key", "invite", "--state-dir", "first")
+    refused = p2pnode(tmp_path, "key", "invite", "--state-dir", "first")
+    assert (refused.returncode, refused.stdout) == (4, ""), "the founder listens on the loopback alone"
+    assert "node.host=0.0.0.0" in refused.stderr
+    invited = p2pnode(tmp_path, "key", "invite", "--state-dir", "first", "--address", first.address)
     line = invited.stdout.strip()
-    assert Invitation.parse(line).addresses[0] == first.address
+    assert Invitation.parse(line).addresses == [first.address]
+    assert Invitation.parse(line).run == "closed", "that of the running node, which the command did not name"
 
     second = daemons("second", "--invite", line)
     third = daemons("third", "--invite", "-", given=line)
@@ -149,7 +153,8 @@ def _rotate(folder: Path, members: list[Daemon]) -> None:
     """Prepare on the first node, copy its invitation to the others; then switch and finish on all."""
     done = p2pnode(folder, "key", "rotate", "prepare", "--state-dir", "first")
     assert done.returncode == 0, done.stderr
-    both = p2pnode(folder, "key", "invite", "--state-dir", "first").stdout
+    command = ["key", "invite", "--state-dir", "first", "--address", members[0].address]
+    both = p2pnode(folder, *command).stdout
     for node in members[1:]:
         joined = p2pnode(folder, "key", "join", "-", "--state-dir", str(node.state_dir), given=both)
         assert joined.returncode == 0, joined.stderr
@@ -200,7 +205,9 @@ def test_key_files_that_cannot_be_used(tmp_path: Path, content: object, mode: in
 def test_invitations_that_cannot_be_used(tmp_path: Path, damage: str) -> None:
     """A damaged line and other text end with exit code 4 and different errors; nothing is written."""
     p2pnode(tmp_path, "key", "new", "--state-dir", "a")
-    line = p2pnode(tmp_path, "key", "invite", "--state-dir", "a", "--address", "10.0.0.5:8468").stdout.strip()
+    line = p2pnode(
+        tmp_path, "key", "invite", "--state-dir", "a", "--run", "r", "--address", "10.0.0.5:8468"
+    ).stdout.strip()
     given, message = (line[:-5], "torn") if damage == "torn" else ("https://example.org", "begins with p2pnode1:")
     joined = p2pnode(tmp_path, "start", "--state-dir", "b", "--invite", given)
 
@@ -216,7 +223,7 @@ def test_an_invitation_in_a_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     A file that cannot be written is an error.
     """
     p2pnode(tmp_path, "key", "new", "--state-dir", "a")
-    command = ["key", "invite", "--state-dir", "a", "--address", "10.0.0.5:8468"]
+    command = ["key", "invite", "--state-dir", "a", "--run", "r", "--address", "10.0.0.5:8468"]
     line = p2pnode(tmp_path, *command).stdout
     file = tmp_path / "invitation.txt"
     file.touch(mode=0o644)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from overlay.sealing.invitation import Invitation
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode import cli
+from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
 from p2pnode.config.documentation import node_toml
 from p2pnode.errors import ExitCode
 from p2pnode.keys.key_files import read_key_file
@@ -71,7 +73,9 @@ def test_an_invitation_is_accepted_by_another_directory(folder: Path, capsys: Ou
     assert Invitation.parse(line).addresses == ["10.0.0.5:8468"]
 
     assert key("join", line, "--state-dir", "b") == 0
-    assert "joins run digits" in capsys.readouterr().out
+    joined = capsys.readouterr().out
+    assert "joins run digits" in joined
+    assert joined.endswith("p2pnode start --state-dir b\n")
     assert key("join", line, "--state-dir", "b") == 0
     assert "joined already" in capsys.readouterr().out
     assert read_key_file(folder / "b" / "swarm.key") == read_key_file(folder / "a" / "swarm.key")
@@ -82,9 +86,11 @@ def test_an_invitation_is_accepted_by_another_directory(folder: Path, capsys: Ou
     [
         ([], "needs the address of a node"),
         (["no port"], "--address"),
+        (["0.0.0.0:8468"], "nobody can dial 0.0.0.0"),
+        (["[::]:8468"], "nobody can dial ::"),
         ([f"10.0.0.{number}:1" for number in range(9)], "an invitation holds 8 addresses, not 9"),
     ],
-    ids=["none", "invalid", "too many"],
+    ids=["none", "invalid", "every interface", "every interface, IPv6", "too many"],
 )
 def test_addresses_of_an_invitation(folder: Path, capsys: Output, addresses: list[str], message: str) -> None:
     """Without a running node an invitation needs valid addresses, and at most eight."""
@@ -92,16 +98,16 @@ def test_addresses_of_an_invitation(folder: Path, capsys: Output, addresses: lis
     assert key("new", "--state-dir", "a") == 0
     flags = [flag for address in addresses for flag in ("--address", address)]
 
-    assert key("invite", "--state-dir", "a", *flags) != 0
+    assert key("invite", "--state-dir", "a", "--run", "digits", *flags) != 0
     assert message in capsys.readouterr().err
 
 
 def test_an_invitation_with_loopback_addresses_warns(folder: Path, capsys: Output) -> None:
-    """Other machines cannot reach a loopback address: the line is printed with a warning."""
+    """A loopback address that was asked for is put into the line, with a warning."""
     (folder / "a").mkdir()
     assert key("new", "--state-dir", "a") == 0
 
-    assert key("invite", "--state-dir", "a", "--address", "127.0.0.1:8468") == 0
+    assert key("invite", "--state-dir", "a", "--run", "digits", "--address", "127.0.0.1:8468") == 0
     assert "can be dialled from this machine only" in capsys.readouterr().err
 
 
@@ -135,7 +141,7 @@ def test_a_folder_with_the_default_configuration_changes_no_key(folder: Path, ca
     (folder / "node.toml").write_text(node_toml(), encoding="utf-8")
 
     assert key("new", "--state-dir", "a") == 0
-    assert key("invite", "--state-dir", "a", "--address", "192.0.2.10:8468") == 0
+    assert key("invite", "--state-dir", "a", "--run", "digits", "--address", "192.0.2.10:8468") == 0
     assert Invitation.parse(capsys.readouterr().out.splitlines()[-1]).addresses == ["192.0.2.10:8468"]
     assert cli.main(["config", "check", "--set", "node.state_dir=a", "--set", "node.host=0.0.0.0"]) == 0
 
@@ -144,3 +150,95 @@ def test_a_setting_without_a_key_file_is_explained(capsys: Output) -> None:
     """An empty `swarm.key_file` on the command line is an error with what to do, not a crash."""
     assert key("show", "--set", 'swarm.key_file=""') == ExitCode.CONFIGURATION
     assert "swarm.key_file is set to an empty text" in capsys.readouterr().err
+
+
+class Running:
+    """Stands in for the client of a running node."""
+
+    def __init__(self, address: str, *peers: str) -> None:
+        self.answer = {"schema": 1, "run": "digits", "node": {"address": address}}
+        self.known = [{"address": peer, "eligible": True} for peer in peers]
+
+    def status(self) -> dict[str, object]:
+        return self.answer
+
+    def peers(self) -> list[dict[str, object]]:
+        return self.known
+
+
+@pytest.mark.parametrize(
+    ("address", "peers", "expected"),
+    [
+        ("10.0.0.5:8468", ("10.0.0.6:1", "127.0.0.1:2"), ["10.0.0.5:8468", "10.0.0.6:1"]),
+        ("0.0.0.0:8468", (), ["10.0.0.9:8468"]),
+        ("127.0.0.1:8468", ("10.0.0.6:1",), ["10.0.0.6:1"]),
+        ("127.0.0.1:8468", ("127.0.0.1:2",), []),
+    ],
+    ids=["as it is", "every interface", "loopback beside others", "loopback only"],
+)
+def test_an_invitation_names_what_others_can_dial(
+    folder: Path,
+    capsys: Output,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    peers: tuple[str, ...],
+    expected: list[str],
+) -> None:
+    """Of the running node: its run, though the command names none, and its addresses, every interface replaced by this
+    machine's; with the loopback alone it is refused with what to do."""
+    (folder / "a").mkdir()
+    assert key("new", "--state-dir", "a") == 0
+    capsys.readouterr()
+    monkeypatch.setattr("p2pnode.commands.key.running_in", lambda _: object())
+    monkeypatch.setattr("p2pnode.commands.key.NodeClient.of", lambda _: Running(address, *peers))
+    monkeypatch.setattr("p2pnode.commands.key.own_host", lambda: "10.0.0.9")
+
+    code = key("invite", "--state-dir", "a")
+    shown = capsys.readouterr()
+
+    if expected:
+        invitation = Invitation.parse(shown.out)
+        assert (code, invitation.addresses, invitation.run) == (0, expected, "digits")
+        assert ("10.0.0.9:8468, this machine's own" in shown.err) == (address == "0.0.0.0:8468")
+    else:
+        assert (code, shown.out) == (ExitCode.CONFIGURATION, "")
+        assert "--set node.host=0.0.0.0" in shown.err
+        assert "--address HOST:PORT" in shown.err
+
+
+def test_an_invitation_is_to_the_run_that_the_node_has(folder: Path, capsys: Output) -> None:
+    """The run of the state directory counts; another one on the command line is refused; and before the first start it
+    must be named, because the default would be a guess."""
+    (folder / "a").mkdir()
+    assert key("new", "--state-dir", "a") == 0
+    invite = ("invite", "--state-dir", "a", "--address", "10.0.0.5:8468")
+    capsys.readouterr()
+
+    assert key(*invite) == ExitCode.USAGE
+    assert "the run to invite to is not known" in capsys.readouterr().err
+    (folder / "a" / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits")))
+    assert key(*invite) == 0
+    assert Invitation.parse(capsys.readouterr().out).run == "digits"
+    assert key(*invite, "--run", "text") == ExitCode.MISMATCH
+    assert 'is in run "digits", and the invitation was to name "text"' in capsys.readouterr().err
+
+
+def test_an_invitation_is_kept_in_the_directory_of_its_run(
+    folder: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --state-dir each run has its own directory, and the command says how to start the node there."""
+    monkeypatch.setenv("HOME", str(folder))
+    line = Invitation.of("my run", ["10.0.0.5:8468"], KeyRing((SwarmKey(bytes(32)),))).line
+
+    assert key("join", line) == 0
+    assert capsys.readouterr().out.endswith("p2pnode start --run 'my run'\n")
+    assert (folder / ".local" / "state" / "p2pnode" / "my run" / "swarm.key").is_file()
+
+
+def test_a_new_key_for_a_swarm_that_runs_is_remarked(folder: Path, capsys: Output) -> None:
+    """The key closes the swarm for all who lack it: the command says so."""
+    (folder / "a").mkdir()
+    (folder / "a" / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits")))
+
+    assert key("new", "--state-dir", "a") == 0
+    assert "meets only members that have this key" in capsys.readouterr().err

@@ -5,12 +5,17 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from overlay.sealing.invitation import Invitation
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode import cli
 from p2pnode.commands.start import _without_invite
+from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, Given, encode
 from p2pnode.config.settings import Config
+from p2pnode.errors import ExitCode
 from tests.harness.repository import ROOT
 
 
@@ -35,7 +40,7 @@ def test_start_hands_the_configuration_to_the_daemon(monkeypatch: pytest.MonkeyP
 
     class Daemon:
         @staticmethod
-        def run(config: Config, *, command: list[str] | None = None) -> int:
+        def run(config: Config, *, command: list[str] | None = None, **_request: Any) -> int:
             seen.append((config, command))
             return 5
 
@@ -63,20 +68,112 @@ def test_a_daemon_runs_with_its_garbage_collected(monkeypatch: pytest.MonkeyPatc
     from p2pnode.commands import start
 
     collecting: list[bool] = []
-    monkeypatch.setattr(daemon, "run", lambda _config, command: collecting.append(gc.isenabled()) or 0)
+    monkeypatch.setattr(daemon, "run", lambda _config, **_request: collecting.append(gc.isenabled()) or 0)
 
-    assert start._daemon(Config(), None) == 0
+    assert start._daemon(Config(), command=None) == 0
     assert collecting == [True]
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (["start", "--invite", "LINE", "--port", "1"], ["start", "--port", "1"]),
-        (["start", "--invite=LINE", "--port", "1"], ["start", "--port", "1"]),
+        (["start", "--invite", "LINE", "--port", "1"], ["start", "--invite", "-", "--port", "1"]),
+        (["start", "--invite=LINE", "--port", "1"], ["start", "--invite=-", "--port", "1"]),
         (["run", "--port", "1"], ["run", "--port", "1"]),
     ],
 )
 def test_the_invitation_is_taken_off_the_command_line(before: list[str], after: list[str]) -> None:
-    """The option and its value are removed, in both of its forms; other arguments stay."""
+    """Its line is replaced by standard input, in both forms of the option; other arguments stay."""
     assert _without_invite(before) == after
+
+
+class Recorded:
+    """Stands in for the daemon, and keeps what it was asked to run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.config = Config()
+        self.request: dict[str, Any] = {}
+        monkeypatch.setitem(sys.modules, "p2pnode.daemon", self)  # type: ignore[arg-type]
+        monkeypatch.setattr("p2pnode.daemon", self, raising=False)
+
+    def run(self, config: Config, **request: Any) -> int:
+        self.config, self.request = config, request
+        return 0
+
+
+INVITATION = Invitation.of("digits", ["192.0.2.10:8468"], KeyRing((SwarmKey(bytes(32)),)))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with one state directory per run; no variable names another."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("P2PNODE_NODE__STATE_DIR")
+    return tmp_path / ".local" / "state" / "p2pnode"
+
+
+def test_an_invitation_becomes_settings_and_is_written_by_the_daemon(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run chooses the state directory, its addresses are the bootstraps; the command itself writes nothing."""
+    daemon = Recorded(monkeypatch)
+    (tmp_path / "invitation").write_text(INVITATION.line)
+
+    assert run("start", "--invite", "invitation", "--set", "node.host=0.0.0.0") == 0
+
+    swarm = daemon.config.swarm
+    assert (swarm.run, swarm.bootstrap) == ("digits", ["192.0.2.10:8468"])
+    assert (daemon.config.state_folder, swarm.key_file) == (home / "digits", str(home / "digits" / "swarm.key"))
+    assert daemon.request["invitation"] == INVITATION
+    assert daemon.request["given"]["node.host"] == Given("0.0.0.0", on_command_line=True)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--run", "text", "--set", "node.host=0.0.0.0"], ExitCode.MISMATCH, "the invitation is to run"),
+        ([], ExitCode.CONFIGURATION, "listens on this machine only, and the swarm is at 192.0.2.10:8468"),
+    ],
+    ids=["another run", "on the loopback"],
+)
+def test_an_invitation_that_does_not_fit_is_refused(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    """Nothing is started and nothing is written."""
+    daemon = Recorded(monkeypatch)
+    (tmp_path / "invitation").write_text(INVITATION.line)
+
+    assert run("start", "--invite", "invitation", *arguments) == code
+    assert message in capsys.readouterr().err
+    assert daemon.request == {}
+    assert not home.exists()
+
+
+def test_a_plain_start_continues_with_what_was_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of the only directory gives run and settings, over defaults and below everything else; another run
+    has its own directory and none of them."""
+    daemon = Recorded(monkeypatch)
+    settings = {"node.port": 9000, "training.task": "mnist", "training.options": {"part": 2}, "training.seed": 5}
+    (home / "digits").mkdir(parents=True)
+    (home / "digits" / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits", settings=settings)))
+    monkeypatch.setenv("P2PNODE_TRAINING__SEED", "6")
+
+    assert run("start", "--task", "text") == 0
+    config = daemon.config
+    assert (config.swarm.run, config.node.port, config.state_folder) == ("digits", 9000, home / "digits")
+    assert (config.training.task, config.training.options, config.training.seed) == ("text", {"part": 2}, 6)
+
+    assert run("config", "show", "--origin") == 0
+    assert f"port = 9000  # {home / 'digits' / RECORD_FILE}" in capsys.readouterr().out
+
+    assert run("start", "--run", "other") == 0
+    assert (daemon.config.node.port, daemon.config.state_folder) == (Config().node.port, home / "other")

@@ -54,7 +54,7 @@ def test_a_file_of_defaults_leaves_what_an_invitation_set(tmp_path: Path) -> Non
     overrides = [Override(key, text, "swarm.json") for key, text in found.items()]
     path = written(tmp_path, node_toml())
 
-    swarm = load(path, remembered=lambda _: overrides).config.swarm
+    swarm = load(path, remembered=lambda *_: overrides).config.swarm
 
     assert (swarm.key_file, swarm.run, swarm.bootstrap) == ("/state/swarm.key", "digits", ["192.0.2.1:8468"])
 
@@ -64,7 +64,7 @@ def test_what_somebody_chose_is_kept_over_an_invitation(tmp_path: Path) -> None:
     overrides = [Override("swarm.run", '"digits"', "swarm.json"), Override("swarm.key_file", '"/state/key"', "folder")]
     path = written(tmp_path, '[swarm]\nrun = "other"\nkey_file = ""\n')
 
-    loaded = load(path, {}, [Override("swarm.key_file", '""', "--set")], remembered=lambda _: overrides)
+    loaded = load(path, {}, [Override("swarm.key_file", '""', "--set")], remembered=lambda *_: overrides)
 
     assert (loaded.config.swarm.run, loaded.config.swarm.key_file) == ("other", "")
 

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from overlay.addresses import is_loopback, split_address
+from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.config.load import Override, load
-from p2pnode.config.rules import check, warnings_for
+from p2pnode.config.rules import check, check_start, warnings_for
 from p2pnode.config.settings import Config
 from p2pnode.errors import UserError
 from training.goal import Goal
@@ -167,3 +168,31 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_loopback_is_told_from_everything_else(host: str, inside: bool) -> None:
     """Only addresses that never leave the machine count as loopback; names do not, for anyone can point them."""
     assert is_loopback(host) is inside
+
+
+@pytest.mark.parametrize(
+    ("host", "bootstrap", "is_refused"),
+    [
+        ("127.0.0.1", ["10.0.0.5:8468"], True),
+        ("::1", ["10.0.0.5:8468", "[2001:db8::1]:1"], True),
+        ("127.0.0.1", ["10.0.0.5:8468", "127.0.0.1:8469"], False),
+        ("127.0.0.1", ["node.example:8468"], False),
+        ("127.0.0.1", ["localhost:8469"], False),
+        ("0.0.0.0", ["10.0.0.5:8468"], False),
+        ("127.0.0.1", [], False),
+    ],
+)
+def test_a_member_on_the_loopback_of_a_swarm_elsewhere_is_told_at_start(
+    host: str, bootstrap: list[str], *, is_refused: bool
+) -> None:
+    """Where every bootstrap is on another machine, the start ends with both addresses and the setting to change; names
+    are resolved later."""
+    config = Config(node=NodeSettings(host=host), swarm=SwarmSettings(bootstrap=bootstrap, allow_open=True))
+
+    assert check(config) == []
+    problems = check_start(config)
+    assert bool(problems) == is_refused
+    for problem in problems:
+        assert host in problem.what
+        assert "10.0.0.5:8468" in problem.what
+        assert 'node.host = "0.0.0.0"' in problem.do

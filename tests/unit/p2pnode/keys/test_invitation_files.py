@@ -72,3 +72,10 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, content: str) -> None:
 def test_no_invitation_is_an_empty_run(tmp_path: Path) -> None:
     """A directory without the file has no run and no addresses."""
     assert read_swarm(tmp_path) == ("", [])
+
+
+def test_an_invitation_gives_a_founder_no_addresses(tmp_path: Path) -> None:
+    """A founder that accepted an invitation to its own swarm still opens it alone: key and run count, addresses not."""
+    found = remembered_settings(accepted(tmp_path), {}, founder=True)
+
+    assert {override.key for override in found} == {"swarm.key_file", "swarm.run"}

@@ -11,6 +11,7 @@ import pytest
 
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.settings import SwarmSettings
+from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, read_swarm
@@ -103,8 +104,10 @@ def _umask() -> int:
 
 
 def test_a_directory_belongs_to_one_swarm(tmp_path: Path) -> None:
-    """Another key is accepted only with a known one; another run or only unknown keys are exit code 5."""
+    """Once a node was in it: another key is accepted only with a known one; another run or only unknown keys are exit
+    code 5, and nothing is written."""
     save_invitation(tmp_path, "digits", ADDRESSES, RING)
+    (tmp_path / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits")))
 
     assert save_invitation(tmp_path, "digits", ADDRESSES, KeyRing((TWO, ONE)))
     for run, keys in (("digits", KeyRing((THREE,))), ("other", KeyRing((ONE,)))):
@@ -112,3 +115,28 @@ def test_a_directory_belongs_to_one_swarm(tmp_path: Path) -> None:
             save_invitation(tmp_path, run, ADDRESSES, keys)
         assert caught.value.exit_code == ExitCode.MISMATCH
     assert read_key_file(tmp_path / KEY_FILE) == KeyRing((TWO, ONE))
+
+
+def test_an_invitation_replaces_one_that_was_never_used(tmp_path: Path) -> None:
+    """Before a node was in the swarm a later invitation counts; a key that was made here is not lost to one."""
+    save_invitation(tmp_path / "a", "digits", ADDRESSES, RING)
+    assert save_invitation(tmp_path / "a", "text", ADDRESSES, KeyRing((TWO,)))
+    assert read_swarm(tmp_path / "a") == ("text", ADDRESSES)
+    assert read_key_file(tmp_path / "a" / KEY_FILE) == KeyRing((TWO,))
+
+    (tmp_path / "b").mkdir()
+    write_key_file(tmp_path / "b" / KEY_FILE, RING)
+    with pytest.raises(UserError, match="belongs to another swarm"):
+        save_invitation(tmp_path / "b", "digits", ADDRESSES, KeyRing((TWO,)))
+
+
+def test_the_directory_of_an_open_swarm_takes_no_invitation(tmp_path: Path) -> None:
+    """A key would separate its node from the swarm it is in: exit code 5, and neither file is written."""
+    (tmp_path / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits", founder=True)))
+
+    with pytest.raises(UserError, match="of an open swarm") as caught:
+        save_invitation(tmp_path, "digits", ADDRESSES, RING)
+
+    assert caught.value.exit_code == ExitCode.MISMATCH
+    assert "p2pnode forget" in caught.value.hint
+    assert [entry.name for entry in tmp_path.iterdir()] == [RECORD_FILE]

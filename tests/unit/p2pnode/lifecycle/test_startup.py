@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.config.directory_record import RECORD_FILE
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.startup import REJOIN_TIMEOUT_S
 from tests.harness.environment import ListLog
 from tests.harness.stub_trainer import StubTrainer, initial_vector
 from tests.harness.swarm import Host, Swarm
@@ -125,6 +128,7 @@ def test_a_checkpoint_of_another_model_gives_nothing() -> None:
         with_trainer_states(host)
 
         size = 320
+        host.disk.remove(RECORD_FILE)  # as in a directory of an earlier version; with it the model would be refused
         after = swarm.start("n0")
         assert after.trainer is not None
         await swarm.until(lambda: after.living.state == "training", within_s=60, what="the new model trains")
@@ -198,3 +202,146 @@ def test_a_vector_that_cannot_be_read_to_its_end_leaves_the_models_own_values() 
         assert "checkpoint_unreadable" in {record.event for record in swarm.records}
 
     simulate(scenario)
+
+
+async def end(swarm: Swarm, *names: str) -> None:
+    """Have these nodes leave, and wait until they have."""
+    for name in names:
+        swarm.hosts[name].living.leave()
+    await swarm.until(
+        lambda: not {host.name for host in swarm.running()} & set(names), within_s=30, what="they have left"
+    )
+
+
+def test_a_founder_whose_only_bootstrap_is_itself_founds() -> None:
+    """One configuration for all machines names the founder, also to itself: it founds, the others join it, and it
+    returns to its swarm, or opens it again, with the same setting. No fault of the bootstrap stays in its status."""
+
+    async def scenario(swarm: Swarm) -> None:
+        founder = swarm.start("n0", bootstrap="n0").living
+        member = swarm.start("n1", bootstrap="n0").living
+        await swarm.until(lambda: member.state == "training", within_s=60, what="both train")
+        assert (founder.founder, member.founder) == (True, False)
+        assert founder.overlay.attempts == {}
+
+        await end(swarm, "n0")
+        back = swarm.start("n0", bootstrap="n0").living
+        await swarm.until(lambda: back.state == "training", within_s=60, what="it is back")
+        assert not back.founder
+        assert back.overlay.genesis == member.overlay.genesis
+
+        await end(swarm, "n0", "n1")
+        alone = swarm.start("n0", bootstrap="n0").living
+        await swarm.until(lambda: alone.state == "training", within_s=60, what="it opens its swarm again")
+        assert alone.founder
+        assert alone.overlay.genesis == member.overlay.genesis
+        assert swarm.of("not_this_swarm") == []
+
+    simulate(scenario, training__checkpoint_s=1.0)
+
+
+@pytest.mark.parametrize("names_founder", [False, True])
+def test_only_the_founder_opens_a_swarm_again(names_founder: bool) -> None:
+    """A member that starts while nobody answers, as a laptop without its network does, waits and says so, for an hour
+    if need be, with or without its bootstrap; once the founder is back it joins and goes on."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        member = swarm.start("n1", bootstrap="n0").living
+        await swarm.until(lambda: member.state == "training", within_s=60, what="both train")
+        genesis = member.overlay.genesis
+        await end(swarm, "n0", "n1")
+
+        laptop = swarm.start("n1", bootstrap="n0" if names_founder else None).living
+        await swarm.until(lambda: laptop.waits_for_swarm, within_s=REJOIN_TIMEOUT_S + 1, what="it says that it waits")
+        await swarm.until(lambda: swarm.clock.monotonic() > 400, within_s=600, what="minutes pass")
+        assert (laptop.state, laptop.founder, laptop.progress.step) == ("joining", False, laptop.progress.step)
+        assert laptop.overlay.genesis is None
+        (waiting,) = swarm.of("waiting_for_swarm")
+        assert "--reopen" in waiting.fields["hint"]
+
+        founder = swarm.start("n0").living
+        await swarm.until(lambda: laptop.state == "training", within_s=60, what="both train again")
+        assert (founder.founder, laptop.founder, laptop.waits_for_swarm) == (True, False, False)
+        assert laptop.overlay.genesis == founder.overlay.genesis == genesis
+
+    simulate(scenario, training__checkpoint_s=1.0)
+
+
+def test_a_member_opens_the_swarm_of_a_lost_founder_on_request() -> None:
+    """With --reopen it goes on from its own state, is a founder from then on, and does so without being asked again."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        member = swarm.start("n1", bootstrap="n0").living
+        await swarm.until(lambda: member.progress.step >= 5, within_s=60, what="both train")
+        genesis, step = member.overlay.genesis, member.progress.step
+        await end(swarm, "n0", "n1")
+
+        for reopens in (True, False):
+            again = swarm.start("n1", bootstrap="n0" if reopens else None, reopens=reopens).living
+            await swarm.until(lambda node=again: node.state == "training", within_s=60, what="it trains alone")
+            assert again.founder
+            assert again.overlay.genesis == genesis
+            assert again.progress.step >= step
+            await end(swarm, "n1")
+
+    simulate(scenario, training__checkpoint_s=1.0)
+
+
+def test_there_must_be_a_swarm_to_open_again() -> None:
+    """--reopen on a new state directory is an error, not a new swarm."""
+
+    async def scenario(swarm: Swarm) -> None:
+        task = swarm.start("n0", reopens=True).task
+        assert task is not None
+        with pytest.raises(UserError, match="no swarm to open again"):
+            await task
+
+    simulate(scenario)
+
+
+def test_a_member_that_knows_no_address_is_told() -> None:
+    """Without bootstrap and stored peers nobody can be dialled: the start ends and says what to give."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        member = swarm.start("n1", bootstrap="n0").living
+        await swarm.until(lambda: member.state == "training", within_s=60, what="both train")
+        await end(swarm, "n0", "n1")
+        swarm.hosts["n1"].disk.remove("peers.json")
+
+        task = swarm.start("n1").task
+        assert task is not None
+        with pytest.raises(UserError, match="knows no address of another member") as refused:
+            await task
+        assert refused.value.exit_code == ExitCode.CONFIGURATION
+
+    simulate(scenario)
+
+
+def test_another_model_is_refused_and_costs_nothing() -> None:
+    """A start with a changed model ends with what to do, and the next one with the right model goes on where it was."""
+    sizes: dict[str, int] = {}
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 5, within_s=60, what="it trains")
+        await end(swarm, "n0")
+        step = host.living.progress.step
+        kept = {name: content for name, content in host.disk.files.items() if name != "incarnation"}
+
+        sizes["n0"] = 1000
+        task = swarm.start("n0").task
+        assert task is not None
+        with pytest.raises(UserError, match=r'its "weight" has shape \[\d+\], and here it has \[1000\]') as refused:
+            await task
+        assert refused.value.exit_code == ExitCode.MISMATCH
+        assert {name: content for name, content in host.disk.files.items() if name != "incarnation"} == kept
+
+        del sizes["n0"]
+        again = swarm.start("n0").living
+        await swarm.until(lambda: again.state == "training", within_s=60, what="it trains again")
+        assert again.progress.step >= step
+
+    simulate(scenario, lambda name: StubTrainer(name, sizes.get(name, 256)), training__checkpoint_s=1.0)

@@ -1,12 +1,20 @@
-"""Identity, incarnation and genesis in the state directory."""
+"""Identity, incarnation, genesis and record in the state directory."""
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 import pytest
 
+from p2pnode.config.directory_record import RECORD_FILE, Given
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.lifecycle.state_directory import StateDirectory
-from tests.harness.environment import MemoryDisk, SeededEntropy
+from p2pnode.lifecycle.state_directory import GENESIS_FILE, StateDirectory
+from tests.harness.environment import MemoryDisk, make_environment
+from tests.harness.stub_trainer import plain_layout
+from tests.harness.virtual_loop import VirtualLoop
+
+GENESIS = b"genesis of a run"
 
 
 class FullDisk(MemoryDisk):
@@ -17,7 +25,16 @@ class FullDisk(MemoryDisk):
 
 
 def opened(disk: MemoryDisk) -> StateDirectory:
-    return StateDirectory("state", disk, SeededEntropy(1))
+    """The directory on a disk, as a start opens it."""
+
+    async def story() -> StateDirectory:
+        return StateDirectory("state", make_environment(disk=disk))
+
+    return play(story())
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    return VirtualLoop().run(story, limit_s=60)
 
 
 def test_identity_and_genesis_stay_and_the_incarnation_rises() -> None:
@@ -25,12 +42,12 @@ def test_identity_and_genesis_stay_and_the_incarnation_rises() -> None:
     disk = MemoryDisk()
     first = opened(disk)
     assert first.genesis is None
-    first.keep_genesis(b"genesis")
+    play(first.keep_genesis(GENESIS))
 
     second = opened(disk)
 
     assert second.identity.node_id == first.identity.node_id
-    assert second.genesis == b"genesis"
+    assert second.genesis == GENESIS
     assert second.incarnation == first.incarnation + 1
 
 
@@ -39,7 +56,7 @@ def test_a_raised_incarnation_is_kept_for_the_next_start() -> None:
     disk = MemoryDisk()
     directory = opened(disk)
 
-    directory.raise_incarnation(above=41)
+    play(directory.raise_incarnation(above=41))
 
     assert directory.incarnation == 42
     assert opened(disk).incarnation == 43
@@ -49,5 +66,55 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_the_user() -> None:
     """The error has the exit code of the state directory and the system's reason."""
     with pytest.raises(UserError, match="No space left") as refused:
         opened(FullDisk())
+
+    assert refused.value.exit_code == ExitCode.STATE_DIRECTORY
+
+
+def test_a_directory_belongs_to_the_run_and_model_of_the_first_swarm() -> None:
+    """`remember` keeps run, genesis, model, role and settings; a founder stays one; another model is then refused with
+    what to do, the same one is not."""
+    disk = MemoryDisk()
+    layout, given = plain_layout(100), {"node.port": Given(9000, on_command_line=True)}
+    play(opened(disk).remember("digits", GENESIS, layout, founder=True, given=given))
+
+    later = opened(disk)
+    assert (later.record.run, later.record.founder, later.genesis) == ("digits", True, GENESIS)
+    assert later.record.settings == {"node.port": 9000}
+    later.check_model(layout)
+    with pytest.raises(UserError, match="belongs to another model") as refused:
+        later.check_model(plain_layout(200))
+    assert refused.value.exit_code == ExitCode.MISMATCH
+    assert "--state-dir" in refused.value.hint
+    assert "p2pnode forget" in refused.value.hint
+
+    play(later.remember("digits", GENESIS, layout, founder=False, given={}))
+    assert (opened(disk).record.founder, opened(disk).record.settings) == (True, {"node.port": 9000})
+
+
+def test_the_record_is_written_before_the_genesis() -> None:
+    """A crash between the two leaves a member without a genesis: one with a genesis and no record counts as a founder
+    of an earlier version."""
+    disk = MemoryDisk()
+    directory = opened(disk)
+    order: list[str] = []
+    write = disk.write
+
+    def watched(name: str, data: bytes, *, private: bool = False) -> None:
+        order.append(name)
+        write(name, data, private=private)
+
+    disk.write = watched  # type: ignore[method-assign]
+    play(directory.remember("digits", GENESIS, plain_layout(100), founder=False, given={}))
+
+    assert order == [RECORD_FILE, GENESIS_FILE]
+
+
+def test_a_damaged_record_is_one_sentence() -> None:
+    """The error names file and directory and what to do; the start goes no further."""
+    disk = MemoryDisk()
+    disk.write(RECORD_FILE, b"{")
+
+    with pytest.raises(UserError, match="in the state directory state: ") as refused:
+        opened(disk)
 
     assert refused.value.exit_code == ExitCode.STATE_DIRECTORY

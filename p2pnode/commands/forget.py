@@ -1,0 +1,143 @@
+"""`p2pnode forget`: remove what a run left in its state directory, after showing it.
+
+Only files that p2pnode itself writes are removed, so a mistyped --state-dir costs nothing; what else lies in the
+directory, such as an exported model, stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from p2pnode import tables
+from p2pnode.commands.options import ConfigOption, RunOption, StateDirOption, loaded, place_flags
+from p2pnode.commands.output import print_line
+from p2pnode.config.directory_record import RECORD_FILE
+from p2pnode.config.state_folders import LOCAL, MARKS, local_folders, run_of
+from p2pnode.directory_lock import LOCK_FILE, is_locked
+from p2pnode.errors import ExitCode, UserError, state_directory_unusable
+
+#: What a node writes, and what it is to the user.
+WRITTEN = {
+    "checkpoints": "the model, the optimiser and the shards of this node",
+    "identity.key": "the identity of this node",
+    "incarnation": "the count of its starts",
+    "genesis": "the swarm it is in",
+    RECORD_FILE: "the run, the model and the remembered settings",
+    "peers.json": "the addresses of its peers",
+    "fences.msgpack": "the terms of shards that this node may no longer accept",
+    "swarm.json": "the invitation it accepted",
+    "swarm.key": "the swarm key: without another copy nobody can join this swarm any more",
+    "status.token": "the token of its API",
+    "status.json": "the address of its API",
+    "trainer.log": "what its trainer printed",
+    "trainer.log.1": "what its trainer printed before",
+    "trainer": "the socket of its trainer",
+    LOCK_FILE: "the lock",
+}
+
+
+class Contents(NamedTuple):
+    """What is in a state directory: the entries that go, with their sizes in bytes, and those that stay."""
+
+    folder: Path
+    goes: dict[str, int]
+    stays: list[str]
+
+
+def forget(
+    state_dir: StateDirOption = None,
+    run: RunOption = None,
+    config: ConfigOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Do not ask first.")] = False,
+) -> int:
+    """Remove what a run left in its state directory, after showing what goes.
+
+    Example: p2pnode forget --run digits
+    """
+    folder = loaded(config, None, place_flags(state_dir, run), joining=True).config.state_folder
+    places = [place for place in (*local_folders(folder), folder) if _is_state(place)]
+    if not places:
+        hint = "`p2pnode config show --origin` shows which directory is used; name it with --run or --state-dir"
+        raise UserError(f"{folder} is no state directory: nothing was removed", hint, ExitCode.STATE_DIRECTORY)
+    for place in places:
+        if is_locked(place):
+            hint = f"end it first: p2pnode leave --state-dir {place}"
+            raise UserError(f"a node runs on {place}: nothing was removed", hint, ExitCode.STATE_DIRECTORY)
+    found = [contents_of(place) for place in places]
+    name = next((named for place in reversed(places) if (named := run_of(place))), folder.name)
+    for contents in found:
+        print_line(_shown(contents, run_of(contents.folder)))
+    if not force and not _agreed(name):
+        raise UserError("nothing was removed", "add --force to remove it without being asked", ExitCode.USAGE)
+    for contents in found:
+        _remove(contents)
+    (folder / LOCAL / LOCK_FILE).unlink(missing_ok=True)
+    for place in (folder / LOCAL, folder):
+        with contextlib.suppress(OSError):  # missing, or not empty
+            place.rmdir()
+    print_line(f"removed; {folder} is free for another run" if folder.exists() else f"removed {folder}")
+    return 0
+
+
+def contents_of(folder: Path) -> Contents:
+    """The entries of a state directory. Raises `UserError`."""
+    try:
+        entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    except OSError as error:
+        raise state_directory_unusable(folder, error) from error
+    goes = {entry.name: _size(entry) for entry in entries if entry.name.removesuffix(".tmp") in WRITTEN}
+    stays = [entry.name for entry in entries if entry.name not in goes and entry.name != LOCAL]
+    return Contents(folder, goes, stays)
+
+
+def _shown(contents: Contents, run: str) -> str:
+    of_run = f" of run {run}" if run else ""
+    lines = [f"{contents.folder}{of_run} has:"]
+    for name, size in contents.goes.items():
+        lines.append(f"  {name:<14}{tables.size(size):>10}  {WRITTEN[name.removesuffix('.tmp')]}")
+    if contents.stays:
+        lines.append(f"  this stays: {', '.join(contents.stays)}")
+    return "\n".join(lines)
+
+
+def _agreed(name: str) -> bool:
+    """Ask at the terminal; False where there is none."""
+    if not sys.stdin.isatty():
+        return False
+    sys.stderr.write(f"remove all of it? Type the name of the run, {name}, to agree: ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip() == name
+
+
+def _remove(contents: Contents) -> None:
+    try:
+        # The lock last: until then no node can start on what is left.
+        for name in sorted(contents.goes, key=lambda name: name == LOCK_FILE):
+            entry = contents.folder / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+        if not contents.stays and contents.folder.parent.name == LOCAL:
+            contents.folder.rmdir()
+    except OSError as error:
+        raise state_directory_unusable(contents.folder, error) from error
+
+
+def _is_state(folder: Path) -> bool:
+    return any((folder / mark).is_file() for mark in MARKS)
+
+
+def _size(entry: Path) -> int:
+    files = entry.rglob("*") if entry.is_dir() and not entry.is_symlink() else [entry]
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            total += file.lstat().st_size if not file.is_dir() else 0
+    return total

@@ -1,0 +1,138 @@
+"""A founder's state directory survives every mistaken command, and a plain start in it continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overlay.sealing.invitation import Invitation
+from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.client import NodeClient, find
+from p2pnode.errors import ExitCode, UserError
+from tests.harness.repository import ROOT
+from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
+
+STRANGERS = Invitation.of("strangers", ["127.0.0.1:1"], KeyRing((SwarmKey(bytes(32)),))).line
+NAMESAKES = Invitation.of("digits", ["127.0.0.1:1"], KeyRing((SwarmKey(bytes(32)),))).line
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a state directory, without those that every start may change."""
+    changing = ("lock", "incarnation", "trainer.log")
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in changing
+    }
+
+
+class Founder:
+    """One node, started again and again on the default directory of its home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = home / ".local" / "state" / "p2pnode" / "digits"
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
+        self.environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT)}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = home / "log.txt"
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "p2pnode", *arguments],
+            cwd=self.home,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "p2pnode", "start", *arguments],
+                cwd=self.home,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        until(lambda: self.step() >= 3, START_S, "it trains")
+
+    def step(self) -> int:
+        found = find(self.folder)
+        try:
+            return int(NodeClient.of(found).status()["step"]) if found and found.alive else -1
+        except UserError:
+            return -1
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0
+
+    def end(self) -> None:
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self.process.wait()
+
+
+@pytest.fixture
+def founder(tmp_path: Path) -> Iterator[Founder]:
+    made = Founder(tmp_path)
+    yield made
+    made.end()
+
+
+def test_mistaken_commands_break_no_state_directory(founder: Founder) -> None:
+    """While the node runs and after it has ended: a second start, another run, another swarm's invitation, a namesake's
+    invitation and foreign bootstraps are refused and write nothing; a plain `p2pnode start` then continues the run."""
+    settings = [part for setting in (*SHORT_STEPS, "training.checkpoint_s=1") for part in ("--set", setting)]
+    founder.start("--run", "digits", "--port", "0", "--status-port", "0", *settings)
+    until(lambda: (founder.folder / "checkpoints").is_dir(), START_S, "it has a checkpoint")
+    place = ("--state-dir", str(founder.folder))
+    mistakes = [
+        (("start", *place, "--run", "other"), ExitCode.MISMATCH, 'belongs to run "digits"'),
+        (("start", *place, "--invite", STRANGERS), ExitCode.MISMATCH, 'belongs to run "digits"'),
+        (("key", "join", STRANGERS, *place), ExitCode.MISMATCH, "is of an open swarm"),
+        (("key", "join", NAMESAKES), ExitCode.MISMATCH, "is of an open swarm"),
+    ]
+
+    again = founder.command("start", *place, "--invite", NAMESAKES, "--port", "0", "--status-port", "0")
+    assert (again.returncode, "another node runs on" in again.stderr) == (ExitCode.STATE_DIRECTORY, True), again.stderr
+    assert not (founder.folder / "swarm.json").exists()
+    founder.stop()
+    before = contents(founder.folder)
+    mistakes.append((("start", "--invite", NAMESAKES), ExitCode.MISMATCH, "is of an open swarm"))
+    for arguments, code, message in mistakes:
+        refused = founder.command(*arguments)
+        assert (refused.returncode, message in refused.stderr) == (code, True), (arguments, refused.stderr)
+        assert "Traceback" not in refused.stderr
+    assert contents(founder.folder) == before
+    assert [entry.name for entry in founder.folder.parent.iterdir()] == ["digits"]
+
+    shown = founder.command("config", "show", "--origin").stdout
+    assert f'run = "digits"  # {founder.folder / "node.json"}' in shown
+    assert f"local_steps = 1  # {founder.folder / 'node.json'}" in shown
+    founder.start()
+    assert "checkpoint_loaded" in founder.log.read_text().rpartition('"swarm_open"')[2]
+    founder.stop()
+
+    kept = founder.command("forget")
+    assert (kept.returncode, "nothing was removed" in kept.stderr) == (ExitCode.USAGE, True)
+    assert "checkpoints" in kept.stdout
+    gone = founder.command("forget", "--force")
+    assert gone.returncode == 0, gone.stderr
+    assert not founder.folder.exists(), [gone.stdout, *founder.folder.rglob("*")]

@@ -1,0 +1,144 @@
+"""The record of a state directory: what is kept of a start, and what it refuses later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlay.settings import SwarmSettings
+from p2pnode.config.directory_record import (
+    RECORD_FILE,
+    DirectoryRecord,
+    Given,
+    TensorShape,
+    check_model,
+    check_run,
+    decode,
+    encode,
+    given_in,
+    kept_settings,
+    read_record,
+    settings_of,
+)
+from p2pnode.config.load import Override, load
+from p2pnode.config.settings import Config
+from p2pnode.errors import ExitCode, UserError
+
+RECORD = DirectoryRecord(
+    run="digits",
+    founder=False,
+    model="abc",
+    tensors=(TensorShape("a", (2, 3)), TensorShape("b", (4,))),
+    settings={"node.port": 9000},
+)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Encoding and decoding give the same record; a directory without one has an empty record."""
+    assert read_record(tmp_path) == DirectoryRecord()
+    assert read_record(tmp_path / "absent") == DirectoryRecord()
+    (tmp_path / RECORD_FILE).write_bytes(encode(RECORD))
+
+    assert read_record(tmp_path) == RECORD
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run": 3}', b"[" * 5000])
+def test_a_damaged_record_is_one_sentence(content: bytes) -> None:
+    """The error names the directory and has the exit code of the state directory."""
+    with pytest.raises(UserError, match="in the state directory here") as refused:
+        decode(content, "here")
+
+    assert refused.value.exit_code == ExitCode.STATE_DIRECTORY
+
+
+def test_what_a_start_was_told_is_kept() -> None:
+    """Settings of the command line, and those that identify the node from any source; not where the directory is, how
+    much is logged, and keys that are in no file. Earlier ones stay unless given anew; paths become absolute."""
+    given = {
+        "node.port": Given(9001, on_command_line=False),
+        "training.local_steps": Given(20, on_command_line=True),
+        "training.seed": Given(3, on_command_line=False),
+        "training.data_dir": Given("data", on_command_line=False),
+        "node.state_dir": Given("here", on_command_line=True),
+        "log.level": Given("debug", on_command_line=True),
+        "swarm.key_file": Given("-", on_command_line=True),
+    }
+
+    kept = kept_settings(given, {"node.port": 9000, "node.host": "0.0.0.0"})
+
+    assert kept == {
+        "node.host": "0.0.0.0",
+        "node.port": 9001,
+        "training.data_dir": str(Path.cwd() / "data"),
+        "training.local_steps": 20,
+    }
+
+
+def test_only_what_was_chosen_for_this_start_counts_as_given(tmp_path: Path) -> None:
+    """Flags, variables and a file count; a file that gives the default, and what was remembered, do not."""
+    file = tmp_path / "node.toml"
+    file.write_text('[node]\nhost = "10.0.0.5"\nport = 8468\n')
+
+    loaded = load(
+        file,
+        {"P2PNODE_SWARM__RUN": "digits", "P2PNODE_SWARM__ALLOW_OPEN": "true"},
+        [Override("training.options.part", "2", "--set")],
+        remembered=lambda *_: [Override("training.task", '"mnist"', "node.json")],
+    )
+
+    assert given_in(loaded) == {
+        "node.host": Given("10.0.0.5", on_command_line=False),
+        "swarm.run": Given("digits", on_command_line=False),
+        "swarm.allow_open": Given(True, on_command_line=False),
+        "training.options": Given({"part": 2}, on_command_line=True),
+    }
+
+
+def test_a_founder_remembers_no_bootstraps() -> None:
+    """They would make it wait for others that wait for it. Settings of another version are left out."""
+    settings = {"swarm.bootstrap": ["10.0.0.5:8468"], "node.port": 9000, "node.gone": 1}
+    member = DirectoryRecord(run="digits", founder=False, settings=settings)
+    founder = DirectoryRecord(run="digits", founder=True, settings=settings)
+
+    assert settings_of(member) == {"swarm.run": "digits", "swarm.bootstrap": ["10.0.0.5:8468"], "node.port": 9000}
+    assert settings_of(founder) == {"swarm.run": "digits", "node.port": 9000}
+    assert settings_of(DirectoryRecord()) == {}
+
+
+def test_another_run_is_refused_with_what_to_do() -> None:
+    """Both runs and the directory are named, and three ways out; the same run, or none known, passes."""
+    config = Config(swarm=SwarmSettings(run="text"))
+    check_run("text", config, Path("here"))
+    check_run("", config, Path("here"))
+    with pytest.raises(UserError, match='belongs to run "digits", and this start is for run "text"') as refused:
+        check_run("digits", config, Path("here"))
+
+    assert refused.value.exit_code == ExitCode.MISMATCH
+    for way in ("--state-dir", "p2pnode forget --state-dir here", "each run has its own"):
+        assert way in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("tensors", "difference"),
+    [
+        ((("a", (2, 3)),), 'its "b" is not in the model of this start'),
+        ((("a", (2, 4)), ("b", (4,))), r'its "a" has shape \[2, 3\], and here it has \[2, 4\]'),
+        ((("a", (2, 3)), ("b", (4,)), ("c", (1,))), 'it has no "c", which the model of this start has'),
+        ((("a", (2, 3)), ("b", (4,))), "the types or the order of its tensors differ"),
+    ],
+    ids=["missing", "another shape", "added", "another type"],
+)
+def test_another_model_is_refused_by_its_first_difference(
+    tensors: tuple[tuple[str, tuple[int, ...]], ...], difference: str
+) -> None:
+    """The tensor is named with both shapes; exit code 5."""
+    shapes = [TensorShape(*tensor) for tensor in tensors]
+    check_model(RECORD, "abc", shapes, "here")
+    check_model(DirectoryRecord(run="digits"), "xyz", shapes, "here")
+    with pytest.raises(UserError, match=difference) as refused:
+        check_model(RECORD, "xyz", shapes, "here")
+
+    assert refused.value.exit_code == ExitCode.MISMATCH
+    assert "--run" in refused.value.hint
+    assert "p2pnode forget" in refused.value.hint
