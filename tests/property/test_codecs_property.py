@@ -65,14 +65,14 @@ def test_float32_keeps_every_bit(bits: list[int]) -> None:
 @FIXED
 @given(FINITE)
 def test_bfloat16_is_the_nearest(numbers: list[float]) -> None:
-    """No bfloat16 value lies closer than the one chosen; of two equally close ones it is the even one."""
+    """No bfloat16 value is closer than the one chosen; of two equally close ones it is the even one."""
     values = np.array(numbers, dtype=np.float32)
     codes = np.frombuffer(codecs.encode(values, "bfloat16"), dtype="<u2").astype(np.int64)
     wide = values.astype(np.float64)
 
     def widened(at: np.ndarray) -> np.ndarray:
         result = (at.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-        # One step beyond the largest finite value: where the rounding boundary to infinity lies.
+        # One step beyond the largest finite value: the rounding boundary to infinity.
         return np.where(np.isinf(result), np.copysign(2.0**128, result), result)
 
     distance = np.abs(widened(codes) - wide)
@@ -164,7 +164,7 @@ def test_a_stream_may_be_cut_anywhere(
     st.lists(st.integers(0, 999)),
 )
 def test_frames_of_any_length_make_one_array(size: int, codec: CodecName, lengths: list[int], cuts: list[int]) -> None:
-    """A sender may use smaller frames than we do: the array and its payload are the same."""
+    """A sender may use smaller frames than this node: the array and its payload are the same."""
     values = np.arange(size, dtype=np.float32)
     buffers, offset, turn = [], 0, 0
     while offset < size:

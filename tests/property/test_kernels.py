@@ -204,8 +204,8 @@ def test_deltas_are_added_alike(
     outer_momentum: float,
     additions: list[tuple[float, bool]],
 ) -> None:
-    """Value, momentum and accumulated deltas are the same after any row of weights, with momentum and without, and with
-    buffers of the model behind the parameters."""
+    """Value, momentum and accumulated deltas are the same after any sequence of weights, with and without momentum, and
+    with buffers of the model behind the parameters."""
     rule = Rule(0.7, outer_momentum)
 
     def made() -> ShardState:
@@ -256,7 +256,7 @@ def test_what_cannot_be_written_is_not_written(compiled: kernels.CompiledKernels
 
 @pytest.mark.parametrize("codec", LOSSY)
 def test_sizes_that_do_not_go_together_are_refused(compiled: kernels.CompiledKernels, codec: CodecName) -> None:
-    """A momentum of another length, say from a strange hand-over, or bytes that are too few: nothing is touched."""
+    """A momentum of another length, or too few bytes: nothing is changed."""
     values, short = np.ones(9000, np.float32), np.ones(8999, np.float32)
     data = np.zeros(codecs.size_bytes(codec, 8999), np.uint8)
     attempts = [
@@ -293,7 +293,7 @@ def test_what_the_passes_cannot_take_is_left_to_numpy(vector: Vector) -> None:
 
 
 def test_an_installation_without_a_compiler_succeeds() -> None:
-    """The extension is optional, and lies where `find` looks for it."""
+    """The extension is optional, and is where `find` searches."""
     module = extension()
 
     assert module["optional"] is True

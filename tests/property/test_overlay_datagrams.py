@@ -1,4 +1,4 @@
-"""Whatever arrives: no exception leaves the protocol, no task is made, no table changes, and the node goes on."""
+"""Whatever arrives: no exception leaves the protocol, no task is made, no table changes, and the node continues."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ ROUNDS = 60
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_nothing_that_arrives_harms_a_node(seed: int) -> None:
-    """No exception, no task left, nobody strange in a table, sizes within limits, others served (see the fuzzer)."""
+    """No exception, no task left, no invented node in a table, sizes within limits, others served (see the fuzzer)."""
     tally = VirtualLoop().run(Fuzz(seed).play(lambda tally: tally.rounds < ROUNDS))
     print(tally)
 

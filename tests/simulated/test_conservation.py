@@ -15,8 +15,8 @@ BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 24, 12), (1300, 24, 12), (0, 4, 5
 
 @pytest.mark.parametrize(("first", "histories", "nodes"), BLOCKS)
 def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, nodes: int) -> None:
-    """After any faults each shard is the sum of its deltas, to the bit, with all that was acknowledged among them; and
-    nobody stood still for longer than the detection bound and a step."""
+    """After any faults each shard is the sum of its deltas, to the bit, with all acknowledged ones among them. No node
+    is idle for longer than the detection bound and a step."""
     tallies = []
     for seed in range(first, first + histories):
         print(f"seed {seed}: python -m tests.harness.conservation --nodes {nodes} --seed {seed}")
@@ -42,8 +42,8 @@ def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -
 
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shards here are tiny: with a turn after each one, as large ones have, the same holds after any faults; and
-    decoding, adding, copying and sending states all yield to the loop."""
+    """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
+    Decoding, adding, copying and sending states all yield to the loop."""
     for module in ("cooperative", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     places: dict[str, None] = {}

@@ -108,8 +108,8 @@ def bare(task: Any, steps: int) -> np.ndarray:
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [world_tasks.Plain, world_tasks.Normed])
 def test_one_node_gives_the_weights_of_the_bare_loop(kind: Any, codec: str) -> None:
-    """One node with plain sum, outer_lr 1, μ 0: the torch loop's weights to 1e-6 after 200 steps, whatever the codec:
-    what a node owns alone is not sent, and so not rounded."""
+    """One node with plain sum, outer_lr 1, μ 0: the torch loop's weights to 1e-6 after 200 steps, whatever the codec.
+    What a node owns alone is not sent, and so not rounded."""
     value, _ = swarm_of(
         {"n0": kind({}, node_seed=11, **OPTIONS)},
         200,

@@ -116,7 +116,7 @@ def mended(world: World) -> bool:
 
 
 def remember(member: Member, term: Term) -> None:
-    """The node's disk holds a fence that nobody else knows of."""
+    """The node's disk holds a fence that no other node knows of."""
     rows = dict.fromkeys(range(2), tuple(term))
     member.disk.write(FENCES_FILE, msgspec.msgpack.encode((GENESIS, rows)))
 
@@ -125,7 +125,8 @@ def remember(member: Member, term: Term) -> None:
 
 
 def test_a_fence_that_only_one_node_remembers_blocks_no_other() -> None:
-    """A restarted node has seen a higher term than the owner's: it shows it, the owner rises above, and is heard."""
+    """A restarted node has seen a higher term than the owner's: it sends it, the owner raises its term, and is
+    accepted."""
 
     async def scenario(world: World) -> None:
         await push(owner(world), 1)
@@ -149,7 +150,7 @@ def test_a_fence_that_only_one_node_remembers_blocks_no_other() -> None:
 
 
 def test_a_fence_that_the_backup_remembers_costs_nothing() -> None:
-    """The owner used to throw its state away when its restarted backup refused it under a fence of nobody's."""
+    """The owner used to drop its state when its restarted backup refused it under a fence of no owner."""
 
     async def scenario(world: World) -> None:
         await push(owner(world), 1)
@@ -169,7 +170,7 @@ def test_a_fence_that_the_backup_remembers_costs_nothing() -> None:
 
 
 def test_an_owner_that_restarts_before_it_is_missed_leaves_its_shards_to_its_backup() -> None:
-    """It answers every probe, and owns nothing: nobody ever took over."""
+    """It answers every probe, and owns nothing: no node ever took over."""
 
     async def scenario(world: World) -> None:
         owning = owner(world)
@@ -192,7 +193,7 @@ def test_an_owner_that_restarts_before_it_is_missed_leaves_its_shards_to_its_bac
 
 
 def test_redirects_do_not_run_in_a_circle() -> None:
-    """Everybody believes in an owner that is none, under the true owner's term; the true one is found all the same."""
+    """All nodes know a wrong owner, under the true owner's term; the true one is found all the same."""
 
     async def scenario(world: World) -> None:
         owning, asker = owner(world), bystander(world)
@@ -309,7 +310,7 @@ def test_a_delta_out_of_a_split_weighs_what_it_would_have_in_the_whole_swarm() -
 
 
 def test_a_backup_wrongly_declared_dead_ranks_below_its_successor() -> None:
-    """Its owner goes on under a new term: its copy must never win over what was acknowledged without it."""
+    """Its owner continues under a new term: its copy must never win over what was acknowledged without it."""
 
     async def scenario(world: World) -> None:
         owning, backing = owner(world), backup(world)
@@ -323,7 +324,7 @@ def test_a_backup_wrongly_declared_dead_ranks_below_its_successor() -> None:
 
 
 def stale(world: World) -> list[tuple[str, int]]:
-    """Copies that their nodes hold for a backup's, and nobody adds to."""
+    """Copies that their nodes keep as backups, and to which no owner adds."""
     owners = {shard: owner(world, shard) for shard in range(world.manifest.shards)}
     return [
         (member.name, shard)
@@ -334,7 +335,7 @@ def stale(world: World) -> list[tuple[str, int]]:
 
 
 def test_a_former_backup_that_was_not_told_asks_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner goes on with a nearer one, and the word to the former one is lost: it asks, and lets its copy go."""
+    """Its owner chooses a nearer one, and the message to the former one is lost: it asks, and drops its copy."""
 
     async def lost(_learners: Learners, former: Contact, _where: object) -> None:
         raise TransportError("timeout", former.address, "the word is lost")
@@ -352,8 +353,8 @@ def test_a_former_backup_that_was_not_told_asks_and_forgets(monkeypatch: pytest.
 
 
 def test_a_lesson_that_its_owner_gave_up_is_forgotten() -> None:
-    """A node has begun to learn, and its owner, whose term has risen since, goes on with another: it asks, and waits no
-    longer for a state that will never come."""
+    """A learner's owner, whose term has risen since, chooses another backup. The learner asks, and stops waiting for a
+    state that will never come."""
 
     async def scenario(world: World) -> None:
         owning = owner(world)

@@ -1,4 +1,4 @@
-"""A member of the swarm that sends what it should not: refused with a reason and counted, and the others go on."""
+"""A member of the swarm that sends what it should not: refused with a reason and counted, and the others continue."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_weight_is_believed_within_reason_only(kind: str, most: float) -> None
         exchange = victim.living.exchange
         for host in swarm.running():
             host.living.pause()
-        await asyncio.sleep(8.0)  # nobody else's delta moves the shard, and paused nodes are not counted
+        await asyncio.sleep(8.0)  # no other node's delta changes the shard, and paused nodes are not counted
         shard = next(iter(exchange.store.owned))
         own = 1.0 / max(1.0, exchange.view.worker_count())
         expected = {"population": 2 * own, "samples": 8 * own, "sum": 1.0}[kind]
@@ -214,7 +214,8 @@ def test_lists_and_numbers_have_bounds() -> None:
 
 
 def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that asks as fast as it can gets its burst and its rate, then a reason a second later; others go on."""
+    """A member that asks as fast as it can gets its burst and its rate, then a reason a second later; others
+    continue."""
     monkeypatch.setattr(requests, "REQUEST_RATE", RateLimit(50.0, 100.0))
     monkeypatch.setattr(requests, "MAX_CONCURRENT_PER_PEER", 16)
 
@@ -257,7 +258,7 @@ def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypa
 
 
 def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
-    """Under bsp a member that pushes step upon step without any barrier is told to wait; memory is bounded."""
+    """Under bsp a member that pushes step upon step without any barrier gets "retry"; memory is bounded."""
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)
@@ -277,7 +278,7 @@ def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
 
 
 def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member calls another to learn, sends deltas and never the state: beyond a bound it is told `unknown`."""
+    """A member makes another its learner, sends deltas and never the state: beyond a bound it gets `unknown`."""
     monkeypatch.setattr(store_module, "MAX_BUFFERED_BYTES", 1600)
     store = store_of("b")
     assert store.begin_catch_up(0, term(1, "a"), contact("a"), 1)

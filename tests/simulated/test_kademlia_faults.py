@@ -40,7 +40,7 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
 
 
 def request(heartbeat: Heartbeat, body: Any, message_id: bytes = b"q" * 20) -> bytes:
-    """A datagram of anybody's, `body` encoded as it is."""
+    """A datagram of any sender, `body` encoded as it is."""
     return b"\x00" + message_id + msgspec.msgpack.encode([TAG, heartbeat, body, []])
 
 
@@ -70,7 +70,7 @@ class Silent:
 
 
 class Member:
-    """A member of our swarm with a real key, that answers `find_node` with whatever it is given."""
+    """A member of the swarm with a real key, that answers `find_node` with whatever it is given."""
 
     def __init__(self, world: OverlayWorld, seed: bytes, shape: Any, host: str = "10.0.0.99", port: int = PORT) -> None:
         self.identity = identity_from_seed(seed * 32)
@@ -171,7 +171,8 @@ def test_kademlia_fault_03_a_cancelled_call_leaves_its_entry_and_raises_later() 
 
 
 def test_kademlia_fault_04_set_fails_where_every_neighbour_is_dead() -> None:
-    """Stock: `ValueError` from an empty `max`. Ours: no values are kept; a lookup among the dead finds ourselves."""
+    """Stock: `ValueError` from an empty `max`. Ours: no values are kept; a lookup among dead nodes finds the own
+    one."""
 
     async def stock() -> None:
         network = StockNetwork()
@@ -282,7 +283,8 @@ def test_kademlia_fault_08_a_new_id_at_an_old_address_keeps_its_ghost() -> None:
 
 
 def test_kademlia_fault_09_a_changed_address_is_never_learnt() -> None:
-    """Stock: a known id speaking from elsewhere stays where it was. Ours: asked there, it proves itself, moves."""
+    """Stock: a known id that sends from another address stays where it was. Ours: asked there, it proves itself,
+    moves."""
 
     async def stock() -> None:
         network = StockNetwork()
@@ -338,7 +340,7 @@ def test_kademlia_fault_10_the_wrong_keys_are_handed_to_a_joiner() -> None:
 
 
 async def no_values_are_kept(seed: int, value: Any = "value", key: Any = b"k" * 20) -> None:
-    """`store` and `find_value` to one of our nodes: dropped, counted, unanswered; nothing is held afterwards."""
+    """`store` and `find_value` to a node of p2pnode: dropped, counted, unanswered; nothing is stored afterwards."""
     world = OverlayWorld(seed=seed)
     node = await world.found(0)
     heartbeat = Heartbeat(b"a stranger's node id", 1, 1, 4000)
@@ -424,7 +426,7 @@ def test_kademlia_fault_13_a_reply_may_be_larger_than_any_datagram() -> None:
 
 
 def test_kademlia_fault_14_junk_ends_as_exceptions_of_tasks() -> None:
-    """Stock: each random datagram is a task, and most end with an exception nobody handles; so does deep nesting. Ours:
+    """Stock: each random datagram is a task, and most end with an unhandled exception; so does deep nesting. Ours:
     dropped and counted, no task, no log line."""
     rng = random.Random(14)
     junk = [bytes([rng.randrange(2)]) + rng.randbytes(rng.randrange(25, 600)) for _ in range(500)]
@@ -459,7 +461,7 @@ def test_kademlia_fault_14_junk_ends_as_exceptions_of_tasks() -> None:
 
 
 def test_kademlia_fault_15_one_socket_fills_the_table() -> None:
-    """Stock: five thousand made-up ids of one address are taken in, and as many stores. Ours: none without its key, no
+    """Stock: five thousand invented ids of one address are inserted, and as many stores. Ours: none without its key, no
     more than the quota with, and no store."""
     rng = random.Random(15)
     made_up = [random_id(rng) for _ in range(5000)]
@@ -499,8 +501,8 @@ def test_kademlia_fault_15_one_socket_fills_the_table() -> None:
 
 
 def test_kademlia_fault_16_one_socket_surrounds_a_key() -> None:
-    """Stock: thirty ids made up around a key are all its neighbours. Ours: an id cannot be chosen, for it is the hash
-    of a key; named by a member, they are asked, prove nothing, and no lookup returns them."""
+    """Stock: thirty ids made up around a key are all its neighbours. Ours: an id cannot be chosen, because it is the
+    hash of a key. Named by a member, they are asked, prove nothing, and no lookup returns them."""
     key = digest("the key")
     around = [key[:-1] + bytes([number]) for number in range(30)]
 
@@ -673,7 +675,7 @@ async def stock_server() -> Any:
 
 
 def test_kademlia_fault_r3_every_time_out_is_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Stock: an ERROR for each silence, however often. Ours: a count; a line only when somebody's standing changes."""
+    """Stock: an ERROR for each silence, however often. Ours: a count; a line only when the state of a peer changes."""
 
     async def stock() -> None:
         server = StockNetwork().server(1)

@@ -15,7 +15,7 @@ OnAnnouncement = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 
 
 class Ether:
-    """The local network: everybody hears what everybody announces, and what was announced before."""
+    """The local network: every node receives all announcements, earlier ones too."""
 
     def __init__(self) -> None:
         self.said: dict[str, tuple[dict[str, str], str, int]] = {}
@@ -74,8 +74,8 @@ def together(swarm: Swarm, count: int) -> bool:
 
 
 def test_nodes_that_start_together_make_one_swarm() -> None:
-    """Five at one moment, without a bootstrap: one founds, all train together; a sixth comes later; announcements say
-    that they are in."""
+    """Five at one moment, without a bootstrap: one founds, all train together, and a sixth joins later. Their
+    announcements show that they have joined."""
 
     async def story(swarm: Swarm, ether: Ether) -> None:
         for number in range(5):
@@ -96,7 +96,7 @@ def test_nodes_that_start_together_make_one_swarm() -> None:
 
 
 def test_another_run_and_junk_are_ignored() -> None:
-    """Two runs in one network stay two; junk, and an address that nobody lives at, keep nobody from founding or
+    """Two runs in one network stay two; malformed announcements and an unused address prevent no founding or
     joining."""
 
     async def story(swarm: Swarm, ether: Ether) -> None:

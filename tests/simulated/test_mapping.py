@@ -20,7 +20,7 @@ GRANTED_S = 120.0
 
 
 class Router:
-    """Opens a port in a simulated NAT; `fails` says why it does not."""
+    """Opens a port in a simulated NAT; `fails` is the reason why it does not."""
 
     def __init__(self, nat: Nat, outside: str = PUBLIC) -> None:
         self.nat = nat
@@ -60,8 +60,8 @@ async def behind(seed: int) -> tuple[OverlayWorld, Nat, Router]:
 
 
 def test_a_mapped_node_is_reached_and_owns() -> None:
-    """It announces the router's address, is dialled back there and becomes eligible; all know it there, streams reach
-    it; the lease is renewed at its half; leaving gives the port back."""
+    """It announces the router's address, is dialled back there and becomes eligible. All know it there, and streams
+    reach it. The lease is renewed at its half; leaving frees the port."""
 
     async def story() -> None:
         world, _, router = await behind(81)
@@ -121,7 +121,8 @@ def test_a_router_that_opens_a_port_late() -> None:
 
 
 def test_a_mapping_that_is_lost_is_an_event_and_not_the_end() -> None:
-    """The router forgets and refuses: the node is not eligible any more, lives on, and comes back with the mapping."""
+    """The router loses the mapping and refuses: the node is no longer eligible, continues, and is eligible again with
+    the mapping."""
 
     async def story() -> None:
         world, nat, router = await behind(83)
@@ -143,7 +144,7 @@ def test_a_mapping_that_is_lost_is_an_event_and_not_the_end() -> None:
 
 
 def test_a_router_behind_another_nat_is_not_believed() -> None:
-    """An outside address that nobody outside can dial is not announced, and said."""
+    """An outside address that no peer can dial is not announced, and is reported."""
 
     async def story() -> None:
         world, _, router = await behind(84)

@@ -1,4 +1,4 @@
-"""Nodes behind a NAT: they own nothing, and learn, train, report and go on, whatever port the NAT gives them."""
+"""Nodes behind a NAT: they own nothing, and pull, train and report, whatever port the NAT gives them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def play(story: Coroutine[Any, Any, Any]) -> None:
 @pytest.mark.parametrize("symmetric", [False, True], ids=["one port", "a port per peer"])
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["open", "sealed"])
 def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(symmetric: bool, keys: KeyRing | None) -> None:
-    """All know it and it knows all, latecomers too; nobody takes it for an owner or opens a stream to it; a new port in
-    mid-session is found, under either kind of NAT, without a death."""
+    """All know it and it knows all, latecomers too. No node makes it an owner or opens a stream to it. A new port in
+    mid-session is found, under either kind of NAT, without a false death."""
 
     async def story() -> None:
         world = OverlayWorld(seed=71, keys=keys)
@@ -104,7 +104,8 @@ def test_a_node_behind_a_nat_is_removed_when_it_crashes_and_known_when_it_return
 
 
 def test_two_behind_nats_of_their_own_meet() -> None:
-    """Each hears of the other from a third, and both pings go out: where a NAT keeps one port for all, they get in."""
+    """Each gets the other's contact from a third, and both pings go out: where a NAT keeps one port for all, they get
+    in."""
 
     async def story() -> None:
         world = OverlayWorld(seed=73)
@@ -142,8 +143,8 @@ def test_many_behind_nats_do_not_keep_others_from_owning() -> None:
 
 
 def test_an_unreachable_node_trains_learns_and_reports() -> None:
-    """Its inbound blocked from the start, and its NAT's port changed in the midst: it owns nothing, its deltas are in
-    everybody's model, its steps are known, and its status says what is wrong and the three things to do."""
+    """Its inbound traffic is blocked, and its NAT's port changes during the run. It owns nothing, its deltas are in
+    every model, and its steps are known. Its status names what is wrong and the three things to do."""
 
     async def story() -> None:
         swarm = Swarm(

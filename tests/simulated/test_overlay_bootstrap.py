@@ -48,7 +48,8 @@ class Names:
 
 
 def test_one_reachable_address_of_a_name_is_enough() -> None:
-    """A name of five: two dead machines, a refusing one, one of a family we cannot send to, and the last one lives."""
+    """A name of five: two silent machines, a refusing one, one of a family that cannot be sent to, and a running
+    node."""
 
     async def story() -> None:
         world = OverlayWorld(seed=51)
@@ -71,7 +72,7 @@ def test_one_reachable_address_of_a_name_is_enough() -> None:
 
 
 def test_why_each_address_of_a_name_failed_is_said() -> None:
-    """Alone: every address has its own reason, the family we cannot send to names the setting."""
+    """Alone: every address has its own reason, and the family that cannot be sent to names the setting."""
 
     async def story() -> None:
         world = OverlayWorld(seed=52)
@@ -90,8 +91,8 @@ def test_why_each_address_of_a_name_failed_is_said() -> None:
 
 @pytest.mark.parametrize("fault", ["fails", "hangs"])
 def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(fault: str) -> None:
-    """Restarted while names cannot be resolved: in through a remembered peer at once; alone later, the address that the
-    name had last is dialled; when the resolver is back its new address is."""
+    """Restarted while names cannot be resolved, it joins through a remembered peer at once. Alone later, it dials the
+    address that the name had last. When the resolver is back, it dials the new address."""
 
     async def story() -> None:
         world = OverlayWorld(seed=53)
@@ -138,8 +139,9 @@ def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(f
 
 
 def test_an_isolated_node_dials_for_ever_with_backoff_and_jitter() -> None:
-    """Six virtual hours alone: bootstraps and remembered peers are all dialled, at least every 15 s and never in step,
-    the log says each reason once, nothing piles up; when the swarm is back the node is in within 20 s."""
+    """Six virtual hours alone: bootstraps and remembered peers are all dialled, at least every 15 s and at random
+    intervals. The log has each reason once, and nothing accumulates. When the swarm is back the node joins within 20
+    s."""
 
     async def story() -> None:
         world = OverlayWorld(seed=54)
@@ -189,8 +191,9 @@ def test_an_isolated_node_dials_for_ever_with_backoff_and_jitter() -> None:
 
 @pytest.mark.parametrize("side", [3, 2], ids=["half", "a pair without a bootstrap"])
 def test_the_sides_of_a_partition_longer_than_any_memory_of_the_dead_become_one(side: int) -> None:
-    """Three and three, or four and two, for an hour and a quarter: each side forgets the other, and they are one swarm
-    within five minutes after the partition. The pair's only bootstrap is dead by then: stored peers alone lead back."""
+    """A partition of three and three, or four and two, lasts an hour and a quarter, and each side forgets the other.
+    They are one swarm within five minutes after it. The pair's only bootstrap is dead by then: stored peers alone lead
+    back."""
 
     async def story() -> None:
         world = OverlayWorld(seed=55)

@@ -39,8 +39,9 @@ def asked(
 
 @pytest.mark.parametrize("body", ["ping", "find_node", "probe", "news", "unreached", "twin"])
 def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
-    """Four thousand well-formed requests, each from another id and address, within a second: nobody enters, every
-    store of the node stays within its limit, memory grows by less than 8 MB, and the other node is served meanwhile."""
+    """Four thousand well-formed requests arrive within a second, each from another id and address. None is inserted,
+    every table of the node stays within its limit, and memory grows by less than 8 MB. The other node is served
+    meanwhile."""
 
     async def story() -> None:
         world = OverlayWorld(seed=61)
@@ -99,7 +100,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
 
 
 def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> None:
-    """Pings, step queries, lookups and candidates, cancelled at any moment or timed out: after the longest wait there
+    """Pings, step queries, lookups and candidates are cancelled at any moment or time out. After the longest wait there
     is no call, no timer beyond those of the services, no task and no inquiry left."""
 
     async def story() -> None:
@@ -190,7 +191,7 @@ def test_more_calls_than_the_limit_are_not_made() -> None:
 
 
 def test_a_table_is_never_a_list_of_everybody() -> None:
-    """Beyond the limit nobody more is taken in, proof or not; who is known is still heard."""
+    """Beyond the limit no further node is inserted, with or without proof; known ones are still served."""
 
     async def story() -> None:
         world = OverlayWorld(seed=65)

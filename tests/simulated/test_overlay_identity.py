@@ -1,4 +1,4 @@
-"""Who somebody is: ids proved by their keys, one key in two processes, few ids behind one address. Virtual time."""
+"""Identity: ids proved by their keys, one key in two processes, few ids behind one address. Virtual time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def twins(world: OverlayWorld, *numbers: int) -> list[bool]:
 
 
 class Forger:
-    """A host that sends what it likes and hears what comes back."""
+    """A host that sends whatever the test gives, and records what comes back."""
 
     def __init__(self, world: OverlayWorld, host: str, *, answer: Any = None) -> None:
         self.address = Address(host, PORT)
@@ -86,8 +86,8 @@ def proof(identity: Identity, asker: bytes, message_id: bytes, heartbeat: Heartb
 
 @pytest.mark.parametrize("incarnation", [1, 2, 7])
 def test_two_processes_with_one_key_both_learn_it_and_prove_it(incarnation: int) -> None:
-    """A copy of a state directory, at the same, the next or a far count of starts: both processes get a proof of the
-    other and say where it is; a third node tells of it once and is not misled about itself."""
+    """A copy of a state directory, at the same, the next or a far count of starts. Both processes get a proof of the
+    other and report where it is. A third node reports it once and is not misled about itself."""
 
     async def story() -> None:
         world = OverlayWorld(seed=40)
@@ -111,7 +111,8 @@ def test_two_processes_with_one_key_both_learn_it_and_prove_it(incarnation: int)
 
 
 def test_a_copy_that_dials_its_own_original_is_told_so() -> None:
-    """The founder's directory copied, and the founder as bootstrap: the signed hello says whose identity answers."""
+    """The founder's directory copied, and the founder as bootstrap: the signed hello shows the identity that
+    answers."""
 
     async def story() -> None:
         world = OverlayWorld(seed=41)
@@ -127,8 +128,8 @@ def test_a_copy_that_dials_its_own_original_is_told_so() -> None:
 
 
 def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
-    """Its own datagrams, requests and answers, back from another address, as a hairpin NAT or a second interface would
-    bring them, and a bootstrap that is itself: nobody is taken for a twin."""
+    """Its own datagrams, requests and answers come back from another address, as through a hairpin NAT or a second
+    interface. One bootstrap is the node itself. No duplicate identity is reported."""
 
     async def story() -> None:
         world = OverlayWorld(seed=42)
@@ -159,8 +160,8 @@ def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
 
 
 def test_no_forged_datagram_makes_a_node_report_a_duplicate_identity() -> None:
-    """Claims of our id under another start, hints of twins, answers without proof, with another key's proof, with our
-    own proof of another question, and with a proof of an earlier question replayed: nothing comes of any of them."""
+    """Nothing follows from claims of the own id under another start, reports of duplicates, and answers without proof.
+    Nor from answers with another key's proof, with the own proof of another request, or with a replayed proof."""
 
     async def story() -> None:
         world = OverlayWorld(seed=43)
@@ -207,8 +208,8 @@ def test_no_forged_datagram_makes_a_node_report_a_duplicate_identity() -> None:
 
 @pytest.mark.parametrize("incarnation", [1, 2])
 def test_a_directory_restored_from_a_copy_is_no_duplicate_identity(incarnation: int) -> None:
-    """Killed at its second start, and started again at its address from an older copy, as its first or second: the
-    others accept it within seconds, and no duplicate identity is reported."""
+    """Killed at its second start, it is started at its address from an older copy, as its first or second. The others
+    accept it within seconds, and no duplicate identity is reported."""
 
     async def story() -> None:
         world = OverlayWorld(seed=47)
@@ -249,7 +250,7 @@ def starts(at: Overlay, node: Overlay) -> tuple[int, int] | None:
 
 @pytest.mark.parametrize("shape", ["none", "empty key", "another key", "another question", "another heartbeat"])
 def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
-    """A node that answers every question but cannot prove the id it gives is nobody; with the right proof it is in."""
+    """A node that answers every request but cannot prove its id is not inserted; with the right proof it is."""
 
     async def story() -> None:
         world = OverlayWorld(seed=44)
@@ -288,7 +289,7 @@ def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
 
 
 def test_a_forged_start_does_not_replace_a_peer() -> None:
-    """Datagrams that say "I was started again" or "I have moved" under a peer's id change nothing about it."""
+    """Datagrams that claim a restart or another address under a peer's id change nothing about it."""
 
     async def story() -> None:
         world = OverlayWorld(seed=45)
@@ -337,8 +338,8 @@ def test_addresses_count_by_what_they_cost(one: str, other: str, same: bool) -> 
 
 
 def test_one_address_gets_few_places_in_a_table() -> None:
-    """Thirty keys behind one address, all of them real: eight are taken in, the warning names the setting, a lookup is
-    not surrounded; with the setting at 0 all are."""
+    """Thirty keys behind one address, all of them real: eight are inserted, the warning names the setting, and a lookup
+    is not surrounded. With the setting at 0 all are inserted."""
 
     async def story(limit: int) -> tuple[int, int, list[Any]]:
         world = OverlayWorld(seed=46)

@@ -24,8 +24,8 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
 
 @pytest.mark.long
 def test_a_swarm_joins_at_once_and_survives_the_death_of_a_fifth() -> None:
-    """100 nodes through 3 bootstraps: every pair finds each other in 4 rounds at most at the median; a fifth dead: all
-    lookups succeed with a 99th percentile below 3 time-outs of a call, and a minute later the tables hold none."""
+    """100 nodes through 3 bootstraps: at the median each finds another in 4 rounds at most. With a fifth dead all
+    lookups succeed, with a 99th percentile below 3 time-outs of a call. A minute later the tables hold no dead node."""
     print("seed 51")
     joined, survived = overlay_scale.run(51, 100, 150)
     print(joined.joined_s, survived.resolved.seconds(0.99), survived.call_timeout_s, survived.dead_entries)
@@ -43,7 +43,7 @@ def test_a_swarm_joins_at_once_and_survives_the_death_of_a_fifth() -> None:
 
 @pytest.mark.long
 def test_nobody_is_lost_under_churn() -> None:
-    """40 nodes with a median life of two minutes, for four minutes: lookups right, nobody isolated, no partition."""
+    """40 nodes with a median life of two minutes, for four minutes: lookups right, no node isolated, no partition."""
     print("seed 52")
     found = overlay_churn.run(52, 40, 4, 120.0)
     print(found.deaths, found.leaves, found.right, found.lookups, found.dead_entries)
@@ -56,8 +56,8 @@ def test_nobody_is_lost_under_churn() -> None:
 
 @pytest.mark.long
 def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_bound() -> None:
-    """30 nodes, 5 % loss, loops that stall 200 ms: nobody alive is declared dead; nobody killed is in any list of
-    peers, table, pool or kept candidates after the documented bound."""
+    """30 nodes, 5 % loss, loops that stall 200 ms: no running node is declared dead. After the documented bound no
+    killed node is in any list of peers, table, pool or cached lookup."""
     print("seed 53")
     found = overlay_liveness.run(53, 30, 240)
     print(found)
@@ -71,8 +71,8 @@ def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_boun
 
 
 def test_lost_refutations_declare_no_node_dead() -> None:
-    """60 nodes, 15 % loss, stalls of 300 ms, and no lookups that would carry news: the suspected are told and asked,
-    and a death on hearsay is not believed unasked. (It was: this minute had 80 false deaths.)"""
+    """60 nodes, 15 % loss, stalls of 300 ms, and no lookups that would carry gossip: suspected nodes are informed and
+    probed. A reported death is not accepted without own probes. (It was: this minute had 80 false deaths.)"""
     print("seed 1")
     found = overlay_liveness.run(1, 60, 60, stall_s=0.3, loss=0.15, lookups=False)
     print(found)
@@ -109,8 +109,8 @@ def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_unifor
 
 
 def test_waits_follow_a_network_that_becomes_slow() -> None:
-    """Round trips grow from 10 to 300 ms, longer than a whole call was allowed to take: late answers are measured, so
-    that nobody is declared dead and calls are in time again; on the way back the waits shrink again."""
+    """Round trips grow from 10 to 300 ms, longer than a whole call was allowed to take. Late answers are measured, so
+    that no node is declared dead and calls are in time again. When they shrink the waits follow."""
 
     async def story() -> None:
         world = OverlayWorld(seed=58)
@@ -139,7 +139,7 @@ def test_waits_follow_a_network_that_becomes_slow() -> None:
 
 
 def test_eligibility_needs_two_peers_that_connected() -> None:
-    """One peer that says it could not connect and one that did: not eligible. A second that did: eligible."""
+    """One peer that could not connect and one that did: not eligible. A second that did: eligible."""
 
     async def story() -> None:
         world = OverlayWorld(seed=56)

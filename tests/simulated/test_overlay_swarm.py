@@ -1,4 +1,4 @@
-"""Overlays on a simulated network: joining, finding, dying, leaving, coming back. Time is virtual."""
+"""Overlays on a simulated network: joining, lookups, crashes, leaves, returns. Time is virtual."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_lookups_after_a_fifth_has_crashed_return_no_dead_and_stay_fast() -> Non
 
 @pytest.mark.parametrize(("seed", "loss"), [(21, 0.0), (22, 0.0), (23, 0.02)])
 def test_a_crash_is_found_within_the_bound_by_its_watchers(seed: int, loss: float) -> None:
-    """A watched partner that falls silent is dead within 6 s at everybody who watches it."""
+    """A watched partner that falls silent is dead within 6 s at every node that watches it."""
 
     async def story() -> None:
         world = OverlayWorld(seed=seed, loss=loss)
@@ -158,7 +158,7 @@ def test_nobody_is_falsely_declared_dead() -> None:
 
 
 def test_a_leave_is_known_at_once() -> None:
-    """Neighbours drop a leaving node within half a second, and nobody suspects it afterwards."""
+    """Neighbours drop a leaving node within half a second, and no node suspects it afterwards."""
 
     async def story() -> None:
         world = OverlayWorld(seed=26)
@@ -252,7 +252,7 @@ def test_another_node_at_an_old_address_leaves_no_ghost() -> None:
 
 
 def test_a_healed_partition_becomes_one_swarm_again() -> None:
-    """Halves that held each other for dead know everybody again within 30 s of the healing."""
+    """Halves that declared each other dead know all nodes again within 30 s of the healing."""
 
     async def story() -> None:
         world = OverlayWorld(seed=30)
@@ -274,7 +274,7 @@ def test_a_healed_partition_becomes_one_swarm_again() -> None:
 
 
 def test_an_isolated_node_rejoins_when_its_only_peer_comes_back() -> None:
-    """A node whose only peer died dials again, and joins when that peer is there again."""
+    """A node whose only peer crashed dials again, and joins when that peer is back."""
 
     async def story() -> None:
         world = OverlayWorld(seed=31)
@@ -293,7 +293,7 @@ def test_an_isolated_node_rejoins_when_its_only_peer_comes_back() -> None:
 
 
 def test_wrong_addresses_are_told_apart() -> None:
-    """Another run, ourselves, nobody there, and a node that has not joined each have their own reason."""
+    """Another run, the node itself, a closed port, and a node that has not joined each have their own reason."""
 
     async def story() -> None:
         world = OverlayWorld(seed=32)
@@ -321,7 +321,7 @@ def test_wrong_addresses_are_told_apart() -> None:
 
 
 def test_a_restarted_node_refuses_another_swarm_of_the_same_name() -> None:
-    """With its genesis given, a bootstrap of another genesis is not our swarm."""
+    """With its genesis given, a bootstrap of another genesis is another swarm."""
 
     async def story() -> None:
         world = OverlayWorld(seed=33)
@@ -415,7 +415,7 @@ def test_stalled_and_paused_peers_are_not_drawn() -> None:
 
 @pytest.mark.long
 def test_the_estimate_follows_a_large_swarm() -> None:
-    """In a swarm of 100 the interval holds the truth at most nodes, and draws reach nearly everybody."""
+    """In a swarm of 100 the interval contains the true size at most nodes, and draws reach nearly all nodes."""
 
     async def story() -> None:
         world = OverlayWorld(seed=37)
@@ -463,7 +463,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
-    """Behind a NAT from the start: dial-back says no. Later: two peers whose streams fail make it look again."""
+    """Behind a NAT from the start: dial-back fails. Later: two peers whose streams fail make it look again."""
 
     async def story() -> None:
         world = OverlayWorld(seed=39)
@@ -492,7 +492,7 @@ def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
 
 
 def test_a_changed_activity_is_known_without_waiting() -> None:
-    """Paused: everybody in a small swarm knows within a network delay."""
+    """Paused: all nodes of a small swarm know it within a network delay."""
 
     async def story() -> None:
         world = OverlayWorld(seed=41)

@@ -105,8 +105,8 @@ def test_without_it_the_hostile_node_wins() -> None:
 
 @pytest.mark.parametrize("robust", ["clip", "trimmed-mean"])
 def test_deaths_and_leaves_lose_nothing_that_was_collected(robust: str) -> None:
-    """Owners that die or leave mid-window: every shard goes on, every acknowledged delta is known to its owner, and
-    the target is reached."""
+    """Owners crash or leave mid-window: every shard continues, every acknowledged delta is known to its owner, and the
+    target is reached."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(8)
@@ -124,7 +124,7 @@ def test_deaths_and_leaves_lose_nothing_that_was_collected(robust: str) -> None:
         survivors = [host.living for host in swarm.running()]
         assert len(owned) == 8
         for state in owned:
-            assert state.era_step == 0  # no shard began anew from a replica
+            assert state.era_step == 0  # no shard began a new era from a replica
             for node in survivors:
                 done = [step for step in range(1, node.progress.step) if step not in missing(node)]
                 known = state.applied.rows()
@@ -154,7 +154,7 @@ def test_a_run_ends_with_everything_visible(robust: str) -> None:
 
         stores = [host.living.exchange.store for host in swarm.hosts.values()]
         for shard in range(8):
-            # All leave at once: a node that has left may still think that it owns what another took over.
+            # All leave at once: a node that has left may still have shards in its store that another took over.
             acting = max((store.owned[shard] for store in stores if shard in store.owned), key=lambda one: one.term)
             assert acting.state.version > 0
             assert acting.state.pending_deltas() == []

@@ -1,4 +1,4 @@
-"""The closed swarm on a simulated network: the open one's stories again, and those that only a seal can tell."""
+"""The closed swarm on a simulated network: the tests of the open one again, and those of the seal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_crash_is_found_within_the_bound(seed: int, loss: float, monkeypatch: 
 
 
 def test_step_queries_cost_an_aead_and_no_signature() -> None:
-    """After the first contact, ten rounds of asking everybody for its step make the asker no offer."""
+    """After the first contact, ten rounds of step queries to all nodes start no handshake."""
 
     async def story() -> None:
         world = OverlayWorld(31, keys=RING)
@@ -75,7 +75,7 @@ def test_step_queries_cost_an_aead_and_no_signature() -> None:
 
 
 def test_an_unauthenticated_peer_changes_nothing() -> None:
-    """A node with another key that knows run, genesis, ids and addresses gets no answer, and nobody learns of it."""
+    """A node with another key that knows run, genesis, ids and addresses gets no answer, and enters no table."""
 
     async def story() -> None:
         world = OverlayWorld(32, keys=RING)
@@ -99,7 +99,7 @@ def test_an_unauthenticated_peer_changes_nothing() -> None:
 
 
 def test_recorded_datagrams_change_nothing() -> None:
-    """Everything five nodes ever sent, sent once more to everybody from the old sources: no answer, no change."""
+    """All datagrams of five nodes, replayed to every node from the old sources: no answer, no change."""
 
     async def story() -> None:
         world = OverlayWorld(33, keys=RING)
@@ -133,7 +133,8 @@ def test_recorded_datagrams_change_nothing() -> None:
 
 
 def test_a_member_cannot_speak_for_another() -> None:
-    """A heartbeat in another's name, sealed under the liar's own pair, is dropped and counted: no step is believed."""
+    """A heartbeat in another's name, sealed under the sender's own session, is dropped and counted: its step has no
+    effect."""
 
     async def story() -> None:
         world = OverlayWorld(34, keys=RING)
@@ -155,7 +156,7 @@ def test_a_member_cannot_speak_for_another() -> None:
 
 
 def test_a_false_leave_is_asked_about_and_not_believed() -> None:
-    """A member that says another has left, or has refuted, costs it one question and nothing else."""
+    """A member that reports another's leave, or refutation, causes one probe and nothing else."""
 
     async def story() -> None:
         world = OverlayWorld(35, keys=RING)
@@ -174,8 +175,8 @@ def test_a_false_leave_is_asked_about_and_not_believed() -> None:
 
 
 def test_rotating_the_key_loses_no_node() -> None:
-    """Nodes change their keys one after the other, each step within seconds of the last: nobody is ever suspected, and
-    a node that kept the old key alone is out in the end."""
+    """Nodes change their keys one after the other, each step within seconds of the last: no node is ever suspected. A
+    node that kept only the old key is outside in the end."""
 
     async def story() -> None:
         world = OverlayWorld(36, keys=RING)

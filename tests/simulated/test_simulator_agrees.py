@@ -1,7 +1,7 @@
 """The simulator against the real thing: whole nodes on the simulated network, and `training.simulation` on one plan.
 
-Both get the same step times, node by node and step by step, so that what differs is only what the simulator leaves
-out: messages, pushes and pulls, the overlay's samples. `benchmarks/agreement.py` has the same with real processes.
+Both get the same step times, node by node and step by step. So they differ only by what the simulator leaves out:
+messages, pushes and pulls, the overlay's samples. `benchmarks/agreement.py` has the same with real processes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def real(barrier: BarrierSettings) -> tuple[float, float]:
     ("method", "sample", "staleness"), [("asp", 0, 0), ("bsp", 0, 0), ("pbsp", 3, 0), ("pssp", 3, 2)]
 )
 def test_the_simulator_agrees_with_whole_nodes(method: BarrierMethod, sample: int, staleness: int) -> None:
-    """Mean progress of sixteen nodes lies within 5 % of the simulator's, spread within 20 % or a tenth of a step."""
+    """Mean progress of sixteen nodes is within 5 % of the simulator's, spread within 20 % or a tenth of a step."""
     print(f"seed {SEED}")
     barrier = BarrierSettings(method=method, sample=sample, staleness=staleness)
     mean, spread = real(barrier)

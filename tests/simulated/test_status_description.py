@@ -1,7 +1,7 @@
 """The published description of the HTTP API, compared with the real answers of a node in every state.
 
-The answers of `p2pnode.status.report` for nodes on the simulated network are validated against the OpenAPI schemas, and
-held to describe every key: a key that is added to an answer without a word in `p2pnode.status.openapi` fails here.
+The answers of `p2pnode.status.report` for nodes on the simulated network are validated against the OpenAPI schemas. The
+schemas must describe every key: an answer with a key that `p2pnode.status.openapi` lacks fails here.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def complaints(report: StatusReport) -> list[str]:
 
 
 def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
-    """From joining to leaving, with a waiting barrier, a hung trainer and an unreachable node, no answer strays; and
-    Prometheus can read the metrics page and finds what it is for."""
+    """From joining to leaving, with a waiting barrier, a hung trainer and an unreachable node, every answer fits its
+    schema. Prometheus can read the metrics page with its help texts."""
     print(f"seed {SEED}")
     states: dict[str, None] = {}
     problems: dict[str, None] = {}

@@ -47,7 +47,7 @@ def shown(swarm: Swarm) -> list[dict[str, Any]]:
 
 
 async def split(swarm: Swarm, seconds: float) -> dict[str, int]:
-    """Four nodes, parted two and two for so long, and mended; the largest number of each key seen on the way."""
+    """Four nodes, split two and two for so long, and reconnected; the largest number of each key seen on the way."""
     swarm.start_many(4)
     await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="ten steps everywhere")
     assert all(one[key] == 0 for one in shown(swarm) for key in ("repaired", "lost_in_splits", "shards_to_mend"))
@@ -69,8 +69,8 @@ async def split(swarm: Swarm, seconds: float) -> dict[str, int]:
 
 
 def test_a_split_within_the_reach_is_shown_as_repaired() -> None:
-    """The reach is the time asked for; shards to be mended are counted until they are; the repaired add up to what the
-    events say, and nothing is lost."""
+    """The reach is the time asked for. Shards to be reconciled are counted until they are. The repaired deltas add up
+    to those of the events, and nothing is lost."""
 
     async def scenario(swarm: Swarm) -> None:
         most = await split(swarm, 20.0)

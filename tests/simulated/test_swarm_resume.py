@@ -77,8 +77,8 @@ def applied(swarm: Swarm, shard: int) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize("seed", range(61, 66))
 @pytest.mark.parametrize("method", ["pssp", "bsp"])
 def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, method: str) -> None:
-    """SIGTERM to all at one moment, and started again: the model is that of all steps counted, each once, bit by bit;
-    each node goes on at its step; what comes after is added to it."""
+    """SIGTERM to all at one moment, and started again: the model is the sum of all counted steps, each once, bit by
+    bit. Each node continues at its step, and later deltas are added."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(4)
@@ -86,7 +86,7 @@ def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, me
         before = await switch_off(swarm)
         swarm.start_many(4, training__min_nodes=1)  # a paused node is not ready
         await settle(swarm)
-        if method == "bsp":  # what was pushed before a barrier that nobody has passed is held until then
+        if method == "bsp":  # what was pushed before a barrier that no node has passed is pending until then
             for host in swarm.running():
                 store = host.living.exchange.store
                 for owned in store.owned.values():
@@ -115,9 +115,8 @@ def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, me
 @pytest.mark.parametrize("late_s", [0.0, 8.0])
 @pytest.mark.parametrize("seed", range(71, 77))
 def test_killed_all_at_once_no_step_is_counted_twice(seed: int, late_s: float) -> None:
-    """SIGKILL to all soon after they met, and started again, one perhaps later: no (node, step) is in a shard twice,
-    what is in the model is exactly what its identities say, everything trained since is in, and what the disks know to
-    be lost is said."""
+    """SIGKILL to all soon after they met, and started again, one perhaps later. No (node, step) is in a shard twice,
+    and the model is exactly the sum of its identities. Everything trained since is in, and known losses are logged."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(4)
@@ -158,8 +157,8 @@ def test_killed_all_at_once_no_step_is_counted_twice(seed: int, late_s: float) -
 @pytest.mark.parametrize("seed", range(101, 107))
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_started_and_stopped_without_a_step_nothing_is_forgotten(seed: int, nodes: int) -> None:
-    """A node that takes a shard over and adds nothing has no better copy than others, nor has one that pulled from it:
-    the next start goes on from the states with their identities, not from values that look newer."""
+    """A node that takes a shard over and adds nothing has no better copy than others, nor has one that pulled from it.
+    The next start continues from the states with their identities, not from values that look newer."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(nodes)
@@ -204,8 +203,8 @@ def test_a_founder_that_leaves_before_it_has_resumed_forgets_nothing() -> None:
 
 
 def test_a_late_node_with_a_higher_state_is_heard() -> None:
-    """The founder goes on alone from old states, because nobody else is back in time; nodes with newer ones take their
-    shards back when they come, and what was trained meanwhile is added to them."""
+    """The founder continues alone from old states, because no other node is back in time. Nodes with newer states take
+    their shards back when they return, and what was trained meanwhile is added to them."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(3)
@@ -231,8 +230,8 @@ def test_a_late_node_with_a_higher_state_is_heard() -> None:
 
 @pytest.mark.parametrize("without_counter", [False, True])
 def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(without_counter: bool) -> None:
-    """An old copy of a state directory counts too few starts: its node rises above those that the swarm has seen, also
-    on disk, and all that it trains is in the model."""
+    """An old copy of a state directory counts too few starts. Its node raises the count above those that the swarm has
+    seen, also on disk, and all that it trains is in the model."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(3)
@@ -266,7 +265,7 @@ def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(without_c
 
 
 def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it loads, its line is its own: it is not eligible, and so nobody sends it states or live deltas."""
+    """While it loads, it uses its whole line: it is not eligible, and so no node sends it states or live deltas."""
     join = Exchange.join
 
     async def slowly(exchange: Exchange, source: Contact) -> Any:
@@ -293,8 +292,8 @@ def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.
 
 @pytest.mark.parametrize("seed", [104, 108, 113, 122])
 def test_after_a_healed_split_the_disks_hold_what_the_owners_had(seed: int) -> None:
-    """A split into three and three is healed, then all leave at one moment: started again, the model is bit by bit the
-    one that the owners had, though some nodes still have the copy of a pair that lost."""
+    """A split into three and three is healed, then all leave at one moment. Started again, the model is bit by bit the
+    owners', though some nodes still have the copy of a pair that lost."""
 
     async def scenario(swarm: Swarm) -> None:
         hosts = [host.address for host in swarm.start_many(6)]

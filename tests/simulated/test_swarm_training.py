@@ -55,7 +55,7 @@ def steps(swarm: Swarm) -> list[int]:
 
 
 def expected(swarm: Swarm, *, without: tuple[str, ...] = ()) -> np.ndarray:
-    """Initial vector plus every delta of every trainer (killed ones left out where told)."""
+    """Initial vector plus every delta of every trainer (killed ones left out on request)."""
     total = initial_vector(0, SIZE).astype(np.float64)
     for name, host in swarm.hosts.items():
         if name not in without:
@@ -77,7 +77,7 @@ async def settle(swarm: Swarm) -> None:
         host.living.pause()
 
     def quiet(host: Host) -> bool:
-        # `paused` is said at once, announced when the step in hand is done.
+        # `paused` is reported at once, and announced when the current step is done.
         stands = host.living.overlay.heartbeat.activity == Activity.PAUSED
         return stands and not host.living.exchange.push_client.outstanding_steps
 
@@ -136,8 +136,8 @@ def test_bsp_keeps_everybody_on_one_step() -> None:
 
 @pytest.mark.parametrize(("method", "most"), [("pbsp", 1), ("pssp", 5), ("ssp", 5)])
 def test_nodes_that_begin_together_begin_together(method: str, most: int) -> None:
-    """Steps of 5 ms on one machine's network, and the last node comes after half a minute: who sees it a fifth of a
-    second before another does not run ahead of that one, so nobody misses a step."""
+    """Steps of 5 ms on one machine's network, and the last node comes after half a minute. A node that sees it a fifth
+    of a second before another does not run ahead, so no node misses a step."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.network.delay = (0.0001, 0.0003)
@@ -159,7 +159,7 @@ def test_nodes_that_begin_together_begin_together(method: str, most: int) -> Non
 
 
 def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
-    """Killing a node mid-run: the others go on within the detection bound, and the model holds every delta once."""
+    """Killing a node mid-run: the others continue within the detection bound, and the model has every delta once."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(5)
@@ -188,7 +188,7 @@ def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
         ours = swarm.value() - expected(swarm, without=(victim.name,))
         theirs = victim.trainer.expected()
         if unpushed:
-            # Its last step was on its way when it died: each of its shards is in or out, whole.
+            # Its last step was in transit when it crashed: each of its shards is in or out, whole.
             last_delta = theirs - victim.trainer.expected(victim.trainer.trained[:-1])
             assert np.all((ours == theirs) | (ours == theirs - last_delta))
         else:
@@ -220,7 +220,7 @@ def test_a_leave_is_known_at_once_and_moves_everything() -> None:
         await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=200, what="the others go on")
         await settle(swarm)
 
-        # The step in hand when it was told to leave is in or out, each of its shards whole.
+        # The current step at its leave is in or out, each of its shards whole.
         with_it, value = expected(swarm), swarm.value()
         assert np.all((value == with_it) | (value == with_it + abandoned(leaver)))
 
@@ -262,7 +262,7 @@ def test_a_killed_node_comes_back_under_a_new_incarnation() -> None:
 
 
 def test_a_hung_trainer_is_announced_and_blocks_no_other() -> None:
-    """A node whose trainer hangs leaves samples and counts, the others go on, and it comes back when it moves."""
+    """A node whose trainer hangs leaves samples and counts, the others continue, and it returns when it progresses."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(4)
@@ -300,7 +300,7 @@ def test_a_crashing_trainer_is_restarted() -> None:
 
 
 def test_a_paused_node_blocks_no_other_and_catches_up() -> None:
-    """A paused node leaves samples, goes on owning, and resumes at the step of the others."""
+    """A paused node leaves samples, keeps its shards, and resumes at the step of the others."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(3)
@@ -321,7 +321,7 @@ def test_a_paused_node_blocks_no_other_and_catches_up() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_a_frozen_node_blocks_no_other_and_rejoins(nodes: int) -> None:
-    """A node whose machine stands still for eight seconds: the others go on, and when it wakes all go on."""
+    """A node whose machine stops for eight seconds: the others continue, and when it resumes all continue."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(nodes)
@@ -366,7 +366,8 @@ def sum_of_the_applied(swarm: Swarm) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize("method", ["asp", "bsp"])
 def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
-    """Three of six nodes parted from the others: both sides go on, and what both acknowledged is in the model once."""
+    """Three of six nodes split from the others: both sides continue, and what both acknowledged is in the model
+    once."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(6)
@@ -389,10 +390,10 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
         await swarm.until(lambda: min(steps(swarm)) >= at + 5, within_s=120, what="all go on")
         await settle(swarm)
 
-        assert min(during) >= 15  # both sides went on
+        assert min(during) >= 15  # both sides continued
         assert swarm.of("deltas_repaired")
         assert not swarm.of("deltas_lost_in_split")
-        # A side that began anew from a replica refuses what was begun before that; nothing else is missing.
+        # A side that began a new era from a replica refuses deltas with an older base; nothing else is missing.
         value, missing = sum_of_the_applied(swarm)
         np.testing.assert_array_equal(swarm.value(), value)
         assert missing == sum(host.living.exchange.counters.refused for host in swarm.running())
@@ -404,8 +405,8 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
 
 @pytest.mark.parametrize(("method", "seed"), [("pssp", 1), ("pssp", 3), ("bsp", 2)])
 def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) -> None:
-    """Its process stopped for eight seconds, dozens of steps of the other: it is not waited for as long again, but goes
-    on at the other's step; all that was not refused as late is in the model."""
+    """Its process stopped for eight seconds, dozens of steps of the other. It is not waited for as long again, but
+    continues at the other's step. All that was not refused as late is in the model."""
     stands: list[float] = []
 
     async def scenario(swarm: Swarm) -> None:
@@ -482,7 +483,7 @@ def test_memory_is_checked_before_it_is_taken() -> None:
 
 
 def test_the_whole_swarm_comes_back_after_being_switched_off() -> None:
-    """All nodes killed and started again on their disks: the swarm goes on from a checkpoint, not from zero."""
+    """All nodes killed and started again on their disks: the swarm continues from a checkpoint, not from zero."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(3)
