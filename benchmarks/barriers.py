@@ -1,9 +1,9 @@
 """barriers: time to accuracy on MNIST among six nodes of which one is four times slower, by barrier.
 
-One process and a virtual clock stand for the network, real models and optimisers train (`benchmarks.outer_rule`), the
-owner's arithmetic is `training.shards.state`, the barrier is `training.barriers.predicates`: a waiting node looks at a
-fresh sample at every re-poll, and under bsp nobody sees a delta before the barrier of its step. Step times are Gamma(4,
-1/4), one second on average; so every figure is in virtual seconds and does not depend on this machine.
+One process and a virtual clock stand for the network; real models and optimisers train (`benchmarks.outer_rule`). The
+owner's arithmetic is `training.shards.state`, the barrier is `training.barriers.predicates`. A waiting node draws a
+fresh sample at every re-poll, and under bsp no node gets a delta before the barrier of its step. Step times are
+Gamma(4, 1/4), one second on average; so every figure is in virtual seconds and does not depend on this machine.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Race:
         heapq.heapify(self._due)
 
     def events(self) -> Iterator[tuple[float, int, bool]]:
-        """(when, node, completed): first that its step is done, later that its barrier lets it go on."""
+        """(when, node, completed): first that its step is done, later that its barrier has passed."""
         while True:
             now_s, node, completed = heapq.heappop(self._due)
             if completed:

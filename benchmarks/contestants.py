@@ -26,7 +26,7 @@ from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, 
 #: Longest turn, and longest start of a group.
 TURN_S = 120.0
 START_S = 120.0
-#: Shards have come to rest when nobody's number of them has changed for this long.
+#: Shards are at rest when no node's number of them has changed for this long.
 REST_S = 1.5
 SHARDS = 64
 LEAVE_S = 10.0
@@ -44,7 +44,7 @@ class Contestant(Protocol):
 
 
 class Way(NamedTuple):
-    """One way for our daemons to exchange."""
+    """One way for p2pnode's daemons to exchange."""
 
     codec: str = "float32"
     sealed: bool = False
@@ -83,7 +83,7 @@ class Ours:
             self._start(peers, key_file, free_steps)
             self.shares = self._settle()
         except BaseException:
-            self.stop()  # nobody else knows these daemons
+            self.stop()  # no other code knows these daemons
             raise
 
     def _start(self, peers: int, key_file: str, free_steps: int) -> None:
@@ -156,7 +156,7 @@ class Ours:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the daemons, by force where they take long: nobody needs their shards any more."""
+        """End the daemons, by force where they take long: their shards are not needed any more."""
         self.leave()
         for node in self.nodes:
             node.signal(signal.SIGKILL)
@@ -253,14 +253,14 @@ def program(
 
 
 def module(name: str, *arguments: str) -> list[str]:
-    """The command of one of our own modules."""
+    """The command of a module of this repository."""
     return [sys.executable, "-m", name, *arguments]
 
 
 def alternate(contestants: Sequence[Contestant], turns: int, *, warm: int = 6) -> list[list[Turn]]:
     """Turns of each, taken one after the other; the order is reversed every time, against drift. `warm` unmeasured
-    turns come first: connections, caches, and memory. Our daemons' repair logs grow for five turns, and a virtual
-    machine pays 20 µs for each page that its host had not given it yet: twice the processor time of a whole turn."""
+    turns come first: connections, caches, and memory. The daemons' repair logs grow for five turns. A virtual machine
+    needs 20 µs for each page that its host had not given it yet, twice the processor time of a whole turn."""
 
     def turn(contestant: Contestant) -> Turn:
         # What the one before does after its turn (hivemind: its matchmaking) would be measured too.

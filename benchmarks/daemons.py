@@ -37,7 +37,7 @@ class Daemon(DemoNode):
 
     @property
     def pid(self) -> int:
-        """As the daemon says; raises `NotMeasured` where it says nothing."""
+        """As the daemon reports; raises `NotMeasured` where it reports nothing."""
         found = find(self._state_folder)
         if found is None:
             raise NotMeasured(f"{self.name} has no status.json")

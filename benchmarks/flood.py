@@ -1,7 +1,7 @@
 """flood: 100,000 junk datagrams and 1,000 stalled connections at four training nodes of a closed swarm.
 
 Windows without and with the flood take turns. The flood is a process on the same machine, so the first figure contains
-its processor time. In a third window the same flood goes to sockets that nobody reads: the step rate relative to that
+its processor time. In a third window the same flood goes to sockets that are not read. The step rate relative to that
 window is the cost of the flood for the nodes themselves. Junk datagrams have the lengths and first bytes of sealed
 ones, spread over the window and the nodes. Connections send nothing or half a ClientHello, and are opened again when
 they are dropped, so that 1,000 are open at a time.
@@ -95,7 +95,7 @@ def _flooded_window(nodes: list[Daemon], targets: list[str]) -> float:
 
 @contextlib.contextmanager
 def _unread_sockets() -> Iterator[list[str]]:
-    """As many addresses as nodes, where the kernel accepts connections and datagrams and nobody reads them."""
+    """As many addresses as nodes, where the kernel accepts connections and datagrams and no process reads them."""
     with contextlib.ExitStack() as opened:
         addresses = []
         for _ in range(NODES):
@@ -162,7 +162,7 @@ def _flood(addresses: list[str]) -> None:
 
 def _stall(selector: selectors.BaseSelector, target: tuple[str, int], *, half: bool) -> None:
     stream = socket.socket()
-    stream.setblocking(False)  # if nobody accepts, the connection may never be made
+    stream.setblocking(False)  # if no process accepts, the connection may never be made
     with contextlib.suppress(OSError):
         stream.connect(target)
     if half:

@@ -1,7 +1,7 @@
 """fuzz: minutes of mutated datagrams and request heads into the overlay of a node, one swarm after another.
 
 The fuzzer is the one of the tests (`tests/harness/fuzz.py`), the swarm is simulated, the overlay's code is the real
-one. A failure is printed with its seed and the bytes that came last, counted, and the next seed goes on.
+one. A failure is printed with its seed and the last bytes, and counted; the next seed follows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         gc.collect()
         resident.append((time.monotonic(), resident_bytes(os.getpid())))
     seconds = time.monotonic() - began_s
-    # The first half fills the caches of addresses and contacts; a leak goes on growing.
+    # The first half fills the caches of addresses and contacts; a leak continues to grow.
     middle = next(size for at, size in resident if at >= began_s + seconds / 2 or at == resident[-1][0])
     grown_mb = (resident[-1][1] - middle) / 1e6
     dropped = {key: count for key, count in sorted(total.items()) if key.startswith(("dropped_", "requests_refused_"))}

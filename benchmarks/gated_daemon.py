@@ -1,9 +1,9 @@
 """A real daemon whose trainer waits at a gate: `python -m benchmarks.gated_daemon --config node.toml`.
 
-Everything is `p2pnode.daemon` (sockets, TLS, disk, HTTP, signals) but the trainer: it has real shared memory, hands
-over the same noise as its delta in no time, and begins a step when the harness says so (`benchmarks.gate`). So a step
-is its exchange and nothing else. `[training.options]`: `gate` (path of the socket), `parameters`, `seed`, `free_steps`
-(steps it makes of one `go`; 1), `wakes` (file for the wake-ups of the loop, see `benchmarks.probed`; none).
+Everything is `p2pnode.daemon` (sockets, TLS, disk, HTTP, signals) but the trainer. It has real shared memory, gives the
+same noise as its delta at once, and begins a step on the harness's signal (`benchmarks.gate`). So a step is its
+exchange and nothing else. `[training.options]`: `gate` (path of the socket), `parameters`, `seed`, `free_steps` (steps
+it makes of one `go`; 1), `wakes` (file for the wake-ups of the loop, see `benchmarks.probed`; none).
 """
 
 from __future__ import annotations

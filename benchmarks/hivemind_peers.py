@@ -2,7 +2,8 @@
 
 `unshare --net` must be around it (the harness sees to that): hivemind's daemon maps ports, looks for relays and asks
 outside hosts whether it is reachable, unless that is turned off. It is, and this peer too has only the loopback.
-Matchmaking comes before the gate and is not timed: a turn is from the trigger of an agreed group to everybody's result.
+Matchmaking comes before the gate and is not timed: a turn is from the trigger of an agreed group to the result of all
+peers.
 """
 
 from __future__ import annotations

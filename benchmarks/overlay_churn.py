@@ -1,9 +1,9 @@
 """overlay_churn: an hour of nodes that come and go, on the simulated network.
 
 Lives are exponential with a median of ten virtual minutes. Of those that end, three in four are killed and one in four
-leaves in order; a third comes back on its own disk after a while, the others are replaced by new nodes. Nobody is
-spared but the bootstraps' addresses: a bootstrap that dies comes back as well. A lookup is right when the node looked
-for, alive from before its start to after its end, comes back first and at its address.
+leaves in order. A third returns on its own disk after a while; the others are replaced by new nodes. Every node may
+end; a bootstrap that ends returns at its address. A lookup is right when the node looked for, alive from before its
+start to after its end, comes back first and at its address.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Churn:
         return [self.world.nodes[number] for number, at in sorted(self.joined_at.items()) if now - at > SETTLED_S]
 
     async def look_up(self) -> bool | None:
-        """One lookup of one settled node by another; None if either died on the way."""
+        """One lookup of one settled node by another; None if either ended meanwhile."""
         asker, wanted = self.rng.sample(self.settled(), 2)
         found = await asker.lookup(wanted.node_id)
         living = self.world.nodes.values()

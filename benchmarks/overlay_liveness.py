@@ -1,10 +1,10 @@
 """overlay_liveness: who is held for dead when datagrams are lost and loops stall, and how long the dead are held alive.
 
-On the simulated network, real overlay code. Every node's loop stalls now and then: nothing of that node runs, nothing
-is heard by it, and its timers come late, while the others go on. A false death is a living node that somebody declared
-dead. Now and then one node is killed: the time until no other node has it in its peers, routing table, pool or kept
-candidates is its detection time. A few nodes watch it as a partner from shortly before, as the owner of a shard is
-watched by its backup: the time until they hold it for dead is what a barrier may have to wait.
+On the simulated network, real overlay code. Every node's loop stalls now and then: nothing of that node runs, it
+receives nothing, and its timers come late. The others continue. A false death is a running node that another node
+declared dead. Now and then one node is killed. Its detection time ends when no other node has it in its peers, routing
+table, pool or cached lookups. A few nodes watch it as a partner from shortly before, as the owner of a shard is watched
+by its backup. A barrier may have to wait until they declare it dead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KILL_EVERY_S = 120.0
 #: Placement asks this often, so that there are candidates kept to be cleaned.
 CANDIDATES_EVERY_S = 20.0
 REPETITIONS = 3
-#: So many nodes watch the one that is going to die, from so long before.
+#: So many nodes watch the one that will be killed, from so long before.
 WATCHERS = 3
 WATCHED_S = 5.0
 #: A partner's death is known within the bound of overlay/membership/failure_detector.py, and a round more: it may have
@@ -40,31 +40,31 @@ WATCHED_S = 5.0
 PARTNER_BOUND_S = 7.0
 #: Services of a node that look others up.
 LOOKING_UP = ("overlay sampling", "overlay refresh", "overlay crawl")
-#: Within this long after a death, nobody holds the dead any more (docs/architecture.md).
+#: Within this long after a crash, no node lists the crashed one any more (docs/architecture.md).
 BOUND_S = 15.0
 GONE = "killed to gone from all peers, tables, pools and candidates"
 
 
 @dataclass
 class Watched:
-    """What happened to a swarm in which nobody was ill but those who were killed."""
+    """What happened to a swarm in which no node failed but the killed ones."""
 
     node_seconds: float = 0.0
     false_deaths: int = 0
     suspicions: int = 0
     refuted: int = 0
     stalls: int = 0
-    #: Of each killed node: until the first other one held it for dead, until half did, until nobody held it at all.
+    #: Of each killed node: until the first other one declared it dead, until half did, until no node listed it.
     first_s: list[float] = field(default_factory=list)
     half_s: list[float] = field(default_factory=list)
     gone_s: list[float] = field(default_factory=list)
-    #: Of each killed node and each that watched it: until that one held it for dead.
+    #: Of each killed node and each that watched it: until that one declared it dead.
     watched_s: list[float] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
 
 def holds(node: Overlay, node_id: bytes) -> bool:
-    """Whether a node still has this one in its peers, table, pool or kept candidates."""
+    """Whether a node still has this one in its peers, table, pool or cached lookups."""
     discovery = node._sampler
     return (
         node_id in node.peers
@@ -119,7 +119,7 @@ class _Watch:
             await node._candidates.of(random_id(self.rng))
 
     async def kill_one(self) -> None:
-        """Kill a node, wait until everybody knows, and put another one in its place."""
+        """Kill a node, wait until all nodes know, and put another one in its place."""
         number = self.rng.choice([number for number in sorted(self.world.nodes) if number >= 3])
         node_id = self.world.nodes[number].node_id
         others = [node for other, node in sorted(self.world.nodes.items()) if other != number]

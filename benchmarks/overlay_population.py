@@ -1,7 +1,7 @@
 """overlay_population: the error of the population estimate, whether its interval keeps its word, and how it follows.
 
-The estimator on many sets of random ids, each asked by lookups that return the true 20 closest; then a simulated swarm
-of real overlay code, of which half dies at one moment.
+The estimator on many sets of random ids, each asked by lookups that return the true 20 closest. Then a simulated swarm
+of real overlay code, of which half crashes at one moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOKUPS = 16
 TRIALS = 2000
 K = 20
 REPETITIONS = 3
-#: The swarm of which half dies, and when it is asked how many are left.
+#: The swarm of which half crashes, and when it is asked how many are left.
 NODES = 200
 ASKED_S = (30.0, 60.0, 120.0)
 _ID_BITS = 62
@@ -74,7 +74,7 @@ def theoretical_spread(nodes: int, lookups: int = LOOKUPS) -> float:
 
 
 def halve(seed: int, nodes: int, asked_s: tuple[float, ...] = ASKED_S) -> dict[float, list[float]]:
-    """The errors of all living nodes' estimates, by the time since half of the swarm died."""
+    """The errors of all running nodes' estimates, by the time since half of the swarm crashed."""
 
     async def story() -> dict[float, list[float]]:
         world = OverlayWorld(seed, recording=False)

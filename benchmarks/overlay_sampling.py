@@ -78,7 +78,7 @@ def judge(counts: Sequence[int], sample: int = 1) -> Uniformity:
 
 
 class _Truth:
-    """In the place of lookups and membership: everybody is known and trains, and a lookup is never wrong."""
+    """In the place of lookups and membership: every node is known and trains, and a lookup is never wrong."""
 
     def __init__(self, node_ids: Sequence[bytes], k: int = 20) -> None:
         self.k = k

@@ -1,7 +1,7 @@
 """overlay_scale: a thousand overlay nodes on the simulated network join, find each other, and lose a fifth at once.
 
 Real overlay code, virtual time: the seconds are those of the simulated network (1 to 10 ms one way, no loss unless
-said), not of this machine. A lookup has found its node when it comes back first; the share of dead entries is that of
+named), not of this machine. A lookup has found its node when it comes back first; the share of dead entries is that of
 the routing tables and of the lists of peers together.
 """
 
@@ -113,7 +113,7 @@ async def join(world: OverlayWorld, nodes: int, pairs: int, rng: random.Random) 
 
 
 async def lose(world: OverlayWorld, share: float, pairs: int, rng: random.Random) -> Survived:
-    """A share dies at one moment, and the rest looks for each other from that moment on."""
+    """A share crashes at one moment, and the rest looks for each other from that moment on."""
     victims = rng.sample(sorted(world.nodes), round(share * len(world.nodes)))
     await asyncio.gather(*(world.crash(number) for number in victims))
     died = world.clock.monotonic()

@@ -35,7 +35,7 @@ TIMEOUT_S = 900.0
 
 
 async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> dict[str, Any]:
-    """Raise the nodes, look ids up, and say what it took. Times in seconds, memory in bytes."""
+    """Start the nodes, look ids up, and report the cost. Times in seconds, memory in bytes."""
     from overlay.identity import load_identity, next_incarnation
     from overlay.overlay import Overlay
     from overlay.peers import Activity

@@ -1,8 +1,8 @@
-"""partition: six daemons on two switches, the line between them cut for 30 s, mended again.
+"""partition: six daemons on two switches, the line between them cut for 30 s and restored.
 
 Each machine is a network namespace with a limited rate. The task counts: in the model at the end stands how many steps
-of each node are in it, exactly. Watched: the longest time that any node stood still while the line was cut and after,
-how long it took until one model was had by all, and whether every step that a node counted, on either side, is in it.
+of each node are in it, exactly. Watched are the longest time that any node was idle during and after the cut, and how
+long it took until all had one model. Every step that a node counted, on either side, must be in it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ STEP_S = 0.25
 
 @dataclass
 class Result:
-    """What came of it. `missing` and `doubled` count steps, once per shard, as `refused` does by node: who began a
-    shard anew refuses what was begun before, and says so. `sides_steps` were made while the line was cut."""
+    """What came of it. `missing` and `doubled` count steps, once per shard, as `refused` does by node. A node that
+    began a new era of a shard refuses deltas with an older base, and logs that. `sides_steps` were made while the line
+    was cut."""
 
     longest_s: float = 0.0
     longest_of: str = ""
@@ -117,7 +118,7 @@ class Watch:
         return [status.get("population", {}).get("estimate", 0.0) for status in self.statuses]
 
     def mended(self) -> bool:
-        """Everybody counts everybody, each shard has one owner, and nobody has a copy left to be mended."""
+        """Every node counts all nodes, each shard has one owner, and no copy is left to be reconciled."""
         exchanges = [status.get("exchange", {}) for status in self.statuses]
         owned = sum(exchange.get("shards_owned", 0) for exchange in exchanges)
         left = sum(exchange.get("shards_to_mend", 1) for exchange in exchanges)
@@ -125,7 +126,7 @@ class Watch:
 
 
 def play(net: Lan, folder: Path, cut_s: float) -> Result:
-    """Gather, cut, mend, wait for one model, stop all, and count what is in it. Raises `NotMeasured`."""
+    """Gather, cut, restore, wait for one model, stop all, and count what is in it. Raises `NotMeasured`."""
     result = Result()
     nodes: list[LanNode] = []
     try:
@@ -203,7 +204,7 @@ def _rests(status: dict[str, Any]) -> bool:
 
 
 class _Quiet:
-    """A log that nobody reads."""
+    """A log that is not kept."""
 
     def debug(self, event: str, **fields: Any) -> None: ...
     def info(self, event: str, **fields: Any) -> None: ...

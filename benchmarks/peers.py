@@ -1,9 +1,9 @@
 """peers: the exchange beside hivemind, gloo, blocking sockets and a memory copy, all in one run, taking turns.
 
-The same number of peers on the loopback have the same number of float32 parameters. hivemind lives in an environment
-of its own, whose Python is named by `--hivemind`; without it the others are measured. Its peers get a network namespace
-with nothing but a loopback, which takes root. A turn of ours is one step of exchange (asp: begins together, ends with
-the last); under bsp everybody ends with the same values, as after an all-reduce, so that is measured too.
+The same number of peers on the loopback have the same number of float32 parameters. hivemind needs an environment of
+its own, whose Python is named by `--hivemind`; without it the others are measured. Its peers get a network namespace
+with nothing but a loopback, which takes root. A turn of p2pnode is one step of exchange (asp: begins together, ends
+with the last). Under bsp all end with the same values, as after an all-reduce, so that is measured too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPETITIONS = 7
 PEERS = (4,)
 MILLIONS = (25,)
 
-#: Our way, hivemind's codec, the aim of our speed beside it.
+#: A way of p2pnode, hivemind's codec, and the aim for the ratio of their speeds.
 PAIRS = (
     (Way("float32"), "none", "≥ 6"),
     (Way("bfloat16"), "float16", "≥ 8"),

@@ -1,10 +1,10 @@
 """process_faults: six real daemons under rounds of SIGKILL, SIGSTOP, SIGCONT, SIGTERM and restarts at random moments.
 
 Each node has a sixth of the digits and lacks three of the ten classes, so that none learns them alone. One fault a
-round, drawn from the seed: `kill`, `stop` (woken one to twelve seconds later, before and after it is held for dead),
-`leave`, or `restart` of a node that is down, on its old state directory. What is watched is the longest time that any
-node went without a step, other than one that was just signalled or is starting; and whether all come to the accuracy
-of six nodes that nobody disturbs, after as many steps.
+round, drawn from the seed: `kill`, `stop` (continued one to twelve seconds later, before or after it is declared dead),
+`leave`, or `restart` of a node that is down, on its old state directory. Watched is the longest time that any node went
+without a step, other than one that was just signalled or is starting. After as many steps all must reach the accuracy
+of six undisturbed nodes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Watched:
-    """A node, and since when it stands on its step. `moved_s` is None while nobody can expect a step of it."""
+    """A node, and since when it stands on its step. `moved_s` is None while no step of it can be expected."""
 
     node: ProcessNode
     step: int = -1
@@ -105,7 +105,7 @@ class Story:
         return [one for one in self.nodes if one is not None and one.moved_s is not None]
 
     def run_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Look at everybody for so long; True as soon as `until` holds."""
+        """Observe all nodes for so long; True as soon as `until` holds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.look()
@@ -234,7 +234,7 @@ class Story:
         return self.result
 
     def summary(self) -> str:
-        """One line of where everybody stands."""
+        """One line with the step of each node."""
         return "steps " + " ".join("-" if one is None else str(one.step) for one in self.nodes)
 
     def end(self) -> None:

@@ -49,7 +49,7 @@ _MARKED = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->
 
 
 class NotMeasured(Exception):
-    """Something did not come to where a benchmark needs it; the text says what, and what it said last."""
+    """A process did not reach the state that a benchmark needs; the text names it, with its last output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def _command(options: Sequence[str], environment: dict[str, str]) -> dict[str, A
 
 
 def _beside_simpy(repetitions: int) -> tuple[list[float], dict[str, Any]]:
-    """Events per second of processor time, ours over SimPy's, taking turns in this process."""
+    """Events per second of processor time, this simulator's over SimPy's, taking turns in this process."""
     ratios, rates, means = [], [], []
     plan = Plan(
         nodes=SIMPY_NODES,

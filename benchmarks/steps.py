@@ -137,13 +137,13 @@ def _ratio(case: Case, repetitions: int) -> Series:
 
 
 def between(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Each of our rates over the mean of those of theirs before and after it; they have one more. Pure."""
+    """Each rate of p2pnode over the mean of the other's rates before and after it; the other has one more. Pure."""
     return [one / ((before + after) / 2) for one, (before, after) in zip(ours, pairwise(theirs), strict=True)]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the true median lies with at least `CONFIDENCE`, whatever the distribution: between two of the values in
-    their order (binomial); lowest and highest where the values are too few for that. Pure."""
+    """The interval of the true median with at least `CONFIDENCE`, whatever the distribution: between two of the values
+    in their order (binomial). With too few values for that, the lowest and the highest. Pure."""
     ordered = sorted(values)
     outside, cut = 0.0, 0
     while cut < len(ordered) // 2:

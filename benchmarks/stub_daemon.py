@@ -1,7 +1,7 @@
 """A real daemon whose trainer sleeps: `python -m benchmarks.stub_daemon --config node.toml`.
 
 Everything is `p2pnode.daemon` (sockets, disk, HTTP, signals) but the trainer, which draws the step times of
-`training.simulation` for the node's number, sleeps, and hands over a small delta. `[training.options]` says which:
+`training.simulation` for the node's number, sleeps, and hands over a small delta. `[training.options]` names them:
 `number`, `seed` and `mean_s`.
 """
 

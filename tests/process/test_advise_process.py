@@ -1,4 +1,4 @@
-"""`p2pnode simulate advise` on daemons that run: a swarm of three, one that waits, one alone, and nobody."""
+"""`p2pnode simulate advise` on daemons that run: a swarm of three, one that waits, one alone, and none."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def api_of(node: Daemon) -> str:
 
 
 def test_a_running_swarm_is_advised() -> None:
-    """Three daemons under bsp, whose steps are exponential: what is recommended is faster, and said in a sentence."""
+    """Three daemons under bsp, whose steps are exponential: the recommended barrier is faster, and a sentence names
+    it."""
     print(f"seed {SEED}")
     with daemons() as group:
         first = start(group, 0, min_nodes=3)
@@ -85,7 +86,7 @@ def test_a_running_swarm_is_advised() -> None:
 
 
 def test_what_cannot_be_advised_is_said() -> None:
-    """A node that waits for others, one that trains alone, an address where nobody is: one sentence and a hint."""
+    """A node that waits for others, one that trains alone, an address without a node: one sentence and a hint."""
     with daemons() as group:
         waiting, alone = start(group, 0, min_nodes=2), start(group, 1)
         until(waiting, lambda answer: answer["state"] == "waiting_for_nodes", "the first node waits")

@@ -62,7 +62,7 @@ def start(folder: Path, *arguments: str, verb: str = "start") -> Refused:
 
 
 def half_written(folder: Path) -> list[str]:
-    """Files that a refused start should not have left: temporary ones, addresses of nobody, half a checkpoint."""
+    """Files that a refused start should not have left: temporary ones, addresses of no node, half a checkpoint."""
     state = folder / "state"
     if not state.is_dir():
         return []
@@ -81,7 +81,7 @@ def held(kind: socket.SocketKind) -> Iterator[int]:
 
 @contextlib.contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """A server that is no p2pnode: it sends these bytes to everyone who connects and closes."""
+    """A server that is no p2pnode: it sends these bytes to every client and closes."""
 
     def serve() -> None:
         with contextlib.suppress(OSError):

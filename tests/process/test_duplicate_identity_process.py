@@ -1,4 +1,4 @@
-"""One state directory copied and started twice, beside a third node that both can reach: both say so and stop."""
+"""One state directory copied and started twice, beside a third node that both can reach: both report it and stop."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Write until nothing more fits; returns the file to be removed to make room again."""
+    """Write until nothing more fits; returns the file whose removal frees the space."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -57,7 +57,8 @@ def test_a_start_on_a_full_disk_says_so(small_disk: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:
-    """Checkpoints fail with an event that says why, steps go on, the last whole one stays; with room they succeed."""
+    """Checkpoints fail with an event that names the reason, steps continue, the last whole one stays; with space they
+    succeed."""
     daemon = Daemon(small_disk, "node")
     try:
         until(lambda: daemon.trains, 60, "the node trains")

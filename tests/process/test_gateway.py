@@ -32,7 +32,7 @@ def client(fake: FakeGateway) -> UpnpGateway:
 
 
 def test_a_port_is_opened_renewed_and_given_back(run: Run) -> None:
-    """UDP and TCP of our own port; again without a search; and nothing is left on leaving."""
+    """UDP and TCP of the node's port; again without a search; and nothing is left on leaving."""
 
     async def main() -> None:
         async with FakeGateway() as fake:

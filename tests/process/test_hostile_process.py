@@ -131,7 +131,7 @@ def junk_datagrams(to: tuple[str, int], source: random.Random) -> None:
 
 
 def junk_streams(to: tuple[str, int], source: random.Random) -> list[socket.socket]:
-    """Bytes that are no HTTP, absurd headers, lies about lengths; returns the half-open ones, to be held open."""
+    """Bytes that are no HTTP, absurd headers, wrong lengths; returns the half-open connections, to be kept open."""
     push = b"POST /p2p/push HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\n"
     messages = [
         source.randbytes(100_000),
@@ -153,7 +153,7 @@ def junk_streams(to: tuple[str, int], source: random.Random) -> list[socket.sock
     held = []
     for message in messages:
         connection = socket.create_connection(to, timeout=5)
-        with contextlib.suppress(OSError):  # It may hang up on us in the middle.
+        with contextlib.suppress(OSError):  # The node may close the connection in the middle.
             connection.sendall(message)
         held.append(connection)
     for number in range(60):

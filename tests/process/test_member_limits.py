@@ -16,14 +16,14 @@ from tests.process.harness.sockets import MB, Run, run
 
 __all__ = ["run"]
 
-#: Turns in all, of one member, and its waiting requests: small, so that few connections tell.
+#: Turns in all, of one member, and its waiting requests: small, so that few connections suffice.
 ALL, OWN, WAITING = 8, 4, 6
 #: What an honest member's question may take while another hogs; generous, for a machine that does other things.
 SOON_S = 5.0
 
 
 class Busy(Member):
-    """Answers `hold` when it is told to, and everything else at once."""
+    """Answers `hold` on the test's signal, and everything else at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ async def outcome(member: Member, busy: Busy) -> str:
 
 @pytest.mark.usefixtures("few_turns")
 def test_a_member_that_hogs_streams_waits_for_its_own_turns(run: Run) -> None:
-    """Twenty requests that never end, of a member that may have four and six: ten are turned away and counted, another
-    member is answered at once, and what waited gets its turn when there is one."""
+    """Twenty requests that never end, of a member that may have four running and six waiting: ten are refused and
+    counted. Another member is answered at once. Waiting requests run when a turn is free."""
 
     async def main() -> None:
         async with Busy() as busy, Member() as hog, Member() as honest:

@@ -68,7 +68,7 @@ class Daemon(LoopbackDaemon):
 
 
 def ports(router: str, low: int, high: int) -> None:
-    """Let the router choose the ports it gives from these. What it gave before goes on until its line was down."""
+    """Let the router choose the ports it gives from these. Existing mappings stay until its line was down."""
     rules = f"""
 table ip p2pnode
 delete table ip p2pnode
@@ -115,8 +115,8 @@ def net() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> None:
-    """It joins, is found unreachable and says the three things to do, trains and owns nothing; its steps are known
-    outside. When its router gives it another port, it goes on, and nobody thought it dead."""
+    """It joins, is found unreachable and names the three things to do, trains and owns nothing; its steps are known
+    outside. When its router gives it another port, it continues, and no node declared it dead."""
     outside, router, within = net
     key = SwarmKey(os.urandom(32))
     first = Daemon(tmp_path, "first", outside, FIRST, key)

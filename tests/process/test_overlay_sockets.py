@@ -1,5 +1,5 @@
 """The overlay on real sockets, under asyncio and uvloop: both address families, names, and two faults of `kademlia`
-that only real sockets show (1 and 12; the others are in tests/simulated/test_kademlia_faults.py).
+that only real sockets show. These are 1 and 12; the others are in tests/simulated/test_kademlia_faults.py.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def port_of(node: Overlay) -> int:
 
 @needs_ipv6
 def test_nodes_of_both_families_join_one_swarm_through_a_dual_stack_node(run: Run) -> None:
-    """A founder on "::", one joiner over 127.0.0.1 and one over ::1: the founder knows each under its own family, no
-    mapped address anywhere, and a node on "::" joins through either."""
+    """A founder on "::", one joiner over 127.0.0.1 and one over ::1. The founder knows each under its own family, and
+    no address is mapped. A node on "::" joins through either."""
 
     async def main() -> None:
         async with Real("::") as founder, Real(V4) as four, Real(V6) as six, Real("::") as both:
@@ -136,7 +136,7 @@ def test_nodes_of_both_families_join_one_swarm_through_a_dual_stack_node(run: Ru
                     assert "ffff" not in peer.address.host
             found = [contact.node_id for contact in await both.lookup(six.node_id)]
             assert found[0] == six.node_id
-            # Who listens on one family knows only whom it can send to.
+            # A node that listens on one family knows only nodes that it can send to.
             assert {peer.address.host for peer in four.peers} == {V4}
             assert {peer.address.host for peer in six.peers} == {V6}
 
@@ -151,7 +151,7 @@ def test_a_name_of_both_families_leads_in_over_the_one_that_works(run: Run, host
     async def main() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reserved:
             reserved.bind((V4, 0))
-            dead = Address(V4, reserved.getsockname()[1])  # bound, and nobody listens: refused
+            dead = Address(V4, reserved.getsockname()[1])  # bound, and no process listens: refused
             for founder_host in (V4, V6):
                 if host not in (founder_host, "::"):
                     continue
@@ -193,7 +193,7 @@ def test_a_real_name_is_resolved_off_the_loop_to_all_its_addresses(run: Run) -> 
 
 
 class _Raw(asyncio.DatagramProtocol):
-    """A socket that answers the package's calls, by name, with what it is told."""
+    """A socket that answers the package's calls, by name, with what the test gives."""
 
     def __init__(self, answer: Callable[[str], Any]) -> None:
         self._answer = answer
@@ -216,7 +216,7 @@ async def stock_liar(answer: Callable[[str], Any]) -> tuple[Any, tuple[str, int]
 
 @pytest.mark.parametrize("place", [("127.0.0.1", 99999), (None, 1)], ids=["port 99999", "nil address"])
 def test_kademlia_fault_01_stock_a_reply_kills_the_socket(place: tuple[Any, int]) -> None:
-    """Stock, asyncio: a contact with an impossible address, and the UDP socket is closed for good."""
+    """Stock, asyncio: a contact with an impossible address, and the UDP socket stays closed."""
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
@@ -236,8 +236,8 @@ def test_kademlia_fault_01_stock_a_reply_kills_the_socket(place: tuple[Any, int]
 
 
 def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
-    """Ours: contacts without a port, without an address, multicast, of the other family, and heartbeats with hosts that
-    are none, from a real socket; the node counts them and goes on answering."""
+    """Ours: a real socket sends contacts without a port, without an address, multicast, of the other family, and
+    heartbeats with invalid hosts. The node counts them and continues to answer."""
 
     async def main() -> None:
         async with Real() as node, Real() as other:
@@ -281,7 +281,7 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
 
 
 def test_kademlia_fault_12_names_and_families_stock() -> None:
-    """Stock: uvloop raises where a host name, or an IPv6 contact on an IPv4 socket, is sent to; on "::" an IPv4 peer is
+    """Stock: uvloop raises when a host name, or an IPv6 contact on an IPv4 socket, is sent to. On "::" an IPv4 peer is
     known by its mapped address."""
 
     async def main() -> None:
@@ -329,8 +329,8 @@ def test_kademlia_fault_12_names_and_families_ours(run: Run, monkeypatch: pytest
 
 
 def test_mutated_datagrams_through_a_real_socket(run: Run) -> None:
-    """Twenty thousand random and mutated datagrams in bursts: what was read is dropped or answered, nobody strange is
-    in the table, and the other node is served all along (a ping may be lost in a socket that is full of junk)."""
+    """Twenty thousand random and mutated datagrams in bursts: what was read is dropped or answered, and no invented
+    node is in the table. The other node is served meanwhile (a full socket may lose a ping)."""
     seed = 71
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -13,8 +13,8 @@ from tests.process.harness.lan_world import NotPermitted, lan
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_halves_go_on_and_become_one_model(tmp_path: Path) -> None:
-    """The line between three and three is cut for 12 s: both sides go on within the detection bound, then there is one
-    model again, and on the disks of all, who leave at one moment: with every step that was not refused, once."""
+    """The line between three and three is cut for 12 s: both sides continue within the detection bound, then there is
+    one model again. All leave at one moment, and their disks have every step that was not refused, once."""
     try:
         with lan(SIDES, [RATE_MBIT] * len(SIDES)) as net:
             result = play(net, tmp_path, cut_s=12.0)

@@ -14,8 +14,8 @@ SEED = 3
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_survivor_stands_still_and_all_learn_together(tmp_path: Path) -> None:
-    """Four faults at random moments: nobody goes longer than the detection bound without a step, nobody hangs, and at
-    the end every node has the model that none could learn alone (seven of ten classes give at most 0.75)."""
+    """Four faults at random moments: no node is longer than the detection bound without a step, and none hangs. At the
+    end every node has the model that none could train alone (seven of ten classes give at most 0.75)."""
     print(f"seed {SEED}")
     story = Story(tmp_path, SEED, print)
     try:

@@ -106,7 +106,8 @@ def ledger(counts: list[int]) -> Vector:
 @pytest.mark.timeout(600)
 def test_a_swarm_that_was_switched_off_goes_on(start: Callable[..., list[ProcessNode]], tmp_path: Path) -> None:
     """SIGTERM to all: every step counted is on the disks once; started again the swarm has that vector bit by bit, at
-    those steps. SIGKILL to all: it resumes from the highest states, says so, and no step is ever in the model twice."""
+    those steps. SIGKILL to all: it resumes from the highest states, logs that, and no step is ever in the model
+    twice."""
     nodes = start(training__min_nodes=NODES)
     until(lambda: min(steps(nodes)) >= 10, START_S, "ten steps everywhere", nodes)
     leave(nodes)

@@ -133,8 +133,8 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
     for node in members:
         assert '"peer_dead"' not in _after(node, "swarm_keys_changed"), "a member was lost"
 
-    # It joins again from its state directory alone, at once: for the others its former process is still alive, and they
-    # still use their sessions with it.
+    # It joins again from its state directory alone, at once. The others still consider its former process alive, and
+    # use their sessions with it.
     third.end()
     again = daemons("third")
     until(lambda: again.trains, START_S, "the third is back")

@@ -134,8 +134,8 @@ def test_without_a_key(run: Run) -> None:
 
 
 def test_recorded_traffic(run: Run) -> None:
-    """Recorded datagrams and the bytes of a TLS connection, replayed to the recipient and to a third member, get no
-    answer and are not delivered again."""
+    """Recorded datagrams and the bytes of a TLS connection are replayed to the recipient and to a third member. They
+    get no answer and are not delivered again."""
 
     async def main() -> None:
         async with Member() as one, Member() as two, Member() as third:

@@ -1,4 +1,4 @@
-"""Schemathesis over the published description: requests that people would not think of, against the real server."""
+"""Schemathesis over the published description: generated requests against the real server."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_peers_and_steps_are_lists() -> None:
 
 
 def test_health_is_about_the_process_and_readiness_about_the_work() -> None:
-    """/healthz answers while the process lives; /readyz is 503 with the reason until the node trains."""
+    """/healthz answers while the process runs; /readyz is 503 with the reason until the node trains."""
 
     async def scenario(asked: Asked) -> None:
         assert (await asked("GET", "/healthz")).status == 200
@@ -236,7 +236,7 @@ def test_wrong_requests_get_json_errors(method: str, path: str, status: int, wor
 
 
 def test_large_bodies_are_refused() -> None:
-    """Nobody can make the daemon hold a body it does not need."""
+    """No client can make the daemon keep a body that it does not need."""
 
     async def scenario(asked: Asked) -> None:
         assert (await asked("POST", "/pause", POST, b"x" * 5000)).status == 413
@@ -277,7 +277,7 @@ def test_the_page_lists_what_there_is_and_escapes_what_it_shows() -> None:
 
 
 def test_a_port_in_use_is_one_sentence_and_a_hint() -> None:
-    """The second server on a port is told so, with exit code 6 and how to choose another."""
+    """The second server on a port gets that message, exit code 6 and how to choose another."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -341,8 +341,8 @@ def test_the_client_ignores_proxies_and_tells_foreigners_apart(monkeypatch: pyte
 
 
 def test_beyond_the_loopback_the_token_opens_everything_and_nothing_opens_without(tmp_path: Path) -> None:
-    """Bound to all addresses, only the health checks answer an unauthenticated client, /readyz without its reason; the
-    client with the token's file gets all, one without is told how to come by it."""
+    """Bound to all addresses, only the health checks answer an unauthenticated client, /readyz without its reason. A
+    client with the token's file gets all; one without is told how to get it."""
     token = tmp_path / "status.token"
     token.write_text(TOKEN)
     token.chmod(0o600)

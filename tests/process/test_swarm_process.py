@@ -1,4 +1,4 @@
-"""The life of a swarm of real daemons: a fourth joins, one is killed, one leaves, the killed one comes back."""
+"""A swarm of real daemons: a fourth joins, one is killed, one leaves, the killed node returns."""
 
 from __future__ import annotations
 
@@ -110,8 +110,9 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.mark.timeout(240)
 def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
-    """Three nodes; a fourth joins through any; after a kill the others go on within the detection bound and count
-    three; after SIGTERM a node exits 0 within five seconds and its neighbours know; the killed one catches up."""
+    """Three nodes, and a fourth joins through any. After a kill the others continue within the detection bound and
+    count three. After SIGTERM a node exits 0 within five seconds and its neighbours know. The killed node catches
+    up."""
     first = daemons("first")
     until(lambda: first.trains, START_S, "the founder trains")
     second, third = daemons("second", first.address), daemons("third", first.address)
@@ -173,7 +174,8 @@ def longest_stand(nodes: list[Daemon], seconds: float) -> float:
 
 @pytest.mark.timeout(240)
 def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Daemon]) -> None:
-    """SIGSTOP for eight seconds: the other goes on within the detection bound; after SIGCONT both go on within it."""
+    """SIGSTOP for eight seconds: the other continues within the detection bound; after SIGCONT both continue within
+    it."""
     first = daemons("first")
     until(lambda: first.trains, START_S, "the founder trains")
     second = daemons("second", first.address)
@@ -188,7 +190,7 @@ def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Dae
 
 @pytest.mark.timeout(120)
 def test_a_second_node_on_one_state_directory_is_refused(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
-    """Two daemons on one state directory: the second says so and ends with the code of an unusable directory."""
+    """Two daemons on one state directory: the second reports it and ends with the code of an unusable directory."""
     first = daemons("one")
     until(lambda: bool(first.status()), START_S, "it can be asked")
 

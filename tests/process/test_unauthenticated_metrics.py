@@ -68,7 +68,7 @@ def standing(daemon: Daemon) -> str:
 @pytest.mark.timeout(180)
 def test_an_unauthenticated_peer_gets_no_answer_and_is_counted(tmp_path: Path) -> None:
     """No key, a wrong key, the key of another run, recordings, flipped bits, another's id and a wrong clock, by
-    datagram and by TLS: each moves its counter, none gets a byte or changes anything."""
+    datagram and by TLS. Each changes its counter; none gets a byte or changes anything else."""
     key = SwarmKey(os.urandom(32))
     ring = KeyRing((key,))
     daemon = Daemon(tmp_path, "first", "--run", RUN, P2PNODE_SWARM_KEY=key.text)
@@ -91,7 +91,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
     bare = BareSocket()
 
     async def expect(name: str, attack: Callable[[], Awaitable[None]], *counters: tuple[str, str]) -> None:
-        """The attack moves these counters, nothing else changes, and the bare socket hears nothing."""
+        """The attack changes these counters and nothing else, and the bare socket receives nothing."""
         before, stood = refused(daemon), standing(daemon)
         await attack()
         async with asyncio.timeout(10):
@@ -176,7 +176,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
 
 async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -> None:
-    """What a member says under its own seal or certificate in the name of another is refused, and counted."""
+    """What a member sends under its own seal or certificate in the name of another is refused, and counted."""
     context = HelloContext(member.identity, 1, RUN, SystemEntropy())
     greeted = await say_hello(member.transport, home, context=context, genesis=None, timeout_s=5.0)
     tag = messages.swarm_tag(RUN, greeted.genesis)
@@ -212,7 +212,7 @@ class Thief:
 
 
 def _misdirected(member: Member, home: NodeAddress, bare: BareSocket) -> Callable[[], Awaitable[None]]:
-    """What a member said to a third node, sent to this one."""
+    """What a member sent to a third node, sent to this one."""
 
     async def attack() -> None:
         tap = Tap(member)

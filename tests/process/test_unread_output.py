@@ -1,4 +1,4 @@
-"""A daemon whose standard output and error nobody reads, as in a terminal stopped by Ctrl-S: it trains and answers."""
+"""A daemon whose standard output and error are not read, as in a terminal stopped by Ctrl-S: it trains and answers."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def full_pipe() -> tuple[int, int]:
 
 
 def test_a_daemon_whose_output_nobody_reads_trains_and_answers(tmp_path: Path) -> None:
-    """Both streams are full from the first byte: the node starts, its script trains past what any queue holds, /status
-    answers, the log has what was dropped, and SIGTERM ends it."""
+    """Both streams are full from the first byte. The node starts, its script trains past what any queue holds, and
+    /status answers. The log has what was dropped, and SIGTERM ends it."""
     reading, writing = full_pipe()
     (tmp_path / "train.py").write_text(SCRIPT)
     folder = tmp_path / "state"

@@ -258,7 +258,8 @@ def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypa
 
 
 def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
-    """Under bsp a member that pushes step upon step without any barrier gets "retry"; memory is bounded."""
+    """Under bsp a member that pushes step upon step without any barrier is answered `window_full`; memory is
+    bounded."""
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)

@@ -30,7 +30,7 @@ class NotPermitted(Exception):
 
 
 def run(*command: str) -> None:
-    """Raises `NotPermitted` with what the command said."""
+    """Raises `NotPermitted` with the command's message."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except FileNotFoundError as error:
@@ -48,7 +48,7 @@ class Machine:
         self.prefix = ("ip", "netns", "exec", name)
 
     def inside(self, call: Callable[[], T]) -> T:
-        """Run a function on a thread of its own that lives in this machine's network."""
+        """Run a function on a thread of its own in this machine's network."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -90,7 +90,8 @@ class LanNode(ProcessNode):
 
 
 class Lan:
-    """`sides[i]` says at which of the two switches machine *i* is; `rates_mbit` limits both ways, 0 is no limit."""
+    """`sides[i]` is the one of the two switches that machine *i* is connected to; `rates_mbit` limits both ways, 0 is
+    no limit."""
 
     def __init__(self, sides: Sequence[int], rates_mbit: Sequence[float]) -> None:
         self._tag = f"p{os.getpid() % 100000}"
@@ -124,7 +125,7 @@ class Lan:
             run("tc", "-n", machine.name, "qdisc", "add", "dev", "eth0", *bucket)
 
     def cut(self) -> None:
-        """Neither switch hears the other from now on."""
+        """Nothing passes between the two switches from now on."""
         run("ip", "link", "set", self._line[0], "down")
 
     def mend(self) -> None:

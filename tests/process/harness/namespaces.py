@@ -1,5 +1,5 @@
-"""Network namespaces of a test, and calls made inside them. Linux, root and `ip` are needed; `missing` says what is not
-there."""
+"""Network namespaces of a test, and calls made inside them. Linux, root and `ip` are needed; `missing` names what is
+not there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def namespaces(*names: str) -> Iterator[list[str]]:
 
 
 def inside(name: str, function: Callable[[], T]) -> T:
-    """Call it in a thread that lives in the namespace."""
+    """Call it in a thread of the namespace."""
     result: list[T] = []
     failure: list[BaseException] = []
 

@@ -26,8 +26,8 @@ POLL_INTERVAL_S = 0.05
 
 
 class ProcessNode:
-    """`p2pnode start` on a state directory. `settings` are dotted keys; `prefix` is put before the command, and the API
-    is asked by `ask`, where it is not to be reached from here."""
+    """`p2pnode start` on a state directory. `settings` are dotted keys. `prefix` is put before the command. `ask`
+    requests the API where it cannot be reached from here."""
 
     def __init__(
         self, folder: Path, name: str, settings: dict[str, Any], *, bootstrap: str = "", prefix: Iterable[str] = ()
@@ -56,7 +56,7 @@ class ProcessNode:
     # -- asking -------------------------------------------------------------------------------------------------
 
     def client(self) -> NodeClient | None:
-        """Its API, as soon as it says where that is."""
+        """A client of its API, as soon as `status.json` has the address."""
         found = find(self.state_dir)
         return None if found is None or not found.alive else NodeClient.of(found, timeout_s=2.0)
 
@@ -155,7 +155,7 @@ def _toml(value: Any) -> str:
 
 
 def until(condition: Callable[[], bool], within_s: float, what: str, nodes: Sequence[ProcessNode] = ()) -> float:
-    """Seconds until the condition held. Raises `AssertionError` with `what`, and what the nodes said last."""
+    """Seconds until the condition held. Raises `AssertionError` with `what`, and the last lines of the nodes' logs."""
     began = time.monotonic()
     while not condition():
         failed = any(node.ended and node.process.returncode > 0 for node in nodes)

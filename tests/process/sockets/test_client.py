@@ -103,7 +103,7 @@ def test_a_handler_that_does_not_answer_is_a_timeout(run: Run) -> None:
 
 
 def test_a_peer_that_stops_reading_is_a_timeout(run: Run) -> None:
-    """A peer that stops reading our body is a `timeout`, and the body's generator is closed."""
+    """A peer that stops reading the body is a `timeout`, and the body's generator is closed."""
 
     async def main() -> None:
         closed = asyncio.Event()

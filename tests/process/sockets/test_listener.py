@@ -1,4 +1,4 @@
-"""Ports that are in use, and addresses that are not ours."""
+"""Ports that are in use, and addresses that are not of this machine."""
 
 from __future__ import annotations
 

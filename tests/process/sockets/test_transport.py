@@ -103,7 +103,7 @@ def test_a_request_to_oneself(run: Run) -> None:
 
 
 def test_closing_during_a_transfer(run: Run) -> None:
-    """During a body, a peer that closes is a `reset` and our own `close` is `closed`, both within a second."""
+    """During a body, a peer that closes is a `reset` and the own `close` is `closed`, both within a second."""
 
     async def main() -> None:
         for closes in ("peer", "self"):
