@@ -72,7 +72,7 @@ async def step(member: Member, number: int, delta: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
-@pytest.mark.parametrize("nodes", [2, 8, 64])
+@pytest.mark.parametrize("nodes", [2, 8, 32])
 def test_a_step_sends_twice_the_model_and_once_more_for_a_backup_whatever_the_size_of_the_swarm(
     nodes: int, replicas: int
 ) -> None:
