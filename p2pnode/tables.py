@@ -1,6 +1,6 @@
-"""Formats the JSON of the HTTP API for the terminal: sentences, plain columns, and rich tables for redrawing.
+"""Formats the JSON of the HTTP API for the terminal: sentences, aligned columns, and rich tables for redrawing.
 
-Nothing here asks a node or prints. rich is imported by the functions that build tables, so `p2pnode status` works
+Sends no request and prints nothing. rich is imported by the functions that build tables, so `p2pnode status` works
 without it.
 """
 
@@ -65,12 +65,12 @@ def metrics(training: dict[str, Any]) -> str:
     """ "loss 0.310, accuracy 0.930 at step 410 on 360 samples"."""
     parts = [f"loss {number(training.get('loss'))}"]
     parts += [f"{name} {number(value)}" for name, value in (training.get("metrics") or {}).items()]
-    words = ", ".join(parts)
+    text = ", ".join(parts)
     if training.get("evaluated_step") is not None and training.get("metrics"):
-        words += f" at step {training['evaluated_step']}"
+        text += f" at step {training['evaluated_step']}"
         if training.get("evaluated_samples"):
-            words += f" on {training['evaluated_samples']} samples"
-    return words
+            text += f" on {training['evaluated_samples']} samples"
+    return text
 
 
 def status_text(status: dict[str, Any]) -> str:

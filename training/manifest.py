@@ -112,9 +112,9 @@ def _shown(text: str) -> str:
 
 
 def _layout_mismatch(mine: Layout, theirs: Layout) -> Mismatch:
-    for ours, other in zip(mine.entries, theirs.entries, strict=False):
-        if ours != other:
-            return Mismatch("layout", _describe(ours), _describe(other))
+    for own, other in zip(mine.entries, theirs.entries, strict=False):
+        if own != other:
+            return Mismatch("layout", _describe(own), _describe(other))
     return Mismatch(
         "layout",
         f"{len(mine.entries)} tensors of {mine.total} values",

@@ -90,7 +90,7 @@ def _overlay(report: OverlayReport) -> Iterator[Family]:
         for labels, count in _labelled(counters, "requests_", "kind")
         if labels["kind"] not in ("in", "out")
     ]
-    yield Family("p2pnode_requests_failed_total", "counter", "Requests of ours that failed.", failed)
+    yield Family("p2pnode_requests_failed_total", "counter", "Requests of this node that failed.", failed)
     prefixes = ("dropped_", "refused_", "requests_")
     rest: list[Sample] = [
         ({"event": key}, count)
@@ -103,7 +103,9 @@ def _overlay(report: OverlayReport) -> Iterator[Family]:
     yield single("p2pnode_suspects", "gauge", "Peers suspected of being dead.", report.suspects)
     trip_s = None if report.round_trip_ms is None else report.round_trip_ms / 1000
     yield single("p2pnode_round_trip_seconds", "gauge", "Mean round trip of datagrams.", trip_s)
-    yield single("p2pnode_reachable", "gauge", "1 when peers can open streams to us.", int(report.reachable.reached))
+    yield single(
+        "p2pnode_reachable", "gauge", "1 when peers can open streams to this node.", int(report.reachable.reached)
+    )
 
 
 def _transport(counters: Mapping[str, int]) -> Iterator[Family]:
@@ -116,7 +118,7 @@ def _transport(counters: Mapping[str, int]) -> Iterator[Family]:
     text = "Datagrams and connections dropped unanswered: unauthenticated, replayed, forged."
     yield Family("p2pnode_strangers_refused_total", "counter", text, refused)
     pairs = counters.get("seal_pairs")
-    yield single("p2pnode_seal_pairs", "gauge", "Incarnations of nodes that we share datagram keys with.", pairs)
+    yield single("p2pnode_seal_pairs", "gauge", "Incarnations of nodes with a shared datagram key.", pairs)
     rest: list[Sample] = [
         ({"event": key}, count)
         for key, count in counters.items()
@@ -138,10 +140,10 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
     )
     yield single("p2pnode_clipped_total", "counter", "Shards of deltas that were shortened.", exchange.clipped)
     yield single(
-        "p2pnode_own_deltas_refused_total", "counter", "Shards of our deltas refused by owners.", exchange.refused
+        "p2pnode_own_deltas_refused_total", "counter", "Shards of own deltas refused by owners.", exchange.refused
     )
     yield single(
-        "p2pnode_own_deltas_lost_total", "counter", "Shards of our deltas dropped from a full outbox.", exchange.lost
+        "p2pnode_own_deltas_lost_total", "counter", "Shards of own deltas dropped from a full outbox.", exchange.lost
     )
     yield single("p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.outstanding_steps))
 

@@ -1,10 +1,11 @@
 """A model of the ownership of one shard, small enough to search completely: every order of events, up to a bound.
 
 It repeats the decisions of `training.exchange.store`, `owner`, `backup` and `recovery` as plain functions on immutable
-states: owner, backup, learner, terms, promises, promotion, release, hand-over, take-over, crash, restart with its
-fence, split, repair. A search visits every state that a few events can reach, with messages that arrive in any order or
-never, and checks the invariants. Each rule can be left out (`without`). Then the search must find a history that breaks
-an invariant, which shows that the rule is needed and that the search can fail.
+states. It has owner, backup, learner, terms, promises, promotion, release and hand-over. Its faults are crash, restart
+with the fence, and split; after them come take-over and repair. A search visits every state that a few events can
+reach, with messages that arrive in any order or never, and checks the invariants. Each rule can be left out
+(`without`). Then the search must find a history that breaks an invariant, which shows that the rule is needed and that
+the search can fail.
 
 `python -m tests.harness.ownership_model --depth 12` searches further than the tests do. The rules are described in
 docs/protocol.md, "Operations".
@@ -505,8 +506,8 @@ class Model:
     # -- crash and take-over -------------------------------------------------------------------------------------
 
     def crash(self, state: State, place: int) -> State | None:
-        """A node crashes. Not covered by the guarantee, and so left out: a crash while the pair is not complete, and
-        the crash of a node that still has deltas to offer."""
+        """A node crashes. Two crashes are left out, because the guarantee does not cover them: while the pair is not
+        complete, and of a node that still has deltas to offer."""
         node = state.nodes[place]
         idle = node.own is None and node.back is None
         if not node.alive or node.superseded or not (idle or self.complete(state)):

@@ -204,8 +204,8 @@ def test_deltas_are_added_alike(
     outer_momentum: float,
     additions: list[tuple[float, bool]],
 ) -> None:
-    """Value, momentum and accumulated deltas are the same after any sequence of weights, with and without momentum, and
-    with buffers of the model behind the parameters."""
+    """Value, momentum and accumulated deltas are the same after any sequence of weights. They are so with and without
+    momentum, and with buffers of the model behind the parameters."""
     rule = Rule(0.7, outer_momentum)
 
     def made() -> ShardState:

@@ -11,10 +11,10 @@ class Counters:
 
     bytes_sent: int = 0
     bytes_received: int = 0
-    refused: int = 0  # our deltas, by owners
+    refused: int = 0  # this node's deltas, by owners
     refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
     unusual_norms: int = 0  # shards of deltas with a norm far above the median
     clipped: int = 0  # shards of deltas that were scaled down
-    lost: int = 0  # our deltas dropped from a full outbox
+    lost: int = 0  # this node's deltas dropped from a full outbox
     repaired: int = 0  # deltas of one shard from the other side of a split, added here
-    lost_in_splits: int = 0  # acknowledged on our side of a split, and no longer in the log
+    lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log

@@ -72,7 +72,7 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
 
 
 def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
-    """The contact has the port that the peer listens on; the response carries our tag and heartbeat."""
+    """The contact has the port that the peer listens on; the response carries the own tag and heartbeat."""
 
     async def story() -> None:
         made, local, events = service()
@@ -95,7 +95,8 @@ def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
     ],
 )
 def test_a_misdirected_request_never_reaches_a_handler(changes: dict[str, Any], counter: str, is_seen: bool) -> None:
-    """Each kind is counted; only a request of our swarm, to us, and under the sender's own id is a sign of life."""
+    """Each kind is counted; only a request of this swarm, to this node, and under the sender's own id refreshes a
+    peer."""
 
     async def story() -> None:
         made, local, events = service()

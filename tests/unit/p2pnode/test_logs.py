@@ -68,7 +68,7 @@ def test_warnings_of_libraries_are_logged_and_lower_levels_are_not() -> None:
 
 
 def test_a_pipe_that_nobody_reads_does_not_hold_the_writer() -> None:
-    """Lines are queued while the pipe is full; once it is read again, a line says how many were dropped."""
+    """Lines are queued while the pipe is full; once it is read again, a line has the number of those dropped."""
     reading, writing = os.pipe()
     seen: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""What the C library is told about memory."""
+"""The settings of the C library's memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def faults(way: str) -> tuple[str, int]:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told anything")
 def test_buffers_that_come_and_go_do_not_cost_fresh_pages_each_time() -> None:
-    """With the setting, two hundred rounds of 2 MB touch few pages anew; without it, most of them."""
+    """With the setting, two hundred rounds of 2 MB fault few pages in again; without it, most of them."""
     (took, kept), (_, plain) = faults("kept"), faults("plain")
 
     assert took == "True"

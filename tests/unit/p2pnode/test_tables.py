@@ -47,7 +47,7 @@ def test_half_a_status_is_shown_all_the_same() -> None:
 
 
 def test_tables_can_be_drawn() -> None:
-    """The tables of watch and demo hold their rows, and say how many peers they leave out."""
+    """The tables of watch and demo have their rows, and the number of peers left out."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=160, record=True)

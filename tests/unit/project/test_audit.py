@@ -43,7 +43,7 @@ UNKNOWN = {"name": "torch", "skip_reason": "not found"}
     ],
 )
 def test_a_report_is_judged(entries: list[dict[str, Any]], exit_code: int, words: list[str]) -> None:
-    """An advisory fails and names package, advisory and remedy; what nobody could be asked about is said."""
+    """An advisory fails and names package, advisory and remedy; what could not be audited is reported."""
     verdict = audit().judge({"dependencies": entries})
 
     assert verdict.exit_code == exit_code
@@ -54,7 +54,7 @@ def test_a_report_is_judged(entries: list[dict[str, Any]], exit_code: int, words
 def test_no_database_is_a_skip_with_its_reason(
     failure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A machine without a network passes the check, and is told that nothing was audited."""
+    """Without a network the check passes, and reports that nothing was audited."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         if failure == "silence":
@@ -116,8 +116,8 @@ def test_the_real_tool_with_a_database_that_knows_an_advisory(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """pip-audit itself asks a database on the loopback: a known advisory of a pin fails the check and is named; without
-    one it passes, and says how many pins were audited."""
+    """pip-audit itself asks a database on the loopback. A known advisory of a pin fails the check and is named. Without
+    one it passes, with the number of pins audited."""
     module = audit()
     file = tmp_path / "constraints.txt"
     file.write_text(pins, encoding="utf-8")

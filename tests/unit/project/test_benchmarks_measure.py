@@ -52,7 +52,7 @@ def test_every_node_makes_progress_at_its_own_speed() -> None:
 
 
 def test_differences_take_the_worst_checkpoint_of_each_seed() -> None:
-    """A swarm that is ahead at the end is still judged by where it was behind."""
+    """A swarm that is ahead at the end is still rated by where it was behind."""
     assert differences([{10: 80.0, 20: 95.0}, {10: 84.0, 20: 90.0}], [{10: 82.0, 20: 90.0}] * 2) == [-2.0, 0.0]
 
 
@@ -146,7 +146,8 @@ def test_the_probe_sees_a_held_loop() -> None:
 
 
 def test_no_turn_begins_before_all_contestants_wait() -> None:
-    """Every turn comes after a look at everybody; the order is reversed every time; the first turns do not count."""
+    """Every turn comes after a check of all contestants; the order is reversed every time; the first turns do not
+    count."""
     history: list[str] = []
 
     class Fake:

@@ -102,7 +102,7 @@ def test_a_run_renews_its_own_figures_only() -> None:
 
 
 def test_two_figures_of_one_name_are_refused() -> None:
-    """Nobody could tell which is which in a table."""
+    """A table could not distinguish them."""
     with pytest.raises(ValueError, match="two figures named joined"):
         record.figures_of(Outcome("start", "", 2 * [Series("joined", "s", [1.0])]), "make bench")
 

@@ -98,7 +98,7 @@ def test_health_check_is_valid_python() -> None:
 
 
 def test_image_settings_are_settings() -> None:
-    """The variables the image sets are understood by the daemon, and the state lies in the volume."""
+    """The variables the image sets are understood by the daemon, and the state is in the volume."""
     variables = dict(re.findall(r"(P2PNODE_\w+__\w+)=(\S+)", " ".join(instructions("ENV"))))
     volumes = yaml.safe_load(instructions("VOLUME")[0])
 
@@ -154,7 +154,7 @@ def test_compose_has_a_bootstrap_and_three_nodes() -> None:
 
 
 def test_compose_settings_are_settings() -> None:
-    """The daemon accepts each service's environment; only the bootstrap has nobody to join."""
+    """The daemon accepts each service's environment; only the bootstrap has no node to join."""
     services = compose()["services"]
     joining = {name: config_of(name).swarm.bootstrap for name in services}
     port = config_of("bootstrap").node.port
@@ -205,7 +205,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, with_drop_in: bool) -> None:
         (folder / "p2pnode.service.d").mkdir()
         shutil.copy(DROP_IN, folder / "p2pnode.service.d" / "gpu.conf")
 
-    # Not the units it names: the made-up root has none of them.
+    # Not the units it names: the root of the test has none of them.
     result = run(analyze, "verify", "--recursive-errors=no", f"--root={tmp_path}", "p2pnode.service")
     if "unrecognized option" in result.stderr:
         pytest.skip("this systemd-analyze cannot verify a unit outside the running system")
@@ -225,7 +225,7 @@ def test_systemd_calls_the_unit_well_guarded() -> None:
 
 
 def test_unit_knows_the_exit_codes() -> None:
-    """A wanted restart restarts; a mistake that no restart mends does not; the rest is tried again."""
+    """A wanted restart restarts; a mistake that no restart corrects does not; the rest is tried again."""
     settings = unit_settings()
     never = {int(code) for code in settings["RestartPreventExitStatus"][0].split()}
 
@@ -246,7 +246,7 @@ def test_unit_lets_a_trainer_die_alone() -> None:
 
 
 def test_unit_settings_are_settings() -> None:
-    """The unit's variables are understood by the daemon, and the state lies where systemd lets it write."""
+    """The unit's variables are understood by the daemon, and the state is where systemd lets it write."""
     settings = unit_settings()
     variables = dict(value.split("=", 1) for value in settings["Environment"])
 
@@ -261,7 +261,7 @@ def test_unit_allows_machine_code_made_at_run_time() -> None:
 
 
 def test_settings_of_the_unit_have_a_reason() -> None:
-    """Each setting stands below a comment, which speaks for at most six in a row."""
+    """Each setting is below a comment, which covers at most six in a row."""
     lines = UNIT.read_text(encoding="utf-8").partition("[Service]\n")[2].partition("\n[Install]")[0].splitlines()
     unexplained = []
     since_comment = 7

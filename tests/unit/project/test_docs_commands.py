@@ -79,7 +79,7 @@ def shown_commands() -> list[Command]:
 
 
 def complaint_about(arguments: list[str]) -> str:
-    """What the command line says against these arguments of `p2pnode`; empty where it takes them."""
+    """The command line's error for these arguments of `p2pnode`; empty where it accepts them."""
     from p2pnode.cli import app
 
     command: Any = typer.main.get_command(app)

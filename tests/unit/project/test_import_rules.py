@@ -1,7 +1,7 @@
 """Rules on imports: which module may import which, and what a pure or simulated module must not use.
 
-`make check` runs the contracts of import-linter. These tests show that each contract notices a breach, import the
-daemon's modules for real, and read from the syntax tree what a contract cannot express: import cycles, the imports of
+`make check` runs the contracts of import-linter. These tests show that each contract notices a breach, and import the
+daemon's modules for real. They read from the syntax tree what a contract cannot express: import cycles, the imports of
 pure modules, and calls that bypass `overlay.environment`.
 """
 
@@ -111,7 +111,7 @@ def imported_names(path: str) -> set[str]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Which of our modules each of our modules imports, also inside functions and under TYPE_CHECKING."""
+    """Which modules of this repository each of them imports, also inside functions and under TYPE_CHECKING."""
     modules = {module_name(path): path for path in sources(*PACKAGES)}
     graph: dict[str, set[str]] = {module: set() for module in modules}
     for module, path in modules.items():

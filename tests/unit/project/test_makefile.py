@@ -75,7 +75,7 @@ def test_make_accepts_the_target(target: str) -> None:
 
 @needs_make
 def test_missing_python_is_said_in_a_sentence(tmp_path: Path) -> None:
-    """Without a fitting Python, make fails before it changes anything, and says what to install."""
+    """Without a fitting Python, make fails before it changes anything, and names what to install."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
 
@@ -165,7 +165,7 @@ def test_licence_is_apache_2() -> None:
 
 
 def test_version_stands_in_one_form() -> None:
-    """The package says the version that pyproject.toml gives."""
+    """The package has the version that pyproject.toml gives."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert p2pnode.__version__ == project["version"]

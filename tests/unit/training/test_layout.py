@@ -95,6 +95,6 @@ def test_a_vector_shorter_than_the_shards_has_one_value_each() -> None:
 
 @pytest.mark.parametrize("total", [0, -1])
 def test_an_empty_vector_is_refused(total: int) -> None:
-    """A model without trainable parameters cannot be trained, and is told so."""
+    """A model without trainable parameters cannot be trained: the error names that."""
     with pytest.raises(ValueError, match="no trainable parameter"):
         shard_bounds(total, 4)

@@ -103,7 +103,7 @@ def test_a_mismatch_is_refused_with_both_values() -> None:
 
 
 def test_a_mismatch_in_a_field_that_the_joiner_does_not_know_is_refused() -> None:
-    """A newer peer may compare more than this version: its mismatches count where our own comparison finds none."""
+    """A newer peer may compare more than this version: its mismatches count where the own comparison finds none."""
     newer = [{"field": "colour", "mine": "", "theirs": "blue"}]
 
     def answer(_payload: bytes) -> bytes:
@@ -119,7 +119,7 @@ def test_a_peer_of_the_older_version_agrees_with_a_joiner_that_fits() -> None:
 
 
 def test_the_text_of_a_rejection_decides_nothing() -> None:
-    """A rejection, whatever it says, is a failure of this peer only: the node continues and asks another one."""
+    """A rejection, whatever its text, is a failure of this peer only: the node continues and asks another one."""
     with pytest.raises(TransportError, match="does not fit") as caught:
         asyncio.run(compare_with(swarm_with(old_answer), PEER, OTHER))
     assert caught.value.kind == "rejected"

@@ -17,7 +17,7 @@ class IncomingDelta:
     codec: CodecName
     #: From the reconciliation of a split: it was in time when first added, is weighed already, and moves no momentum.
     repair: bool = False
-    #: Euclidean length, factor it is clipped by, and whether its length deserves a warning; set by `DeltaValidator`.
+    #: Euclidean length, factor it is clipped by, and whether its length causes a warning; set by `DeltaValidator`.
     norm: float = 0.0
     scale: float = 1.0
     unusual: bool = False

@@ -25,7 +25,7 @@ Answers = dict[Address, HelloRejected | None]
 def dialer(
     answers: Answers, monkeypatch: pytest.MonkeyPatch, *, bound: str = "10.0.0.9"
 ) -> tuple[Dialer, list[Address]]:
-    """A dialer, and the addresses it dials; None in `answers` is a node of our swarm."""
+    """A dialer, and the addresses it dials; None in `answers` is a node of its swarm."""
     dialled: list[Address] = []
 
     async def say_hello(_transport: object, address: Address, **_: object) -> HelloResult:

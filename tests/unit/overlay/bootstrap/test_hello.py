@@ -35,7 +35,7 @@ def context(boot_id: int = 1) -> HelloContext:
 
 
 def response(identity: Identity = THEM, *, run: str = "tests", genesis: bytes = GENESIS, boot_id: int = 2) -> bytes:
-    """What a node answers to our `hello` with `NONCE`."""
+    """What a node answers to a `hello` with `NONCE`."""
     local = LocalNode(identity.node_id, 1, boot_id, run, HOME)
     if genesis:
         local.enter(genesis)

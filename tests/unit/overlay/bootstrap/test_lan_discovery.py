@@ -1,4 +1,4 @@
-"""The service around the local network: what it announces, whom it joins, and when it founds."""
+"""The service around the local network: what it announces, which node it joins, and when it founds."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ GOOD = OTHER.properties()
     ],
 )
 def test_junk_is_ignored(properties: dict[str, str], hosts: list[str], port: int) -> None:
-    """Other runs and versions, our own announcement, invalid ids and addresses, and addresses of other networks."""
+    """Other runs and versions, the own announcement, invalid ids and addresses, and addresses of other networks."""
     place = LocalNetwork(OWN)
     place.on_announcement("x", properties, hosts, port)
 

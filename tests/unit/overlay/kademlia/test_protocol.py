@@ -213,7 +213,7 @@ def test_datagrams_that_are_not_ours_are_counted_by_reason() -> None:
 
 
 def test_a_second_process_with_our_key_is_reported_and_an_echo_is_not() -> None:
-    """A request under our id and another start is an event; its proof is one too. Our own datagram is dropped."""
+    """A request under the own id and another start is an event; its proof is one too. The own datagram is dropped."""
 
     async def story(network: Network, one: SwarmProtocol, _: SwarmProtocol) -> None:
         copy = network.add(9, ONE, boot_id=2)

@@ -109,7 +109,7 @@ def test_a_message_of_the_suspect_ends_the_suspicion() -> None:
 
 
 def test_a_suspicion_of_us_is_refuted_with_a_higher_count() -> None:
-    """Each one at our count or above raises it; older ones, and those of former starts, do not."""
+    """Each one at the own count or above raises it; older ones, and those of former starts, do not."""
     made = detector(A)
     alive = news(MemberState.ALIVE, OWN, 3, 1)
 

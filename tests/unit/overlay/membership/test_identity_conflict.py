@@ -1,4 +1,4 @@
-"""Two processes with one identity: our own, and a peer's."""
+"""Two processes with one identity: this node's, and a peer's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def peer(**changes: object) -> Peer:
 
 
 def test_our_id_from_another_start_is_verified_and_an_echo_is_not() -> None:
-    """The claimed address and the source are pinged, and a time-out there is no failure of ours."""
+    """The claimed address and the source are pinged, and a time-out there counts as no failure."""
     found = conflicts()
     claimed, source = (Verify(Contact(OWN, address), counts_as_failure=False) for address in (HERE, THERE))
 
@@ -39,7 +39,7 @@ def test_our_id_from_another_start_is_verified_and_an_echo_is_not() -> None:
 
 
 def test_a_proven_duplicate_of_us_is_an_error_once() -> None:
-    """It is logged as an error and notified as `twin` with our own id; the second proof adds nothing."""
+    """It is logged as an error and notified as `twin` with the own id; the second proof adds nothing."""
     found = conflicts()
     logged, notified = found.on_own_id(heartbeat(OWN, boot_id=8, incarnation=4), HERE, THERE, proven=True)
 
@@ -53,7 +53,7 @@ def test_a_proven_duplicate_of_us_is_an_error_once() -> None:
 
 @pytest.mark.parametrize(("node_id", "boot_id", "expected"), [(OWN, 8, True), (OWN, 7, False), (OTHER, 8, False)])
 def test_a_report_of_a_duplicate_is_verified(node_id: bytes, boot_id: int, expected: bool) -> None:
-    """Only where it names our id under another start."""
+    """Only where it names the own id under another start."""
     report = DuplicateIdentity(boot_id, pack_contact(Contact(node_id, THERE)))
 
     verify = Verify(Contact(OWN, THERE), counts_as_failure=False)
@@ -93,7 +93,7 @@ def test_the_remembered_conflicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 def test_a_higher_incarnation_is_a_restart_and_no_conflict(
     incarnation: int, boot_id: int, same: bool, conflict: bool
 ) -> None:
-    """An equal incarnation under another start, and a lower one, cannot have followed the start we know."""
+    """An equal incarnation under another start, and a lower one, cannot have followed the known start."""
     known, seen = peer(incarnation=5, boot_id=1), heartbeat(OTHER, incarnation=incarnation, boot_id=boot_id)
 
     assert (is_same_start(seen, known), is_conflict(seen, known)) == (same, conflict)

@@ -209,7 +209,7 @@ def test_another_id_at_a_known_address_replaces_the_old_one() -> None:
 
 
 def test_an_older_start_at_the_same_address_is_a_directory_put_back() -> None:
-    """Two processes cannot share an address: the start we knew is dead, the older one is in."""
+    """Two processes cannot share an address: the known start is dead, the older one is inserted."""
     made = member_list()
     insert(made, A, incarnation=5)
     seen = heartbeat(A, incarnation=4, boot_id=9)
@@ -222,7 +222,7 @@ def test_an_older_start_at_the_same_address_is_a_directory_put_back() -> None:
 
 
 def test_two_starts_at_two_addresses_are_a_conflict() -> None:
-    """Both are told; the one that is known stays."""
+    """Both get a report; the one that is known stays."""
     made = member_list()
     insert(made, A)
     actions = made.on_request(heartbeat(A, boot_id=9), THERE, 1.0)
@@ -262,7 +262,7 @@ def test_time_outs_lead_to_indirect_probes_and_suspected_contacts_are_not_handed
 
 
 def test_a_time_out_at_a_former_address_is_no_failure() -> None:
-    """The negative cache has the old contact, the detector is not told."""
+    """The negative cache has the old contact, the detector gets no event."""
     made = member_list()
     insert(made, A, THERE)
 
@@ -299,7 +299,7 @@ def test_gossip_reaches_the_detector_and_changes_follow() -> None:
 
 
 def test_unused_peers_are_dropped_in_a_large_swarm_only() -> None:
-    """Beyond the full view: neither in a bucket nor kept, and not heard from for long."""
+    """Beyond the full view: neither in a bucket nor kept, and without a message for long."""
     made = member_list()
     many = ids(FULL_VIEW + 200, seed=5)
     for number, node_id in enumerate(many):

@@ -131,7 +131,7 @@ def test_pings_on_behalf_of_others_are_bounded_and_checked(monkeypatch: pytest.M
 
 
 def test_a_report_of_a_duplicate_identity_is_verified() -> None:
-    """The other process is pinged, and has to prove our id."""
+    """The other process is pinged, and has to prove the id."""
 
     def story(world: World) -> None:
         other = Contact(OWN, HERE)

@@ -195,7 +195,7 @@ def test_a_requested_probe_is_logged_and_sent_once() -> None:
 
 
 def test_events_of_the_protocol_reach_the_member_list() -> None:
-    """A time-out asks others, gossip of a leave removes, an id mismatch replaces, our own id is verified."""
+    """A time-out asks others, gossip of a leave removes, an id mismatch replaces, the own id is verified."""
 
     def story(world: World) -> None:
         world.membership.on_timeout(world.homes[A])

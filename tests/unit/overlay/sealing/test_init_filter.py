@@ -45,7 +45,7 @@ def test_an_init_is_accepted_once_and_never_an_older_one() -> None:
 
 
 def test_senders_and_boots_are_independent() -> None:
-    """The time of one sender's init says nothing about another sender, or another boot of the same one."""
+    """The time of one sender's init does not count for another sender, or another boot of the same one."""
     inits = filter_of()
 
     assert refusal(inits, init_at(WALL)) == ""

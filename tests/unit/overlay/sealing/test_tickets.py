@@ -43,7 +43,7 @@ def test_a_ticket_is_admitted_once() -> None:
 
 
 def test_reasons_of_refusals() -> None:
-    """Wrong key, run or recipient, clocks beyond the bound, and a time before our start have their reasons."""
+    """Wrong key, run or recipient, clocks beyond the bound, and a time before this node's start have their reasons."""
     gate = verifier()
     cases = {
         "another key": (verifier(OTHER, KeyRing((NEXT_KEY,))).make_ticket(NODE, WALL), "stranger"),

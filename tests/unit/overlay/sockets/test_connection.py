@@ -12,7 +12,7 @@ from tests.unit.overlay.sockets.wire import Wire
 
 
 def test_what_nobody_reads_is_bounded() -> None:
-    """While nobody reads, reading pauses with a full buffer; the rest arrives when the caller reads."""
+    """Without a reader, reading pauses with a full buffer; the rest arrives when the caller reads."""
 
     async def main() -> None:
         data = bytes(range(256)) * (3 * BUFFER_BYTES // 256)

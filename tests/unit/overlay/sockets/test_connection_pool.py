@@ -64,7 +64,7 @@ def test_kinds_of_failed_connections(error: OSError, kind: str, detail: str) -> 
 
 @pytest.mark.parametrize("error", [failed(errno.ECONNRESET), ConnectionAbortedError()], ids=["reset", "no number"])
 def test_a_closed_swarm_names_the_likely_causes(error: OSError) -> None:
-    """A member whose connection is closed without an answer is told to check key, run and clock."""
+    """A member whose connection is closed without an answer gets the hint to check key, run and clock."""
 
     class Tickets:
         def make_ticket(self, _recipient: bytes, _wall: float) -> str:

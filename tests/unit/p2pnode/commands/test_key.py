@@ -226,7 +226,7 @@ def test_an_invitation_is_to_the_run_that_the_node_has(folder: Path, capsys: Out
 def test_an_invitation_is_kept_in_the_directory_of_its_run(
     folder: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without --state-dir each run has its own directory, and the command says how to start the node there."""
+    """Without --state-dir each run has its own directory, and the command prints how to start the node there."""
     monkeypatch.setenv("HOME", str(folder))
     line = Invitation.of("my run", ["10.0.0.5:8468"], KeyRing((SwarmKey(bytes(32)),))).line
 
@@ -236,7 +236,7 @@ def test_an_invitation_is_kept_in_the_directory_of_its_run(
 
 
 def test_a_new_key_for_a_swarm_that_runs_is_remarked(folder: Path, capsys: Output) -> None:
-    """The key closes the swarm for all who lack it: the command says so."""
+    """The key closes the swarm for all without it: the command prints that."""
     (folder / "a").mkdir()
     (folder / "a" / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits")))
 

@@ -1,4 +1,4 @@
-"""Shared options: which source wins, what a malformed one says, and which node a client is for."""
+"""Shared options: which source wins, the error for a malformed one, and which node a client is for."""
 
 from __future__ import annotations
 

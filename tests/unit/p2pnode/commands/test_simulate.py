@@ -44,7 +44,7 @@ def test_barriers_are_compared_in_a_table_and_drawn(capsys: pytest.CaptureFixtur
 
 
 def test_the_bounds_are_reproduced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Every golden value of the bounds lies within its tolerance; PNG, CSV and the table of verdicts are written."""
+    """Every golden value of the bounds is within its tolerance; PNG, CSV and the table of verdicts are written."""
     pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install p2pnode[simulate]")
     pytest.importorskip("numba", reason="reproduce needs the compiled engine: pip install p2pnode[simulate]")
     assert main(["simulate", "reproduce", "bounds", "--out", str(tmp_path)]) == 0

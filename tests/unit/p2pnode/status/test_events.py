@@ -82,7 +82,7 @@ def test_reading_page_by_page_misses_nothing() -> None:
 
 
 def test_a_waiter_wakes_at_the_next_event_and_not_before() -> None:
-    """Waiting returns at once for old news, at the event for new news, and False at the deadline."""
+    """Waiting returns at once for old events, at the event for a new one, and False at the deadline."""
 
     async def scenario() -> tuple[bool, bool, bool, bool]:
         ring = filled(3)

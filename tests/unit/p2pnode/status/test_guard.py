@@ -97,7 +97,7 @@ def test_beyond_the_loopback_everything_needs_the_token_but_the_health_checks() 
 
 
 def test_a_connection_from_this_machine_to_an_outside_address_needs_the_token() -> None:
-    """A proxy on the same machine passes strangers on: where it comes from proves nothing."""
+    """A proxy on the same machine forwards unauthenticated clients: the source address proves nothing."""
     assert status(outside().check(replace(OUTSIDE, peer="127.0.0.1", host="127.0.0.1", authorization=None), 0.0)) == 401
 
 
@@ -124,7 +124,7 @@ def test_on_the_loopback_only_its_names_are_answered(host: str) -> None:
     ],
 )
 def test_outside_addresses_and_listed_names_are_answered(host: str, names: tuple[str, ...], expected: int) -> None:
-    """An address cannot be rebound, a name can: those in status.names count as ours."""
+    """An address cannot be rebound, a name can: those in status.names count as the node's own."""
     assert status(outside(*names).check(replace(OUTSIDE, host=host), 0.0)) == expected
 
 

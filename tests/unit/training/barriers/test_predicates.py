@@ -58,7 +58,7 @@ def pass_probability(made: Barrier, population: int, laggards: int, beta: int) -
     ],
 )
 def test_bsp_passes_when_nobody_is_behind(others: list[int], passes: bool) -> None:
-    """BSP asks that nobody has completed fewer steps than we; those ahead never block."""
+    """BSP requires that no peer has completed fewer steps than this node; those ahead never block."""
     assert bsp(5, others) is passes
 
 
@@ -82,7 +82,7 @@ def test_ssp_counts_completed_steps(staleness: int, others: list[int], passes: b
 
 
 def test_asp_never_blocks() -> None:
-    """ASP goes on whatever it is shown."""
+    """ASP passes whatever it is given."""
     assert asp(10**9, [0, 0, 0])
     assert not barrier("asp").samples
 
@@ -96,7 +96,7 @@ def test_peers_ahead_never_block(method: BarrierMethod, quantile: float) -> None
 
 @pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp"])
 def test_nobody_to_look_at_passes(method: BarrierMethod) -> None:
-    """An empty sample holds nobody: a node alone goes on."""
+    """An empty sample blocks no node: a single node passes."""
     for quantile in (0.01, 0.5, 1.0):
         assert barrier(method, quantile=quantile).passes(7, [])
 
@@ -181,7 +181,7 @@ def test_pass_probability_of_an_infinite_population() -> None:
 
 
 def test_pass_probability_by_listing_every_sample() -> None:
-    """All 495 samples of four from twelve, three of whom lag, pass as often as the formula says."""
+    """All 495 samples of four from twelve, three of which lag, pass as often as the formula gives."""
     made = barrier("pbsp")
     steps = [MINE - 1] * 3 + [MINE] * 9
 
@@ -191,7 +191,7 @@ def test_pass_probability_by_listing_every_sample() -> None:
 
 
 def test_pass_probability_of_drawn_samples() -> None:
-    """Seeded draws without replacement pass as often as the golden number says, to three standard deviations."""
+    """Seeded draws without replacement pass as often as the golden number, to three standard deviations."""
     seed, draws = 5, 20_000
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -212,7 +212,7 @@ def test_pass_probability_with_a_quantile() -> None:
 
 @pytest.mark.parametrize("beta", [1, 2, 5, 10, 50, 95])
 def test_a_larger_sample_is_stricter(beta: int) -> None:
-    """The chance to pass falls with β, from 1 − m/P down to that of looking at everybody."""
+    """The probability to pass falls with β, from 1 − m/P down to that of the complete barrier."""
     made = barrier("pbsp")
     chances = [pass_probability(made, 100, 5, size) for size in range(1, beta + 1)]
 
@@ -338,7 +338,7 @@ def test_a_custom_barrier_that_does_not_import_names_its_path(path: str) -> None
 def test_a_custom_barrier_whose_module_fails_names_its_path(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistake in the user's own module is told like any other path that does not import."""
+    """A mistake in the user's own module is reported like any other path that does not import."""
     (tmp_path / "broken_barrier_module.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -347,6 +347,6 @@ def test_a_custom_barrier_whose_module_fails_names_its_path(
 
 
 def test_a_custom_barrier_that_cannot_be_called_says_so() -> None:
-    """A name that is found but is no function is told apart from one that is not found."""
+    """A name that is found but is no function has another message than one that is not found."""
     with pytest.raises(BarrierNotFound, match="not callable"):
         barrier("custom", custom=f"{__name__}:not_callable")

@@ -44,7 +44,7 @@ class FakeOverlay:
         self.samples: list[list[int]] | None = None
 
     def add(self, number: int, step: int, *, known: int | None = None, activity: Activity = Activity.TRAINING) -> None:
-        """A peer at `step` of which we last heard that it had completed `known` steps."""
+        """A peer at `step` whose last known heartbeat had `known` completed steps."""
         self.steps[node(number)] = step
         self.incarnations[node(number)] = 1
         self.activities[node(number)] = activity
@@ -135,7 +135,7 @@ def test_a_node_alone_goes_on(method: BarrierMethod) -> None:
     ("method", "far_enough"), [("bsp", MINE), ("pbsp", MINE), ("ssp", MINE - 4), ("pssp", MINE - 4)]
 )
 def test_peers_known_to_be_far_enough_are_not_asked(method: BarrierMethod, far_enough: int) -> None:
-    """Steps never go back within an incarnation: old news that suffices costs no message and no time."""
+    """Steps never decrease within an incarnation: an old heartbeat that suffices costs no message and no time."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         for number in range(1, 5):
@@ -382,12 +382,13 @@ def test_a_ready_node_that_never_begins_holds_nobody_for_long(method: BarrierMet
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
 def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod) -> None:
-    """It waited an hour for the last one, as we did; from our own beginning it has as long as a stall is allowed."""
+    """It waited an hour for the last one, as this node did; from this node's own beginning it has as long as a stall is
+    allowed."""
 
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0, activity=Activity.READY)
         await asyncio.sleep(60.0)
-        assert await gate.wait(1, 1.0) <= 2 * QUERY_S  # as if we had begun long ago
+        assert await gate.wait(1, 1.0) <= 2 * QUERY_S  # as if this node had begun long ago
         gate.begin()
         later(4.0, lambda: overlay.steps.update({node(1): 1}))
         waited = await gate.wait(1, 1.0)

@@ -297,7 +297,7 @@ def test_what_is_decoded_and_what_is_owed_make_up_the_delta(codec: CodecName, si
 
 @pytest.mark.parametrize("codec", LOSSY)
 def test_nothing_is_lost_over_many_deltas(codec: CodecName) -> None:
-    """After a hundred deltas what arrived lacks what is still owed, and that is less than one rounding."""
+    """After a hundred deltas what arrived lacks only the residual, which is less than one rounding."""
     random = np.random.default_rng(9)
     residual = np.zeros(2000, dtype=np.float32)
     arrived, sent = np.zeros(2000), np.zeros(2000)

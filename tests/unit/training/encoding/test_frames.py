@@ -142,7 +142,7 @@ def test_buffers_cut_to_single_bytes_with_empty_ones_between() -> None:
 
 
 def test_the_values_do_not_share_memory_with_the_transport() -> None:
-    """A transport may reuse its buffer the moment we ask for the next one."""
+    """A transport may reuse its buffer the moment the next one is requested."""
     values = ramp(4)
     buffer = bytearray(b"".join(frames(SHARD, values, "float32", Part.DELTA)))
 

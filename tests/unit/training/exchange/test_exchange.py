@@ -1,4 +1,4 @@
-"""The exchange of one node, composed: founding, what it tells its services, fences on disk, and the end."""
+"""The exchange of one node, composed: founding, what it passes to its services, fences on disk, and the end."""
 
 from __future__ import annotations
 

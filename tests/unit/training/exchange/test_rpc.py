@@ -61,7 +61,7 @@ def test_a_malformed_answer_is_a_failure_of_the_peer() -> None:
 
 
 def test_a_silent_peer_is_given_longer_next_time() -> None:
-    """Only a timeout counts as silence; a refused connection says nothing about the response time."""
+    """Only a timeout counts as silence; a refused connection does not measure the response time."""
 
     async def scenario() -> None:
         swarm = ScriptedSwarm(ME, [PEER])

@@ -54,7 +54,7 @@ def view_of(crowd: Crowd, clock: Clock) -> SwarmView:
 
 @pytest.mark.parametrize(("peers", "counts_at_once"), [(SMALL_SWARM, True), (SMALL_SWARM + 1, False)])
 def test_one_change_among_many_waits_until_the_cache_expires(peers: int, counts_at_once: bool) -> None:
-    """Among few peers a change of membership counts at once; among many the peers are counted once per lifetime of the
+    """Among few peers a change of membership counts at once. Among many the peers are counted once per lifetime of the
     cache, however many changes there are in it."""
     clock, crowd = Clock(), Crowd(peers)
     view = view_of(crowd, clock)

@@ -39,7 +39,7 @@ def test_the_network_is_the_chapters() -> None:
 
 
 def test_mnist_learns(tmp_path: Path) -> None:
-    """A few steps on a few images that are easy to tell apart; `eval_samples` bounds the evaluation."""
+    """A few steps on a few images that are easy to distinguish; `eval_samples` bounds the evaluation."""
     write_mnist(tmp_path)
     runner = build("mnist", {"verify": False, "eval_samples": 30, "batch_size": 20}, str(tmp_path))
     vector = np.zeros(runner.model_vector.layout.total, np.float32)

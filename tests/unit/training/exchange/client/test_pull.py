@@ -271,8 +271,8 @@ class Swarm:
 
 
 def test_a_joiner_changes_donors_when_an_owner_becomes_slow() -> None:
-    """One owner's link stalls after one of three shards, the other owner is done: after 2 s a third node is asked for
-    copies of the two others, in reverse order. Copies count as old, so that the owner is asked again."""
+    """One owner's link stalls after one of three shards, and the other owner is done. After 2 s a third node is asked
+    for copies of the two others, in reverse order. Copies count as old, so that the owner is asked again."""
     swarm = Swarm()
 
     async def story() -> tuple[Any, Any, Lines, float]:

@@ -52,7 +52,7 @@ def clipping_owner() -> ShardStore:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_refused(bad: float) -> None:
-    """For good, and counted."""
+    """Permanently, and counted."""
 
     async def scenario() -> None:
         validator, context = validator_of(owner_of("a"))

@@ -44,7 +44,7 @@ def failover_of(store: ShardStore, *copies: CopyStatus) -> tuple[Failover, Scrip
 
 
 def test_a_backup_takes_over_and_announces_it() -> None:
-    """Under a term above all that the survey found; the other members are told the owner."""
+    """Under a term above all that the survey found; the owner is announced to the other members."""
 
     async def scenario() -> None:
         store = backup_of("a", "x", 3)

@@ -68,7 +68,7 @@ def test_deltas_are_forwarded_to_the_learner_while_its_state_is_sent() -> None:
 
 @pytest.mark.parametrize("failing", ["learn", "state"])
 def test_a_failed_request_leaves_no_learner(failing: str) -> None:
-    """The next attempt starts anew, with a new promise."""
+    """The next attempt starts again, with a new promise."""
 
     async def scenario() -> None:
         silence = TransportError("timeout", LEARNER.address, "was silent")

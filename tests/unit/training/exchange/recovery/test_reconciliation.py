@@ -99,7 +99,7 @@ def test_what_the_log_has_no_longer_is_reported_with_its_identity() -> None:
 
 
 def test_the_side_with_the_history_takes_the_shard_back_from_a_replica() -> None:
-    """No node can tell which deltas a replica has: the lower term rises above, and the other's deltas are added."""
+    """It is unknown which deltas a replica has: the lower term is raised above, and the other's deltas are added."""
 
     async def scenario() -> None:
         high, low = split()

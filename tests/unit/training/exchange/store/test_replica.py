@@ -29,7 +29,7 @@ def test_a_slice_is_the_trainers_memory() -> None:
 
 
 def test_the_versions_of_a_checkpoint_are_adopted_if_they_fit() -> None:
-    """A checkpoint with another number of shards tells nothing about these; the returned list is a copy."""
+    """A checkpoint with another number of shards is ignored; the returned list is a copy."""
     replica = Replica(np.zeros(16, np.float32), BOUNDS)
     replica.restore_versions([(term(1, "a"), 1)] * 3)
     assert replica.versions() == [(ZERO_TERM, 0)] * 4

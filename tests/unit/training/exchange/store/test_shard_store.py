@@ -388,7 +388,7 @@ def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
 
 
 def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
-    """The state has arrived, but not the answer: the owner continues with its backup, and then dies.
+    """The state has arrived, but not the answer: the owner continues with its backup, and then crashes.
 
     A take-over ranks by (term, role, version): the acknowledged delta is at the backup only.
     """
@@ -405,7 +405,7 @@ def test_a_learner_whose_answer_was_lost_does_not_outrank_the_backup() -> None:
 
 
 def test_a_learner_whose_answer_was_lost_can_catch_up_again() -> None:
-    """The owner lives, and its second attempt comes under its present term."""
+    """The owner is up, and its second attempt comes under its present term."""
     owner, learner = owner_of("a", 2), store_of("c")
     learner.begin_catch_up(0, term(2, "a"), contact("a"))
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())

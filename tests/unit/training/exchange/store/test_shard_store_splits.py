@@ -77,7 +77,7 @@ def test_an_owner_that_loses_keeps_its_copy_to_offer() -> None:
 
 
 def test_a_backup_whose_shard_another_pair_took_keeps_its_copy() -> None:
-    """Its owner may have died during the split: then this is the only copy of that side."""
+    """Its owner may have crashed during the split: then this is the only copy of that side."""
     store = backup_of("b", "a")
     store.note_owner(0, term(5, "c"), contact("c"))
 

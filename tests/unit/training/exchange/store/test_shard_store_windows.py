@@ -116,7 +116,7 @@ def test_a_learner_closes_the_windows_closed_during_its_catch_up() -> None:
         push(owner, backup, item)
 
     assert owned.closed_count == 1
-    assert len(owned.closed_windows) == 1  # the backup knows, the learner has not said so
+    assert len(owned.closed_windows) == 1  # the backup has acknowledged, the learner has not
     assert learner.take_state(0, promised, contact("a"), snapshot)
     state = learner.backed[0].state
     assert state is not None
