@@ -188,4 +188,7 @@ def test_nodes_with_other_data_are_told() -> None:
     finally:
         Reader.train = swarm_settings  # type: ignore[method-assign]
 
-    assert {record.fields["theirs"] for record in swarm.of("data_differs")} == {"samples 50 0", "samples 60 0"}
+    assert {record.fields["theirs"] for record in swarm.of("data_differs")} == {
+        "50 samples, seed 0",
+        "60 samples, seed 0",
+    }

@@ -5,9 +5,9 @@ A partition of an epoch belongs to the first member in rank (`training.sharing.r
 
 1. A node states the members of its view, and begins nothing that belongs to one of them.
 2. A node that joins begins nothing before every member it knows of has stated a view with it, or is gone. Such a
-   statement says what its sender has begun and knows to be trained, so the joiner never begins that. The members in the
-   views of others have to answer too, and of two nodes that join at once each hears of the other from the members that
-   both asked, or directly.
+   statement says what its sender has begun and knows to be trained, so the joiner never begins that. Answers pass on
+   the statements of members that the joiner lacks, and these have to answer too. Of two nodes that join at once the
+   later one hears of the other from the members that both asked, or they hear of each other directly.
 3. What a living member has begun is left to it, whoever is first in rank.
 
 A member that is gone drops out of the view: what it has begun and is not known to be trained belongs to the next in
@@ -21,8 +21,9 @@ Events and the time come in, claims and statements go out. Pure.
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +37,9 @@ from training.trainer_link.data_messages import UNKNOWN, Claim, DataShape, DataS
 ADMISSION_S = 15.0
 #: A member that the overlay does not know counts as gone when it has stated nothing new for this long.
 SILENCE_S = 30.0
-#: Statements of others that an answer renews. A member that nobody can reach directly is known by these.
-PASSED_ON = 8
+#: An answer renews so many statements of others, if they are older by so many numbers: some ten seconds. They show that
+#: a member lives that cannot be reached directly.
+RENEWED, RENEWED_GAP = 8, 40
 #: Epochs that are searched for a partition of this node's own, where there are few.
 LOOK_AHEAD = 8
 #: A node that is so many epochs ahead waits for the others to release what they have not begun, so long at most.
@@ -141,15 +143,7 @@ class DataMember:
             statement = other.statement
             if not statement.includes(*me) and not (statement.joining and other.knows_us):
                 found[statement.node] = None
-            if self._joining:
-                for node, incarnation in statement.view:
-                    if node != self.node_id and self._is_unheard(node, incarnation):
-                        found[node] = None
         return list(found)
-
-    def _is_unheard(self, node: bytes, incarnation: int) -> bool:
-        known = self._others.get(node)
-        return (known is None or known.statement.incarnation < incarnation) and self._gone.get(node, -1) < incarnation
 
     def is_admitted(self, now: float) -> bool:
         """Whether this node may begin what is its own."""
@@ -194,7 +188,7 @@ class DataMember:
     def request(self) -> ShareData:
         """The message to another node; its answer goes to `on_message`."""
         known = [(node, one.statement.incarnation, one.statement.number) for node, one in self._others.items()]
-        return ShareData([self.statement()], known)
+        return ShareData([self.statement()], known, self.missing())
 
     def answer(self, request: ShareData) -> ShareData:
         """The answer to a request that went to `on_message` before: only so does the view include its sender."""
@@ -203,13 +197,16 @@ class DataMember:
         lacking, older = [], []
         for node, other in self._others.items():
             one = other.statement
-            gap = one.number - known[node][1] if known.get(node, (-1, 0))[0] == one.incarnation else 0
-            if known.get(node, (-1, 0))[0] < one.incarnation or (one.left and gap > 0):
+            incarnation, number = known.get(node, (-1, 0))
+            gap = one.number - number
+            if node in asking or (one.incarnation, gap) <= (incarnation, 0):
+                continue
+            if incarnation < one.incarnation or one.left or node in request.wanted:
                 lacking.append(one)
-            elif node not in asking and gap > 0:
+            elif gap >= RENEWED_GAP:
                 older.append((gap, one))
         older.sort(key=lambda entry: entry[0], reverse=True)
-        return ShareData([self.statement(), *lacking, *(one for _, one in older[:PASSED_ON])])
+        return ShareData([self.statement(), *lacking, *(one for _, one in older[:RENEWED])])
 
     def on_message(self, sender: bytes, message: ShareData, now: float) -> None:
         """A request or an answer has arrived. `sender` proved its id; the other statements are passed on."""
@@ -266,14 +263,16 @@ class DataMember:
         self._early_since = None
         self.epoch = epoch
         if not has_claims and not self._again:
-            found = (one for one in range(epoch, epoch + LOOK_AHEAD) if self._next(0, one) is not None)
+            found = (one for one in range(epoch, epoch + LOOK_AHEAD) if self._has_own(one))
             self.epoch = next(found, epoch)
         return True
 
     def _is_too_early(self, epoch: int, now: float) -> bool:
         """Whether partitions of epochs long past are still to be begun by others, who may just not know."""
         section = self.ledger.first
-        while section[0] <= epoch - LEAD_EPOCHS:
+        for _ in range(MAX_OPEN):
+            if section[0] > epoch - LEAD_EPOCHS:
+                break
             free = self.ledger.untrained(section) & ~self._begun_in(section) & ~self._owned_in(section)
             if free:
                 self._early_since = now if self._early_since is None else self._early_since
@@ -286,14 +285,20 @@ class DataMember:
 
         For a stream they are at `position` or behind it, in order; otherwise the oldest epoch comes first.
         """
-        found: list[Claim] = []
-        while len(found) < count and (place := self._next(position, self.epoch)) is not None:
-            found.append(Claim(*place, self.ledger.offsets.get(place, 0)))
-            self._again.pop(place, None)
+        places: list[Place] = []
+        if self.shape.is_stream:
+            while len(places) < count and (place := self._next_block(position, self.epoch)) is not None:
+                places.append(place)
+                self.begun[place] = None
+                self._again.pop(place, None)
+                position = place[1] + 1  # a pass reads each block once
+        else:
+            places = list(itertools.islice(self._own_places(self.epoch), count))
+        for place in places:
             self.begun[place] = None
+            self._again.pop(place, None)
             self._front = max(self._front, place[0])
-            position = place[1] if self.shape.is_stream else position
-        return found
+        return [Claim(*place, self.ledger.offsets.get(place, 0)) for place in places]
 
     def claim_copy(self) -> Claim:
         """A partition that others train too, for a node that has none of its own."""
@@ -305,32 +310,35 @@ class DataMember:
         """Whether there are fewer partitions than members."""
         return self.ledger.partitions != UNKNOWN and self.ledger.partitions < len(self.view())
 
-    def _next(self, position: int, epoch: int) -> Place | None:
+    def _has_own(self, epoch: int) -> bool:
+        """Whether this node may begin something in the epochs up to this one."""
         if self.shape.is_stream:
-            again = sorted((place for place in self._again if place[1] >= position), key=lambda place: place[::-1])
-            found = self._next_block(position, epoch)
-            return min([*again[:1], *([found] if found else [])], key=lambda place: place[::-1], default=None)
-        if self._again:
-            return next(iter(self._again))
+            return self._next_block(0, epoch) is not None
+        return next(self._own_places(epoch), None) is not None
+
+    def _own_places(self, epoch: int) -> Iterator[Place]:
+        """What this node may begin now, the oldest epoch first."""
+        yield from list(self._again)
         section = self.ledger.first
         while section[0] <= epoch:
             for bit in bits(self._claimable(section)):
-                return section[0], section[1] * LAP + bit
+                yield section[0], section[1] * LAP + bit
             section = self.ledger.after(section)
-        return None
 
     def _next_block(self, position: int, epoch: int) -> Place | None:
         """The first block of a stream from `position` on, of the oldest epoch that lacks it."""
+        granted = [place[::-1] for place in self._again if place[1] >= position]
         ledger = self.ledger
         last = ledger.laps() if ledger.partitions != UNKNOWN else position // LAP + LAPS_SEARCHED
         for lap in range(position // LAP, last):
+            if granted and min(granted)[0] < lap * LAP:
+                break
             behind = (1 << position - lap * LAP) - 1 if position > lap * LAP else 0
-            epochs = range(ledger.first[0], epoch + 1)
-            found = [(mask & -mask, one) for one in epochs if (mask := self._claimable((one, lap)) & ~behind)]
-            if found:
-                low, one = min(found)
-                return one, lap * LAP + low.bit_length() - 1
-        return None
+            masks = {one: self._claimable((one, lap)) & ~behind for one in range(ledger.first[0], epoch + 1)}
+            granted += [(lap * LAP + (mask & -mask).bit_length() - 1, one) for one, mask in masks.items() if mask]
+            if granted:
+                break
+        return min(granted)[::-1] if granted else None
 
     def _claimable(self, section: Section) -> int:
         """The mask of what this node may begin now."""

@@ -53,9 +53,11 @@ class Statement(msgspec.Struct, frozen=True, array_like=True):
 class ShareData(msgspec.Struct, frozen=True, array_like=True):
     """Request and answer alike: the sender's own statement, and others that the receiver lacks.
 
-    `known`: (node id, incarnation, number) of the statements that the sender of a request has; empty in an answer.
+    `known`: (node id, incarnation, number) of the statements that the sender of a request has; `wanted`: the nodes of
+    which it waits for a newer one. Both are empty in an answer.
     `statements` is empty if the sender shares no data.
     """
 
     statements: Annotated[list[Statement], Meta(max_length=MAX_MEMBERS)]
     known: Annotated[list[tuple[Id, Counter, Counter]], Meta(max_length=MAX_MEMBERS)] = []
+    wanted: Annotated[list[Id], Meta(max_length=MAX_MEMBERS)] = []

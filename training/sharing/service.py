@@ -17,7 +17,7 @@ from overlay.environment import Environment
 from overlay.ids import short
 from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, RequestRejected, Response, TransportError
-from training.sharing.member import DataMember
+from training.sharing.member import ADMISSION_S, DataMember
 from training.sharing.messages import ShareData
 from training.swarm import Swarm
 from training.trainer_link.data_messages import (
@@ -26,6 +26,7 @@ from training.trainer_link.data_messages import (
     DataGranted,
     DataKnown,
     DataOpened,
+    DataShape,
     DataTrained,
     DataWanted,
 )
@@ -36,6 +37,8 @@ REQUEST_TIMEOUT_S = 2.0
 #: Seconds between two exchanges with some member, and between two attempts at one whose answer is missing.
 SYNC_S = 1.0
 RETRY_S = 0.25
+#: Nodes that are asked at the same time.
+MAX_ASKED = 8
 #: A new iteration is stated at once, if the last exchange was this long ago: with little data epochs are short.
 HURRY_S = 0.2
 #: What is known to be trained goes to the trainer, for its next checkpoint, at most this often.
@@ -173,13 +176,19 @@ class DataService:
     def _warn(self, member: DataMember) -> None:
         """Log what is unusual, each thing once."""
         if member.is_short_of_data():
-            self._say("data_short", None, samples=member.ledger.partitions, nodes=len(member.view()))
+            hint = "nodes without a sample of their own train those of others too: run fewer nodes, or use more data"
+            self._say("data_short", None, samples=member.ledger.partitions, nodes=len(member.view()), hint=hint)
         for node in member.unanswered:
-            self._say("data_member_silent", node, peer=short(node))
+            hint = f"it did not answer within {ADMISSION_S:g} s: both may train the same samples until it does"
+            self._say("data_member_silent", node, peer=short(node), hint=hint)
         for node, shape in member.strangers.items():
-            self._say("data_differs", node, peer=short(node), theirs=f"{shape.kind} {shape.size} {shape.seed}")
+            hint = "the nodes share data only if its length, kind and block, and training.seed, are equal"
+            self._say(
+                "data_differs", node, peer=short(node), ours=_named(member.shape), theirs=_named(shape), hint=hint
+            )
         if member.ledger.given_up:
-            self._say("data_given_up", None, sections=member.ledger.given_up)
+            hint = "another node is so far ahead that the rest of these epochs is left out here"
+            self._say("data_given_up", None, sections=member.ledger.given_up, hint=hint)
 
     def _say(self, event: str, about: object, **fields: object) -> None:
         if (event, about) not in self._said:
@@ -239,7 +248,8 @@ class DataService:
                 continue
 
     def _ask(self, member: DataMember, node: bytes) -> None:
-        if node not in self._asking:
+        # A joiner's first answers bring the statements of all, so it must not ask everybody at once.
+        if node not in self._asking and len(self._asking) < MAX_ASKED:
             task = asyncio.create_task(self._exchange(member, node), name="ask-data")
             self._asking[node] = task
             task.add_done_callback(lambda _: self._asking.pop(node, None))
@@ -263,6 +273,11 @@ class DataService:
             member.on_message(node, answer, self._clock.monotonic())
             self._serve()
         return True
+
+
+def _named(shape: DataShape) -> str:
+    what = f"a stream in blocks of {shape.size}" if shape.is_stream else f"{shape.size} samples"
+    return f"{what}, seed {shape.seed}"
 
 
 def _encode(message: ShareData) -> bytes:

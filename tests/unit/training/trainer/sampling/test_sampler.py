@@ -103,6 +103,31 @@ def test_what_was_fetched_and_not_trained_comes_again(workers: int) -> None:
     assert Counter(first + rest) == Counter(range(300))
 
 
+class Rows:
+    """As a `datasets.Dataset`: rows are dictionaries, and a loader asks for a whole batch at once."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"label": index}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, int]]:
+        assert all(isinstance(index, int) for index in indices)
+        return [self[index] for index in indices]
+
+
+def test_a_data_set_of_rows_needs_nothing_else() -> None:
+    """What has a length and rows is enough; it need not be a `torch.utils.data.Dataset`."""
+    script = Script()
+    rows: Any = Rows()
+    loader = DataLoader(rows, batch_size=8, sampler=script.data.sampler(len(rows), shuffle=True, nodes=1.0))
+
+    seen = [int(label) for batch in loader for label in batch["label"]]
+
+    assert sorted(seen) == list(range(50))
+
+
 def test_what_a_loader_drops_at_the_end_comes_in_the_next_iteration() -> None:
     """`drop_last` skips nothing: what is missing of an epoch comes first in the next."""
     script = Script()
