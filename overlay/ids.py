@@ -13,7 +13,7 @@ NodeId = bytes
 
 ID_BYTES = 20
 ID_BITS = 8 * ID_BYTES
-#: Number of ids; a distance divided by it lies in (0, 1].
+#: Number of ids; a distance divided by it is in (0, 1].
 ID_SPACE = 1 << ID_BITS
 
 

@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from overlay.peers import Contact
 
-#: A lookup that has asked this many is being misled by made-up contacts.
+#: A lookup that has asked this many is being misled by invented contacts.
 MAX_QUERIES = 400
 
 

@@ -98,7 +98,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
     def _may_split(self, bucket: Bucket) -> bool:
         return bool(bucket.has_in_range(self.node)) or bucket.depth() % SPLIT_DEPTH != 0
 
-    def wants(self, node_id: bytes) -> bool:
+    def would_insert(self, node_id: bytes) -> bool:
         """Whether a new contact with this id would find a place."""
         if node_id in self._entries or node_id == self.node.id:
             return False

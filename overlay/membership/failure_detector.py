@@ -338,7 +338,7 @@ class FailureDetector:
             return [SendNow(news.node_id, news)]  # it is alive; send it the suspicion, so that it can refute it
         reported, refutation, reported_kind = member.unconfirmed_update
         if reported_kind == MemberState.ALIVE and (reported, refutation) > (news.incarnation, news.refutation):
-            return self.request_probe(news.node_id, now)  # others report that it refuted this: probe it ourselves
+            return self.request_probe(news.node_id, now)  # others report that it refuted this: probe it
         member.incarnation, member.refutation = news.incarnation, news.refutation
         if kind is MemberState.DEAD:
             return self._suspect_reported(news, member, now)

@@ -158,7 +158,7 @@ class MemberList:
             return [*actions, *self.verify(Contact(node_id, claimed))]
         if known is not None and known.address != claimed and is_conflict(heartbeat, known):
             return self._report_conflict(heartbeat, source, known, now)
-        if heartbeat.activity != Activity.LEAVING and (known is not None or self._wants(node_id)):
+        if heartbeat.activity != Activity.LEAVING and (known is not None or self._would_insert(node_id)):
             at_claimed = self.verify(Contact(node_id, claimed))
             return at_claimed if source == claimed else (*at_claimed, *self.verify(Contact(node_id, source)))
         return ()
@@ -227,8 +227,8 @@ class MemberList:
         actions = self.detector.on_heartbeat(heartbeat.node_id, heartbeat.incarnation, now)
         return self._applied(actions) if actions else actions
 
-    def _wants(self, node_id: bytes) -> bool:
-        return len(self.peers) < FULL_VIEW or self._table.wants(node_id) or node_id in self.dead_contacts
+    def _would_insert(self, node_id: bytes) -> bool:
+        return len(self.peers) < FULL_VIEW or self._table.would_insert(node_id) or node_id in self.dead_contacts
 
     def _verified(
         self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, known: Peer | None, now: float

@@ -1,4 +1,4 @@
-"""Bounds the verification pings that datagrams with made-up senders can cause. Pure."""
+"""Bounds the verification pings that datagrams with invented senders can cause. Pure."""
 
 from __future__ import annotations
 

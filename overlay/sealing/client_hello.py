@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlay.sealing.refusal import Refused
 
-#: Ours has about 520 bytes, or 1,800 with a post-quantum key share.
+#: That of p2pnode has about 520 bytes, or 1,800 with a post-quantum key share.
 MAX_HELLO_BYTES = 4096
 _RECORD_HEAD = 5
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0

@@ -57,8 +57,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         # With a limit of 0 a writer waits until the kernel has everything, so a buffer may be reused after `drain`.
-        # With TLS a limit of 0 would pause a writer for good (both loops compare with >=). There 1 is enough, because
-        # TLS writes a copy, the ciphertext.
+        # With TLS a limit of 0 would pause a writer permanently (both loops compare with >=). There 1 is enough,
+        # because TLS writes a copy, the ciphertext.
         self.transport.set_write_buffer_limits(high=1 if self.is_sealed else 0)
         if self._on_open is not None:
             self._on_open(self)

@@ -16,7 +16,7 @@ from tests.harness.virtual_loop import VirtualLoop
 from training.exchange.exchange import FENCES_FILE, Exchange
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.ownership_messages import Mended
+from training.exchange.ownership_messages import LoggedDelta
 from training.exchange.recovery.learners import Learners
 from training.exchange.store.records import KnownOwner
 from training.exchange.terms import Term
@@ -107,7 +107,7 @@ async def until(world: World, condition: Callable[[], bool], *, within_s: float,
     return world.clock.monotonic() - began
 
 
-def mended(world: World) -> bool:
+def logged(world: World) -> bool:
     """One owner for each shard, with a backup, and nothing left to offer."""
     stores = [exchange_of(member).store for member in world.running()]
     owned = [one for store in stores for one in store.owned.values()]
@@ -253,7 +253,7 @@ def test_both_sides_of_a_split_end_in_one_model(synchronous: bool) -> None:
         await asyncio.sleep(BOUND_S)
         await asyncio.gather(push(world.members[others[0]], 1), push(world.members[others[1]], 10))
         world.heal()
-        took_s = await until(world, lambda: mended(world), within_s=BOUND_S, what="one owner, nothing left to mend")
+        took_s = await until(world, lambda: logged(world), within_s=BOUND_S, what="one owner, nothing left to mend")
         print(f"mended in {took_s:.1f} s")
         for shard in range(2):
             exchange_of(owner(world, shard)).store.owned[shard].state.fold(10, world_rule(world))
@@ -279,7 +279,7 @@ def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
             await push(world.members[others[0]], step)
             await push(world.members[others[1]], 10 * step)
         world.heal()
-        await until(world, lambda: mended(world), within_s=BOUND_S, what="one owner, nothing left to mend")
+        await until(world, lambda: logged(world), within_s=BOUND_S, what="one owner, nothing left to mend")
 
         lost = [record for record in world.records if record.event == "deltas_lost_in_split"]
         assert [record.fields["count"] for record in lost] == [2]
@@ -297,14 +297,14 @@ def test_a_delta_out_of_a_split_weighs_what_it_would_have_in_the_whole_swarm() -
         mending = exchange_of(owner(world)).reconciler
         context = exchange_of(owner(world)).context
         now = context.environment.clock.monotonic
-        mended = Mended(0, b"x" * 20, 1, 1, 1 / 3, 3.0)
-        assert mending._weight(mended) == 1 / 3
+        logged = LoggedDelta(0, b"x" * 20, 1, 1, 1 / 3, 3.0)
+        assert mending._weight(logged) == 1 / 3
         settings = msgspec.structs.replace(context.settings, weight="population")
         object.__setattr__(context, "settings", settings)
         context.view._worker_count = (now(), 6.0)
-        assert mending._weight(mended) == pytest.approx(1 / 6)
+        assert mending._weight(logged) == pytest.approx(1 / 6)
         context.view._worker_count = (now(), 2.0)
-        assert mending._weight(mended) == pytest.approx(1 / 3)
+        assert mending._weight(logged) == pytest.approx(1 / 3)
 
     simulate(scenario)
 
@@ -347,7 +347,7 @@ def test_a_former_backup_that_was_not_told_asks_and_forgets(monkeypatch: pytest.
             await join(world, f"n{number}")
         await until(world, lambda: bool(stale(world)), within_s=BOUND_S, what="a copy that nobody adds to")
         await until(world, lambda: not stale(world), within_s=BOUND_S, what="no such copy")
-        await until(world, lambda: mended(world), within_s=BOUND_S, what="everything in its place")
+        await until(world, lambda: logged(world), within_s=BOUND_S, what="everything in its place")
 
     simulate(scenario, nodes=3, shards=8)
 
@@ -380,7 +380,7 @@ def test_the_pair_of_a_side_that_lost_keeps_no_copy_that_looks_like_a_backups() 
         await asyncio.sleep(BOUND_S + 2.0)
         await asyncio.gather(push(world.members[names[0]], 3), push(world.members[others[0]], 20))
         world.heal()
-        await until(world, lambda: mended(world) and not stale(world), within_s=2 * BOUND_S, what="no stale copy")
+        await until(world, lambda: logged(world) and not stale(world), within_s=2 * BOUND_S, what="no stale copy")
 
         assert value(world) == [23.0, 23.0]
 

@@ -21,7 +21,7 @@ from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.encoding.frames import Part, frames
 from training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
-from training.exchange.ownership_messages import Fetch, Mend, MendAnswer, Mended
+from training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
 from training.exchange.store import shard_store as store_module
 from training.exchange.store.records import BufferedDelta
 from training.shards.applied import Applied, DeltaId
@@ -178,11 +178,11 @@ def test_reconciling_a_split_does_not_bypass_validation() -> None:
         shard = next(iter(exchange.store.owned))
         liar = swarm.hosts[LIAR].living
         for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
-            mended = Mended(shard, liar.overlay.node_id, liar.incarnation, 5000 + number, 1e6, 1.0)
+            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation, 5000 + number, 1e6, 1.0)
             answer = await ask(
-                swarm, victim, "mend", encode(Mend(exchange.context.genesis, [mended])), body_of(shard, values)
+                swarm, victim, "mend", encode(OfferedDeltas(exchange.context.genesis, [logged])), body_of(shard, values)
             )
-            assert decode(answer, MendAnswer).added == number
+            assert decode(answer, OfferedDeltasAnswer).added == number
 
         assert exchange.counters.refused_here == {"not_finite": 1}
         assert np.isfinite(exchange.store.owned[shard].state.value).all()

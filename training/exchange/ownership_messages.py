@@ -201,7 +201,7 @@ class OwnedHistories(msgspec.Struct, frozen=True, array_like=True):
     histories: Annotated[list[OwnedHistory], Meta(max_length=MAX_SHARDS)]
 
 
-class Mended(msgspec.Struct, frozen=True, array_like=True):
+class LoggedDelta(msgspec.Struct, frozen=True, array_like=True):
     """One delta of one shard from a repair log, as it was added on the sender's side when `workers` trained there."""
 
     shard: ShardIndex
@@ -226,24 +226,25 @@ class FindDeltas(msgspec.Struct, frozen=True, array_like=True):
 class FoundDeltas(msgspec.Struct, frozen=True, array_like=True):
     """The deltas found; one `DELTA` array each follows in the body, in that order."""
 
-    deltas: Annotated[list[Mended], Meta(max_length=MAX_DELTAS)]
+    deltas: Annotated[list[LoggedDelta], Meta(max_length=MAX_DELTAS)]
 
 
-class Mend(msgspec.Struct, frozen=True, array_like=True):
+class OfferedDeltas(msgspec.Struct, frozen=True, array_like=True):
     """Deltas that the receiver lacks; one `DELTA` array each follows in the body, in that order."""
 
     genesis: Genesis
-    deltas: Annotated[list[Mended], Meta(max_length=MAX_DELTAS)]
+    deltas: Annotated[list[LoggedDelta], Meta(max_length=MAX_DELTAS)]
 
 
-class MendAnswer(msgspec.Struct, frozen=True, array_like=True):
+class OfferedDeltasAnswer(msgspec.Struct, frozen=True, array_like=True):
     """How many of the deltas the receiver has now; the others are offered again."""
 
     added: Number
 
 
 class TakeoverRequest(msgspec.Struct, frozen=True, array_like=True):
-    """These shards seem to have no living owner; the receiver surveys the copies, and takes over if its own is best."""
+    """These shards seem to have no running owner; the receiver surveys the copies, and takes over if its own is
+    best."""
 
     genesis: Genesis
     shards: Shards

@@ -71,7 +71,7 @@ class SwarmView:
         return count
 
     def has_met_others(self) -> bool:
-        """Whether this swarm has, or ever had, another node; remembered peers of earlier starts count."""
+        """Whether this swarm has or had another node; remembered peers of earlier starts count."""
         if not self._has_met_others:
             self._has_met_others = bool(self._swarm.members() or self._swarm.remembered())
         return self._has_met_others
@@ -86,7 +86,7 @@ class SwarmView:
         return answer
 
     def invalidate(self) -> None:
-        """Membership or this node's step changed: compute anew. Among many peers one change matters little, and the
+        """Membership or this node's step changed: compute again. Among many peers one change matters little, and the
         cached answers stay: otherwise each of a thousand simultaneous joins would count a thousand peers."""
         if len(self._swarm.peers) > SMALL_SWARM:
             return

@@ -6,7 +6,7 @@ missing: the step continues with their older copy.
 
 A joiner waits for the whole vector. Once half of the owners are done and the others take as long again, it asks other
 nodes for copies. It requests the remaining shards in reverse order. A copy may lack the latest deltas; the joiner pulls
-the shard anew from its owner after the first step.
+the shard again from its owner after the first step.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class DeltaHandler:
         return None
 
     def close_windows(self) -> None:
-        """Close the windows that have become complete because members finished or died."""
+        """Close the windows that have become complete because members finished or crashed."""
         if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
             for shard in self._store.owned:
                 self._store.close_complete(shard, self._view.worker_count())

@@ -28,10 +28,10 @@ from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
     FindDeltas,
     FoundDeltas,
-    Mend,
-    MendAnswer,
-    Mended,
+    LoggedDelta,
     Offer,
+    OfferedDeltas,
+    OfferedDeltasAnswer,
     OwnedHistories,
     OwnedHistory,
 )
@@ -77,7 +77,7 @@ class SplitReconciler:
         self._returned: dict[bytes, None] = {}
         self._rpc.register("offer", Offer, self._on_offer)
         self._rpc.register("seek", FindDeltas, self._on_seek)
-        self._rpc.register("mend", Mend, self._on_mend)
+        self._rpc.register("mend", OfferedDeltas, self._on_offered_deltas)
 
     def on_change(self, change: PeerChange) -> None:
         """A node that was declared dead has returned: it may have been on the other side of a split."""
@@ -274,12 +274,12 @@ class SplitReconciler:
         self._log.info("split_mended", shard=shard, lost=count)
 
     async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
-        message = Mend(self._context.genesis, [_as_message(shard, entry) for shard, entry in batch])
+        message = OfferedDeltas(self._context.genesis, [_as_message(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         self._counters.bytes_sent += size
         body = list_if_small(_frames(batch), size)
         async with self._rpc.request("mend", owner, message, body) as answer:
-            self._rpc.decoded(owner, answer.head, MendAnswer)
+            self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
 
     # -- the side with the higher term --------------------------------------------------------------------------
 
@@ -296,43 +296,45 @@ class SplitReconciler:
         state = owned.state
         return OwnedHistory(shard, "owner", *owned.term, state.era_step, state.era_term, identities_of(state).rows())
 
-    async def _on_mend(self, sender: Contact, message: Mend, stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_offered_deltas(
+        self, sender: Contact, message: OfferedDeltas, stream: AsyncIterator[Buffer]
+    ) -> Response:
         reader = FrameReader(stream)
         added = 0
-        for mended in message.deltas:
-            if mended.shard >= len(self._store):
+        for logged in message.deltas:
+            if logged.shard >= len(self._store):
                 break
-            size = self._store.size(mended.shard)
-            delta, encoded, codec = await read_array(reader, mended.shard, Part.DELTA, size)
+            size = self._store.size(logged.shard)
+            delta, encoded, codec = await read_array(reader, logged.shard, Part.DELTA, size)
             self._counters.bytes_received += len(encoded)
-            added += await self._add(mended, IncomingDelta(mended.shard, delta, encoded, codec, repair=True))
+            added += await self._add(logged, IncomingDelta(logged.shard, delta, encoded, codec, repair=True))
         if added:
             self._counters.repaired += added
             self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
-        return Response(encode(MendAnswer(added)))
+        return Response(encode(OfferedDeltasAnswer(added)))
 
-    async def _add(self, mended: Mended, item: IncomingDelta) -> bool:
+    async def _add(self, logged: LoggedDelta, item: IncomingDelta) -> bool:
         push = Push(
             genesis=self._context.genesis,
-            node=mended.node,
-            incarnation=mended.incarnation,
-            step=mended.step,
-            base_step=mended.step,
-            weight=self._weight(mended),
-            shards=[mended.shard],
+            node=logged.node,
+            incarnation=logged.incarnation,
+            step=logged.step,
+            base_step=logged.step,
+            weight=self._weight(logged),
+            shards=[logged.shard],
         )
         (result,) = await self._deltas.accept(push, [item])
         return result.status == "ok"
 
-    def _weight(self, mended: Mended) -> float:
+    def _weight(self, logged: LoggedDelta) -> float:
         """`w · N_side / N_merged`: each side had counted only its own workers."""
         if self._context.settings.weight == "sum":
-            return mended.weight
-        return mended.weight * mended.workers / max(mended.workers, self._view.worker_count())
+            return logged.weight
+        return logged.weight * logged.workers / max(logged.workers, self._view.worker_count())
 
 
-def _as_message(shard: int, entry: LogEntry) -> Mended:
-    return Mended(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
+def _as_message(shard: int, entry: LogEntry) -> LoggedDelta:
+    return LoggedDelta(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
 
 
 def _frames(batch: list[tuple[int, LogEntry]]) -> Iterator[Buffer]:

@@ -39,13 +39,13 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Shards grouped into files; `sizes` are (shard, bytes)."""
     files: list[list[int]] = []
-    room = 0
+    remaining_bytes = 0
     for shard, size in sizes:
-        if not files or size > room:
+        if not files or size > remaining_bytes:
             files.append([])
-            room = FILE_BYTES
+            remaining_bytes = FILE_BYTES
         files[-1].append(shard)
-        room -= size
+        remaining_bytes -= size
     return files
 
 

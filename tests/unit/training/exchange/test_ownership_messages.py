@@ -13,7 +13,7 @@ from training.exchange.ownership_messages import (
     CopyStatus,
     Fetch,
     FindDeltas,
-    Mended,
+    LoggedDelta,
     OwnedHistory,
     StateHead,
 )
@@ -52,7 +52,7 @@ def test_the_rows_of_identities_are_bounded() -> None:
 def test_a_repaired_delta_had_at_least_one_worker() -> None:
     """Reconciliation scales its weight by that number."""
     with pytest.raises(msgspec.ValidationError):
-        decode(encode(Mended(0, IDS["x"], 1, 1, 1.0, 0.5)), Mended)
+        decode(encode(LoggedDelta(0, IDS["x"], 1, 1, 1.0, 0.5)), LoggedDelta)
 
 
 def test_the_terms_of_states_and_histories_survive_the_wire() -> None:

@@ -18,7 +18,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwners
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.reads import ReadHandler
-from training.exchange.ownership_messages import Mended
+from training.exchange.ownership_messages import LoggedDelta
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, SplitReconciler
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
@@ -149,7 +149,7 @@ def test_a_delta_is_weighed_among_the_workers_of_both_sides(weight: Any, workers
         settings = msgspec.structs.replace(SETTINGS, weight=weight)
         object.__setattr__(side.context, "settings", settings)
         side.swarm.worker_count = workers
-        assert side.reconciler._weight(Mended(0, IDS["x"], 1, 1, 1 / 3, 3.0)) == pytest.approx(expected)
+        assert side.reconciler._weight(LoggedDelta(0, IDS["x"], 1, 1, 1 / 3, 3.0)) == pytest.approx(expected)
 
     run(scenario())
 
