@@ -25,7 +25,15 @@ from p2pnode import daemon
 from p2pnode.config.load import load
 from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
-from training.trainer_link.interface import Evaluation, Resume, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.interface import (
+    Evaluation,
+    ModelDescription,
+    Resume,
+    StepOrder,
+    StepReport,
+    TrainerHello,
+    Vector,
+)
 from training.trainer_link.shared_memory import SharedVectors
 
 #: Small against the values, as deltas are.
@@ -100,8 +108,12 @@ class GatedTrainer:
     def on_data(self, handler: Any) -> None:
         """It shares no data."""
 
-    async def export(self, path: str) -> None:
-        """Nothing to export."""
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:  # noqa: ARG002
+        """No model to describe."""
+        return ModelDescription("", "", (), {})
+
+    def take_measured(self) -> list[Evaluation]:
+        return []
 
     async def stop(self) -> None:
         self.state = "stopped"

@@ -21,7 +21,15 @@ from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
 from training.simulation.model.random_streams import DURATIONS, Stream
 from training.simulation.model.step_times import StepTimes
-from training.trainer_link.interface import Evaluation, Resume, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.interface import (
+    Evaluation,
+    ModelDescription,
+    Resume,
+    StepOrder,
+    StepReport,
+    TrainerHello,
+    Vector,
+)
 
 SIZE = 64
 
@@ -55,8 +63,12 @@ class SleepingTrainer:
         """Nothing to save."""
         return asyncio.sleep(0)
 
-    async def export(self, path: str) -> None:
-        """Nothing to export."""
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:  # noqa: ARG002
+        """No model to describe."""
+        return ModelDescription("", "", (), {})
+
+    def take_measured(self) -> list[Evaluation]:
+        return []
 
     def on_data(self, handler: Any) -> None:
         """It shares no data."""

@@ -45,7 +45,7 @@ from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from training.supervisor.process import missing_output
-from training.supervisor.process_trainer import ProcessTrainer
+from training.supervisor.process_trainer import NodeStart, ProcessTrainer
 from training.trainer_link.interface import Trainer
 from training.trainer_link.shared_memory import available_memory_bytes
 
@@ -111,11 +111,11 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
     )
     workers = ThreadExecutor()
 
-    def make_trainer(node_id: bytes, on_state: Callable[[str], None]) -> Trainer:
+    def make_trainer(node_id: bytes, incarnation: int, on_state: Callable[[str], None]) -> Trainer:
         return ProcessTrainer(
             config.training,
             command=start.command,
-            node_id=node_id,
+            node=NodeStart(node_id, incarnation),
             state_dir=folder,
             log=log,
             clock=clock,
@@ -184,6 +184,8 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
             state_dir=str(folder),
         )
         await running
+        if node.result is not None:
+            printed.put("\n".join([*node.result.lines(), ""]).encode())
     except PortInUse as error:
         raise UserError(
             str(error),

@@ -1,7 +1,8 @@
-"""When a run ends: `max_steps`, `max_seconds`, or a metric that reaches its goal. Pure."""
+"""When a run ends: `max_steps`, `max_seconds`, or a metric that reaches its goal; and which metrics were best. Pure."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -31,3 +32,45 @@ class Goal:
     def holds(self, metrics: dict[str, float]) -> bool:
         value = metrics.get(self.metric)
         return value is not None and (value >= self.value if self.at_least else value <= self.value)
+
+
+#: A metric whose name has one of these words is better when it is lower.
+LOWER_IS_BETTER = frozenset(
+    ("loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "wer", "cer", "bpc", "bpb", "bits")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best value of one metric of the shared model, and the step of that model."""
+
+    metric: str
+    value: float
+    step: int
+
+
+class BestMetrics:
+    """The best value of every metric that was evaluated."""
+
+    def __init__(self, goal: Goal | None) -> None:
+        self._goal = goal
+        self._best: dict[str, Best] = {}
+
+    def note(self, step: int, metrics: dict[str, float]) -> None:
+        """Take the metrics of one evaluation into account; values that are not finite are none."""
+        for name, value in metrics.items():
+            known = self._best.get(name)
+            if math.isfinite(value) and (known is None or self._is_better(name, value, known.value)):
+                self._best[name] = Best(name, value, step)
+
+    def _is_better(self, name: str, value: float, than: float) -> bool:
+        if self._goal is not None and name == self._goal.metric:
+            return value > than if self._goal.at_least else value < than
+        is_low = not LOWER_IS_BETTER.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+        return value < than if is_low else value > than
+
+    def best(self) -> Best | None:
+        """The best value of the goal's metric, or without one of the first metric that was reported."""
+        if self._goal is not None and self._goal.metric in self._best:
+            return self._best[self._goal.metric]
+        return next(iter(self._best.values()), None)

@@ -61,8 +61,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     keep_checkpoints: Annotated[PositiveCount, Meta(description="Checkpoints kept.")] = 2
     export: Annotated[
         str,
-        Meta(description="File the finished model is written to (.safetensors or .pt); empty: none."),
-    ] = ""
+        Meta(
+            description="File the finished model is written to (.safetensors or .pt); a relative path is inside the "
+            "state directory; empty: none."
+        ),
+    ] = "model.safetensors"
     hang_s: Annotated[
         Seconds,
         Meta(

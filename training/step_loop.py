@@ -16,7 +16,7 @@ from overlay.environment import Environment
 from overlay.peers import Activity
 from training.barriers.waiter import BarrierWaiter
 from training.exchange.exchange import Exchange
-from training.goal import End, Goal
+from training.goal import BestMetrics, End, Goal
 from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings, TrainingSettings
 from training.swarm import Swarm
@@ -30,6 +30,12 @@ CRASH_LOOP_FAILURES = 2
 NOT_FINITE_STEPS = 3
 #: `until` must hold in this many consecutive evaluations.
 CONFIRMATIONS = 2
+#: A goal without any evaluation in so many steps is probably a mistake.
+UNEVALUATED_STEPS = 50
+NO_END = (
+    "it trains until you stop it (`p2pnode leave`); set training.max_steps, training.max_seconds or training.until "
+    "for a run that ends by itself and writes its model"
+)
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
 
 
@@ -58,6 +64,10 @@ class StepLoop:
         self._log = environment.log
         self.progress = progress
         self._goal = Goal.parse(training.until)
+        self.best = BestMetrics(self._goal)
+        self._goal_reached = False
+        self._goal_step: int | None = None
+        self._first_step = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._recent: deque[float] = deque(maxlen=20)
@@ -79,6 +89,21 @@ class StepLoop:
     def resume(self) -> None:
         self.progress.paused = False
         self._resumed.set()
+
+    def end_by_goal(self) -> None:
+        """Another node has seen `until` hold in its evaluations of the shared model: end after this step."""
+        self._goal_reached = True
+
+    def missing_evaluations(self) -> str:
+        """Why `until` cannot hold, if enough steps have passed to say so: nothing, or not its metric, is evaluated."""
+        if self._goal is None or self._goal_step is not None:
+            return ""
+        goal, steps = f"training.until = {self._training.until}", self.progress.step - self._first_step
+        reported = sorted(self.progress.evaluated_metrics)
+        if reported:
+            return f"{goal}, but evaluations report {', '.join(reported)} only"
+        patience = max(UNEVALUATED_STEPS, 3 * self._training.eval_steps)
+        return f"{goal}, but nothing was evaluated in {steps} steps" if steps >= patience else ""
 
     def restart_from(self, file: str) -> None:
         """If the trainer has to be restarted, it restores this file."""
@@ -120,12 +145,14 @@ class StepLoop:
         """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints."""
         progress = self.progress
         self._advance(start_step)
-        self._base_step = start_step
+        self._base_step = self._first_step = start_step
         started = self._clock.monotonic()
         self._waiter.begin()
         self._swarm.announce(step=start_step)
         self._announce_activity()
         self._log.info("training_started", step=start_step)
+        if not (self._training.max_steps or self._training.max_seconds or self._goal):
+            self._log.info("run_has_no_end", hint=NO_END)
         while (end := self._ended(started)) is None:
             await self._wait_while_paused()
             await self._one_step()
@@ -139,7 +166,7 @@ class StepLoop:
             return "max_steps"
         if limits.max_seconds and self._clock.monotonic() - started >= limits.max_seconds:
             return "max_seconds"
-        if self._goal is not None and self.progress.goal_streak >= CONFIRMATIONS:
+        if self._goal is not None and (self._goal_reached or self.progress.goal_streak >= CONFIRMATIONS):
             return "until"
         return None
 
@@ -173,6 +200,7 @@ class StepLoop:
         index = self._node_index()
         order = StepOrder(step, self._training.local_steps, workers, is_first=index == 0, node_index=index)
         report = await self._train(order)
+        self.take_measured()
         self._step_published.clear()
         try:
             row = await self._publish(step, report, began)
@@ -326,11 +354,19 @@ class StepLoop:
         if evaluation is not None:
             self._note_evaluation(evaluation)
 
+    def take_measured(self) -> None:
+        """Note what the user's own script has evaluated since the last call."""
+        for evaluation in self._trainer.take_measured():
+            self._note_evaluation(evaluation)
+
     def _note_evaluation(self, evaluation: Evaluation) -> None:
         progress = self.progress
         progress.evaluated_metrics |= evaluation.metrics
         progress.evaluated_step = evaluation.step
         progress.evaluated_samples = evaluation.samples
-        if self._goal is not None:
+        self.best.note(evaluation.step, evaluation.metrics)
+        # A script may report several metrics of one model one by one: each model counts once, by the goal's metric.
+        if self._goal is not None and self._goal.metric in evaluation.metrics and evaluation.step != self._goal_step:
+            self._goal_step = evaluation.step
             progress.goal_streak = progress.goal_streak + 1 if self._goal.holds(evaluation.metrics) else 0
         self._log.info("evaluated", step=evaluation.step, samples=evaluation.samples, **evaluation.metrics)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -101,7 +100,7 @@ def export(
     config: ConfigOption = None,
     force: ForceOption = False,
 ) -> int:
-    """Write the model of the newest checkpoint of a state directory to a file.
+    """Write the whole model of the newest checkpoint of a state directory, for a strict load_state_dict.
 
     Example: p2pnode export model.safetensors --state-dir ~/.local/state/p2pnode
     """
@@ -110,13 +109,48 @@ def export(
         raise UserError(f"{path} does not end in a known format", hint, ExitCode.USAGE)
     folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config.state_folder
     step, vector = newest_checkpoint(folder)
-    with new_file(path, force) as draft:
-        if path.suffix == ".safetensors":
-            draft.write_bytes(vector.read_bytes())
-        else:
-            _convert(vector, draft)
+    from training.model_file import BadModelFile  # here: numpy is not needed by the other commands
+
+    try:
+        with new_file(path, force) as draft:
+            _write_model(folder, vector, draft)
+    except BadModelFile as error:
+        hint = "start the node again for a moment, so that it writes what is missing"
+        raise UserError(f"the model cannot be exported: {error}", hint, ExitCode.TRAINER) from None
     print_line(f"wrote {path}: the model of step {step}, from {vector.parent}")
     return 0
+
+
+def _write_model(folder: Path, vector: Path, draft: Path) -> None:
+    """Write the whole model of a checkpoint. Raises `BadModelFile`, `OSError`."""
+    from p2pnode.lifecycle.model_export import convert
+
+    whole = draft if draft.suffix == ".safetensors" else draft.with_suffix(".safetensors")
+    try:
+        with whole.open("wb") as file:
+            for piece in _model(folder, vector):
+                file.write(piece)
+        if whole != draft:
+            convert(whole, draft)
+    finally:
+        if whole != draft:
+            whole.unlink(missing_ok=True)
+
+
+def _model(folder: Path, vector: Path) -> Iterator[bytes | bytearray | memoryview]:
+    """The pieces of the file; without a description that fits, the trained tensors alone, with a warning."""
+    from p2pnode.lifecycle.model_export import checkpoint_pieces, read_description
+
+    description = read_description(folder)
+    written_for = json.loads((vector.parent / "state.json").read_text()).get("layout_digest", "")
+    if description is not None and description.layout_digest == written_for:
+        return checkpoint_pieces(folder, vector, description)
+    what = "no description of the whole model" if description is None else "the description of another model"
+    sys.stderr.write(
+        f"warning: {folder} has {what}: the file has the trained tensors only\n"
+        "hint: load it with strict=False, or start the node again for a step\n"
+    )
+    return iter([vector.read_bytes()])
 
 
 def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
@@ -133,16 +167,6 @@ def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
         "name the node's state directory with --state-dir; a node writes checkpoints regularly and on leaving",
         ExitCode.STATE_DIRECTORY,
     )
-
-
-def _convert(vector: Path, draft: Path) -> None:
-    """Convert safetensors to a plain state_dict, in another process, because this one never imports torch."""
-    command = [sys.executable, "-m", "training.trainer.convert", str(vector), str(draft)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it printed no reason"]
-        hint = "is torch installed? .safetensors does not need it"
-        raise UserError(f"the model could not be converted: {last[0]}", hint, ExitCode.TRAINER)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ class NodeEnvironment(Environment):
 
     transport: Transport
     #: (node id, callback for the trainer's state) → trainer
-    make_trainer: Callable[[bytes, Callable[[str], None]], Trainer]
+    make_trainer: Callable[[bytes, int, Callable[[str], None]], Trainer]
     state_path: Path | None = None
     #: Bytes of memory that this process may still allocate; None if unknown.
     available_memory: Callable[[], int | None] = lambda: None

@@ -7,6 +7,8 @@ joining → waiting_for_nodes → training ⇄ waiting → finished → leaving.
 from __future__ import annotations
 
 import asyncio
+import random
+from dataclasses import replace
 
 from overlay.ids import short
 from overlay.overlay import NotThisSwarm, Overlay
@@ -17,6 +19,8 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.memory_check import check_memory
+from p2pnode.lifecycle.model_export import ModelExport
+from p2pnode.lifecycle.run_result import RunEnding, RunResult
 from p2pnode.lifecycle.shutdown import LAST_PUSH_S, Shutdown
 from p2pnode.lifecycle.startup import Startup
 from p2pnode.lifecycle.state import State
@@ -25,8 +29,10 @@ from training import manifest_check
 from training.barriers.predicates import BarrierNotFound, make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.budget import Budget, budget
+from training.duplicate_data import DuplicateData
 from training.exchange.exchange import Exchange
 from training.goal import End
+from training.goal_announcement import GoalAnnouncement
 from training.manifest import Manifest, propose
 from training.progress import Progress
 from training.sharing.service import DataService
@@ -68,13 +74,18 @@ class Node:
             ) from error
         self.gate = BarrierWaiter(self.overlay, self.barrier, config.barrier, environment.clock)
         self.progress = Progress()
-        self.trainer = environment.make_trainer(self.identity.node_id, self.trainer_state_changed)
+        self.trainer = environment.make_trainer(self.identity.node_id, self.incarnation, self.trainer_state_changed)
         self.data = DataService(self.overlay, self.trainer, self.incarnation, environment)
         self.exchange: Exchange | None = None
         self.loop: StepLoop | None = None
         self.manifest: Manifest | None = None
         self.phase: State = "joining"
         self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
+        self._result: RunResult | None = None
+        self.duplicates: DuplicateData | None = None
+        self._goal_news: GoalAnnouncement | None = None
+        self._export = ModelExport(config, environment, self.trainer)
+        self._ending = RunEnding(config, environment, self._export, self.progress)
         self._shutdown = Shutdown(config, environment, self.overlay, self.trainer, self.progress)
         self._checkpoints: CheckpointWriter | None = None
         self._leave_requested = asyncio.Event()
@@ -112,6 +123,14 @@ class Node:
         """Nodes that are ready or train, this one included."""
         ready = (Activity.READY, Activity.TRAINING)
         return 1 + sum(peer.activity in ready for peer in self.overlay.members())
+
+    @property
+    def result(self) -> RunResult | None:
+        """What came of the run, once it has ended and the model is written."""
+        if self._result is None or self.loop is None:
+            return None
+        self.loop.take_measured()  # a script may evaluate once more after the end
+        return replace(self._result, best=self.loop.best.best())
 
     def budget(self) -> Budget | None:
         """Memory of the exchange among as many nodes as there are; None before the model is known."""
@@ -185,19 +204,31 @@ class Node:
 
     async def _run_training(self) -> End:
         hello = await self._start()
-        exchange, loop, checkpoints = await self._join_training(hello)
+        exchange, loop = await self._join_training(hello)
         await self._wait_for_nodes()
         self.phase = "training"
         try:
-            end = await loop.run(self.progress.step, checkpoints.write_if_due)
+            end = await loop.run(self.progress.step, self._after_step)
         except TrainerFailed as error:
             # The trainer will not restart, but the shards are intact: hand them over before the error is reported.
             self._failure = UserError(f"the trainer gave up: {error.reason}", error.hint, ExitCode.TRAINER)
             return "trainer_failed"
         self.phase = "finished"
         await self.data.leave(TELL_DATA_S)
-        await self._shutdown.finish(exchange)
+        if end == "until" and self._goal_news is not None:
+            await self._goal_news.announce(self.progress.step)
+        left = await self._shutdown.finish(exchange)
+        assert self.manifest is not None
+        self._result = await self._ending.conclude(end, exchange, self.manifest.layout, self.trainer.vector, left)
+        await self._shutdown.stay_for_others(exchange)
         return end
+
+    async def _after_step(self) -> None:
+        assert self._checkpoints is not None
+        if self.duplicates is not None:
+            self.duplicates.after_step(self.trainer.delta)
+        await self._export.describe_if_due()
+        await self._checkpoints.write_if_due()
 
     async def _start(self) -> TrainerHello:
         """Connect and start the trainer side by side."""
@@ -227,7 +258,7 @@ class Node:
                 exit_code=ExitCode.MISMATCH,
             ) from error
 
-    async def _join_training(self, hello: TrainerHello) -> tuple[Exchange, StepLoop, CheckpointWriter]:
+    async def _join_training(self, hello: TrainerHello) -> tuple[Exchange, StepLoop]:
         """Agree on the manifest, build the exchange and get the vector."""
         assert self.overlay.genesis is not None
         config, environment = self.config, self.environment
@@ -264,7 +295,7 @@ class Node:
             progress=self.progress,
         )
         loop.restart_from(self._startup.trainer_file)
-        self._checkpoints = checkpoints = CheckpointWriter(
+        self._checkpoints = CheckpointWriter(
             config,
             exchange,
             manifest,
@@ -279,9 +310,22 @@ class Node:
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         manifest_check.register(self.overlay, manifest)
+        self._watch_the_others(exchange, loop)
         await self._startup.get_vector(exchange, manifest, source)
         await self._startup.avoid_identity_reuse(exchange)
-        return exchange, loop, checkpoints
+        return exchange, loop
+
+    def _watch_the_others(self, exchange: Exchange, loop: StepLoop) -> None:
+        """Compare first deltas with other nodes, and end with them when one has reached the goal."""
+        if not self.config.exchange.enabled:
+            return
+        genesis, me = exchange.context.genesis, self.identity.node_id
+        # Generators of their own: what is drawn here changes no sample of the barrier.
+        self.duplicates = DuplicateData(self.overlay, genesis, self.log, random.Random(me))
+        if self.config.training.until:
+            self._goal_news = GoalAnnouncement(
+                self.overlay, genesis, self.config.training.until, self.log, random.Random(me), loop.end_by_goal
+            )
 
     async def _wait_for_nodes(self) -> None:
         self.overlay.announce(activity=Activity.READY, step=self.progress.step)
@@ -302,6 +346,8 @@ class Node:
         if self._checkpoints is not None:
             await self._checkpoints.stop()
         await self.data.stop()
+        if self.duplicates is not None:
+            await self.duplicates.stop()
         if self.exchange is not None:
             await self.exchange.stop()
         await self.trainer.stop()

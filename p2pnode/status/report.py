@@ -22,18 +22,21 @@ from p2pnode.status.metrics import collect
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
+    BestStatus,
     ExchangeStatus,
     Finding,
     MemoryStatus,
     NodeStatus,
     PeerStatus,
     PopulationStatus,
+    ResultStatus,
     Status,
     SwarmStatus,
     TrainingStatus,
     WaitingStatus,
 )
 from training import kernels
+from training.duplicate_data import ADVICE
 from training.progress import StepRow
 
 #: A barrier that waits longer than this is a finding of `/status`.
@@ -134,6 +137,7 @@ class StatusReport:
                 trainer=node.trainer.state,
                 trainer_failures=progress.trainer_failures,
             ),
+            result=self._result(),
             exchange=self._exchange(),
             memory=self._memory(),
             overlay=report.flat(),
@@ -228,6 +232,21 @@ class StatusReport:
             shards_to_mend=len(store.superseded),
         )
 
+    def _result(self) -> ResultStatus | None:
+        result = self._node.result
+        if result is None:
+            return None
+        best = result.best
+        return ResultStatus(
+            reason=result.end,
+            steps=result.step,
+            best=None if best is None else BestStatus(metric=best.metric, value=best.value, step=best.step),
+            model=result.model or None,
+            sha256=result.sha256 or None,
+            load=result.how_to_load,
+            may_differ=result.why_differs or None,
+        )
+
     def _memory(self) -> MemoryStatus:
         budget = self._node.budget()
         return MemoryStatus(
@@ -290,6 +309,13 @@ class StatusReport:
         if exchange is not None and exchange.push_client.outstanding_steps:
             steps = exchange.push_client.outstanding_steps
             findings.append(_warning(f"deltas of {len(steps)} steps wait for their owners", "see /steps"))
+        if node.loop is not None and (missing := node.loop.missing_evaluations()):
+            findings.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
+        if node.duplicates is not None and node.duplicates.twins:
+            twins = node.duplicates.twins
+            others = f" and {len(twins) - 1} more" if len(twins) > 1 else ""
+            what = f"this node and {short(twins[0])}{others} train on exactly the same data"
+            findings.append(_warning(what, ADVICE))
         waiting = node.gate.waiting
         if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
             findings.append(_warning(f"waiting for {short(waiting.slowest)}", "see /peers"))

@@ -87,6 +87,30 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
     trainer_failures: Count
 
 
+class BestStatus(Struct, frozen=True, kw_only=True):
+    """The best value of a metric of the shared model, and the step of that model."""
+
+    metric: str
+    value: float
+    step: Count
+
+
+class ResultStatus(Struct, frozen=True, kw_only=True):
+    """What came of a run. `model`: the path of its file, and `sha256` of the safetensors file; null without one.
+
+    `load` are lines of Python that load it. `may_differ`: why another node's file may differ; null where all nodes that
+    finish write the same bytes.
+    """
+
+    reason: str
+    steps: Count
+    best: BestStatus | None
+    model: str | None
+    sha256: str | None
+    load: list[str]
+    may_differ: str | None
+
+
 class ExchangeStatus(Struct, frozen=True, kw_only=True):
     """Shards held here and deltas sent, refused and repaired. Without an exchange yet, every number is zero."""
 
@@ -138,7 +162,8 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """`GET /status`. `overlay` is `overlay.report.OverlayReport` with its counters beside the other keys."""
+    """`GET /status`. `result` is null until the run has ended. `overlay` is `overlay.report.OverlayReport` with its
+    counters beside the other keys."""
 
     schema: SchemaNumber
     summary: str
@@ -151,6 +176,7 @@ class Status(Struct, frozen=True, kw_only=True):
     barrier: BarrierStatus
     waiting: WaitingStatus | None
     training: TrainingStatus
+    result: ResultStatus | None
     exchange: ExchangeStatus
     memory: MemoryStatus
     overlay: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/OverlayReport"})]

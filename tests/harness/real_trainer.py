@@ -11,7 +11,15 @@ import torch
 from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.interface import Evaluation, Resume, StepOrder, StepReport, TrainerHello, Vector
+from training.trainer_link.interface import (
+    Evaluation,
+    ModelDescription,
+    Resume,
+    StepOrder,
+    StepReport,
+    TrainerHello,
+    Vector,
+)
 
 #: Virtual seconds of a step.
 STEP_S = 0.1
@@ -55,8 +63,11 @@ class InlineTrainer:
         """Nothing: these swarms keep no checkpoints."""
         raise NotImplementedError(path)
 
-    async def export(self, path: str) -> None:
-        """Nothing."""
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:
+        return self.runner.describe(folder, wait=wait)
+
+    def take_measured(self) -> list[Evaluation]:
+        return []
 
     def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
         """It shares no data."""

@@ -26,7 +26,17 @@ from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.trainer.connection import DaemonConnection
 from training.trainer_link import messages
-from training.trainer_link.interface import Restored, Resume, StepOrder, StepReport, TrainerFailed, TrainerHello, Vector
+from training.trainer_link.interface import (
+    Evaluation,
+    ModelDescription,
+    Restored,
+    Resume,
+    StepOrder,
+    StepReport,
+    TrainerFailed,
+    TrainerHello,
+    Vector,
+)
 from training.trainer_link.shared_memory import SharedVectors
 
 Message = TypeVar("Message")
@@ -78,6 +88,11 @@ class ScriptTrainer(StubTrainer):
         self.reports.append(report)
         self.trained.append(order.step)
         return report
+
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:
+        self._turn += 1
+        self._send(messages.Describe(self._turn, folder, wait))
+        return self._expect(messages.Described).description
 
     async def stop(self) -> None:
         if self._state == "running":
@@ -143,6 +158,8 @@ class ScriptTrainer(StubTrainer):
                 message = self._inbox.pop(0)
                 if isinstance(message, kind):
                     return message
+                if isinstance(message, messages.Measurement):
+                    self.measured.append(Evaluation(message.step, message.metrics, message.samples))
                 self.heard.append(message)
             data = self._socket.recv(1 << 16)
             if not data:

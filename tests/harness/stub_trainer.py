@@ -17,10 +17,12 @@ from training.layout import Layout, LayoutEntry
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import (
     Evaluation,
+    ModelDescription,
     Restored,
     Resume,
     StepOrder,
     StepReport,
+    TensorSource,
     TrainerFailed,
     TrainerHello,
     Vector,
@@ -92,7 +94,8 @@ class StubTrainer:
         self.starts = 0
         self.evaluations = 0
         self.saved: list[str] = []
-        self.exported: list[str] = []
+        self.described = 0
+        self.measured: list[Evaluation] = []
         self.restored: list[str] = []
         self.samples = 0
         #: Set to make every `start` raise it.
@@ -200,9 +203,20 @@ class StubTrainer:
         written.set_result(None)
         return written
 
-    async def export(self, path: str) -> None:
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:
+        """The vector's tensors, and one integer buffer that counts this node's own steps, as BatchNorm's does."""
         self._need_running()
-        self.exported.append(path)
+        self.described += 1
+        entries = self.layout.entries
+        tensors = [TensorSource(entry.name, entry.dtype, entry.shape, "vector", entry.name) for entry in entries]
+        tensors.append(TensorSource("counted", "int64", (), "local", "counted"))
+        counted = (len(self.trained) + zlib.crc32(self.name.encode()) % 97).to_bytes(8, "little")
+        return ModelDescription(self.layout.digest(), "", tuple(tensors), {"counted": counted})
+
+    def take_measured(self) -> list[Evaluation]:
+        """What tests put into `measured`."""
+        measured, self.measured = self.measured, []
+        return measured
 
     def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
         self.send_to_daemon = handler

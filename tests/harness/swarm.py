@@ -87,7 +87,7 @@ class Swarm:
         host.trainer = self._make_trainer(name)
         trainer = host.trainer
 
-        def make_trainer(_node_id: bytes, on_state: Callable[[str], None]) -> StubTrainer:
+        def make_trainer(_node_id: bytes, _incarnation: int, on_state: Callable[[str], None]) -> StubTrainer:
             trainer.on_state = on_state
             return trainer
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from tests.harness.repository import ROOT
 from tests.process.harness.trainer_world import World, descriptors, is_running, until, wait_until
@@ -53,8 +52,10 @@ def test_a_trainer_trains_evaluates_saves_exports_and_stops(world: World, uvloop
         assert after.metrics["error"] < 0.5 * before.metrics["error"]
         assert (report.step, report.optimizer_steps, report.samples) == (30, 5, 40)
         await (await trainer.save(str(world.state_dir / "checkpoint" / "trainer")))
-        await trainer.export(str(world.state_dir / "model.safetensors"))
-        assert np.array_equal(load_file(world.state_dir / "model.safetensors")["0.bias"], trainer.vector[:8])
+        described = await trainer.describe(str(world.state_dir / "model"), wait=True)
+        assert [source.name for source in described.tensors] == [entry.name for entry in hello.layout.entries]
+        assert described.layout_digest == hello.layout.digest()
+        assert trainer.take_measured() == []
         began = time.monotonic()
         await trainer.stop()
         await trainer.stop()
@@ -257,9 +258,8 @@ def test_a_file_that_cannot_be_written_fails_the_order_and_not_the_trainer(world
         trainer = world.trainer("Plain")
         await trainer.start()
         (world.state_dir / "file").write_text("in the way")
-        for write in (trainer.save, trainer.export):
-            with pytest.raises(TrainerFailed, match=r"file/model\.pt could not be written"):
-                await write(str(world.state_dir / "file" / "model.pt"))
+        with pytest.raises(TrainerFailed, match=r"file/model\.pt could not be written"):
+            await trainer.save(str(world.state_dir / "file" / "model.pt"))
         assert trainer.state == "running"
         assert (await trainer.train(order(1))).step == 1
 

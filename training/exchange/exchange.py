@@ -5,6 +5,7 @@ Startup calls found, join or resume; the step loop push and pull; shutdown leave
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
@@ -23,8 +24,16 @@ from training.exchange.cooperative import LoopYielder
 from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
 from training.exchange.owner.reads import ReadHandler
-from training.exchange.ownership_messages import DeltaHistory, DeltaHistoryAnswer
+from training.exchange.ownership_messages import (
+    DeltaHistory,
+    DeltaHistoryAnswer,
+    FinalBuffers,
+    FinalBuffersAnswer,
+    FinalDone,
+    TransferResult,
+)
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
@@ -51,6 +60,8 @@ RELAXED_PULL_S = 5.0
 DETECTION_BOUND_S = 10.0
 #: For `highest_pushed`, which detects a state directory that was restored from an old copy.
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
+#: For the model's integer buffers, at the end: the owner compares them with its backup before it answers.
+BUFFERS_TIMEOUT_S, BUFFERS_RETRY_S = 10.0, 0.2
 
 
 class Exchange:
@@ -97,11 +108,12 @@ class Exchange:
         self._disk = environment.disk
         self._load_fences()
         self.deltas = DeltaHandler(context)
-        self.reads = ReadHandler(context)
+        self._final_values = FinalValues(context)
+        self.reads = ReadHandler(context, self._final_values)
         self.backup = BackupHandler(context)
         self.directory = OwnerDirectory(context)
         self.push_client = PushClient(context, self.directory, self.deltas)
-        self.pull_client = PullClient(context, self.directory)
+        self.pull_client = PullClient(context, self.directory, self._final_values)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler)
         self._tasks: list[asyncio.Task[None]] = []
@@ -262,6 +274,67 @@ class Exchange:
     def take_merged(self) -> dict[bytes, int]:
         """The nodes whose deltas were added here since the last call, each with its latest step."""
         return self.deltas.take_merged()
+
+    # -- the end of training ------------------------------------------------------------------------------------
+
+    async def flush(self, timeout_s: float) -> int:
+        """Wait until the owners have all deltas of this node; returns how many steps they lack after `timeout_s`."""
+        return await self.push_client.finish(timeout_s)
+
+    async def pull_final(self, step: int, timeout_s: float) -> PullReport:
+        """Bring the replica to the final values, when no node trains any more: every node gets the same bits."""
+        return await self.pull_client.pull(step, deadline_s=timeout_s, is_final=True)
+
+    async def agree_on_buffers(self, mine: bytes, timeout_s: float) -> bytes | None:
+        """The integer buffers of the model that all nodes take: those of the first owner of the first shard that has
+        finished. `mine` are this node's. None if that owner has not named them within `timeout_s`."""
+        run, store = self._run, self.store
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if BUFFERS_SHARD in store.owned:
+                        run.final_buffers = mine if run.final_buffers is None else run.final_buffers
+                        found = await self._final_values.confirmed_buffers(run.step)
+                    else:
+                        found = await self._ask_for_buffers()
+                    if found is not None:
+                        run.final_buffers = found
+                        return found
+                    await asyncio.sleep(BUFFERS_RETRY_S * self.context.jitter())
+        except TimeoutError:
+            return None
+
+    async def _ask_for_buffers(self) -> bytes | None:
+        groups, unknown = self.directory.by_owner([BUFFERS_SHARD])
+        for owner, _ in groups:
+            try:
+                question = FinalBuffers(self.context.genesis)
+                answer = await self.context.rpc.ask(
+                    owner, "final_buffers", question, FinalBuffersAnswer, BUFFERS_TIMEOUT_S
+                )
+            except TransportError as error:
+                self.directory.failed(owner, error)
+            else:
+                if answer.buffers is not None:
+                    return answer.buffers
+        await self.directory.refresh([BUFFERS_SHARD] if not groups or unknown else [])
+        return None
+
+    async def announce_final(self) -> None:
+        """Tell the owners that this node has its final values, so that they may leave."""
+        known = self.store.ownership.known_owners.values()
+        owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self.context.swarm.node_id}
+        message = FinalDone(self.context.genesis)
+
+        async def tell(owner: Contact) -> None:
+            with contextlib.suppress(TransportError):  # it leaves a little later
+                await self.context.rpc.ask(owner, "final_done", message, TransferResult, HISTORY_TIMEOUT_S)
+
+        await asyncio.gather(*(tell(owner) for owner in owners.values() if not self.view.is_gone(owner.node_id)))
+
+    def is_needed_by(self, node_id: bytes) -> bool:
+        """Whether a node that has finished may still want final values that this node owns or backs up."""
+        return bool(self.store.owned or self.store.backed) and node_id not in self._run.final_done
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     """Asks for the values of shards after the barrier of `step`.
 
     `has_checksums`: the frames carry checksums, as a joining node wants them. `takes_copies`: a receiver that does not
-    own a shard sends its copy.
+    own a shard sends its copy. `is_final`: training has ended, and the values must be the same bits for every node
+    (`training.exchange.owner.final_values`).
     """
 
     genesis: Genesis
@@ -109,18 +110,19 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
     has_checksums: bool = False
     takes_copies: bool = False
+    is_final: bool = False
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
     """With status `value` the shard follows in the body, with `copy` the copy of a node that does not own it. With
-    `same` the puller's copy is up to date.
+    `same` the puller's copy is up to date. With `later`, for a final pull, the owner's backup has other bits still.
 
     `rank_term` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
     take-over that has added nothing yet: such a value ranks as the copy it began with.
     """
 
     shard: ShardIndex
-    status: Literal["value", "copy", "same", "redirect", "retry"]
+    status: Literal["value", "copy", "same", "redirect", "retry", "later"]
     term_number: Number = 0
     term_node: TermNode = b""
     version: Number = 0

@@ -30,6 +30,9 @@ from training.shards.robust import MAX_NORMS
 #: remembers. The difference of two sets of `Applied.MAX_RANGES` ranges may have twice as many.
 Ranges = Annotated[list[tuple[int, int]], Meta(max_length=64)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
+#: A model's integer buffers, encoded by its trainer's daemon.
+MAX_BUFFERS_BYTES = 1 << 20
+Buffers = Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)]
 #: The receiver copies each state for its answer.
 MAX_FETCHED = 16
 
@@ -100,9 +103,54 @@ class ConfirmBackup(msgspec.Struct, frozen=True, array_like=True):
     shards: Shards
 
 
+class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
+    """A shard as its owner has it at the end of training: the deltas that are visible, and a digest of the value."""
+
+    shard: ShardIndex
+    term_number: Number
+    term_node: TermNode
+    folded_step: Number
+    version: Number
+    digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    closed_windows: Windows = []
+
+    @property
+    def term(self) -> Term:
+        return Term(self.term_number, self.term_node)
+
+
+class CompareCopies(msgspec.Struct, frozen=True, array_like=True):
+    """Asks the backup of shards which of its copies have the same bits, once it has made the same deltas visible.
+
+    `buffers`: the integer buffers that all nodes take, for the backup to keep.
+    """
+
+    genesis: Genesis
+    copies: Annotated[list[CopyDigest], Meta(max_length=MAX_SHARDS)]
+    buffers: Buffers | None = None
+
+
+class FinalDone(msgspec.Struct, frozen=True, array_like=True):
+    """The sender has its final values: no owner need stay for it."""
+
+    genesis: Genesis
+
+
+class FinalBuffers(msgspec.Struct, frozen=True, array_like=True):
+    """Asks the owner of the first shard for the model's integer buffers that all nodes take."""
+
+    genesis: Genesis
+
+
+class FinalBuffersAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """None: the receiver does not own that shard, has not finished, or has no backup with the same yet."""
+
+    buffers: Buffers | None
+
+
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to `Learn`, `StateTransfer`, `HandOver`, `Release` and `ConfirmBackup`: the shards taken (or confirmed),
-    and the known owners of the others."""
+    """Answer to `Learn`, `StateTransfer`, `HandOver`, `Release`, `ConfirmBackup` and `CompareCopies`: the shards taken
+    (or confirmed, or equal), and the known owners of the others."""
 
     taken: Shards
     others: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]

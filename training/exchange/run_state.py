@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 
@@ -26,6 +26,10 @@ class RunState:
     step: int = 0
     passed_step: int = 0
     phase: Phase = Phase.RUNNING
+    #: After the end of training: the integer buffers of the model that all nodes take, as far as this node knows.
+    final_buffers: bytes | None = None
+    #: Nodes that have their final values.
+    final_done: dict[bytes, None] = field(default_factory=dict)
 
     @property
     def is_leaving(self) -> bool:

@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import (
     Evaluation,
+    ModelDescription,
     Restored,
     Resume,
     StepOrder,
@@ -39,7 +40,7 @@ from training.trainer_link.interface import (
 )
 from training.trainer_link.shared_memory import SharedVectors
 
-Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied, messages.Written)
+Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied, messages.Written, messages.Described)
 
 #: A trainer is killed after this multiple of the limit for `hung`, and not before `UNKNOWN_PACE_S` while its pace is
 #: unknown: the first step compiles kernels, and writing a large file takes long.
@@ -57,6 +58,13 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024), "MALLOC_TRIM_THR
 PACE_STEPS = 21
 
 
+class NodeStart(NamedTuple):
+    """One start of a node; `incarnation` counts them."""
+
+    node_id: bytes
+    incarnation: int
+
+
 class ProcessTrainer:
     """One trainer process; implements `training.trainer_link.interface.Trainer`.
 
@@ -69,7 +77,7 @@ class ProcessTrainer:
         settings: TrainingSettings,
         *,
         command: list[str] | None,
-        node_id: bytes,
+        node: NodeStart,
         state_dir: Path,
         log: Log,
         clock: Clock,
@@ -81,7 +89,8 @@ class ProcessTrainer:
         self.on_state = on_state
         self._settings = settings
         self._command = command
-        self._node_seed = messages.derive_node_seed(settings.seed, node_id)
+        self._node = node
+        self._starts = 0
         self._state_dir = state_dir
         self._log = log
         self._clock = clock
@@ -96,6 +105,7 @@ class ProcessTrainer:
         self._turn = 0
         self._step_s: deque[float] = deque(maxlen=PACE_STEPS)
         self._evaluation_s: deque[float] = deque(maxlen=PACE_STEPS)
+        self._measured: list[Evaluation] = []
 
     @property
     def state(self) -> str:
@@ -197,6 +207,7 @@ class ProcessTrainer:
 
     def _start_message(self) -> messages.Start:
         settings = self._settings
+        self._starts += 1
         return messages.Start(
             task=settings.task,
             data_dir=str(Path(settings.data_dir).expanduser().absolute()) if settings.data_dir else "",
@@ -204,8 +215,9 @@ class ProcessTrainer:
             device=settings.device,
             threads=settings.threads,
             seed=settings.seed,
-            node_seed=self._node_seed,
+            node_seed=messages.derive_node_seed(settings.seed, self._node.node_id),
             local_steps=settings.local_steps,
+            start_seed=messages.derive_start_seed(settings.seed, *self._node, self._starts),
         )
 
     async def stop(self) -> None:
@@ -216,6 +228,7 @@ class ProcessTrainer:
     async def _end_session(self, *, polite_s: float) -> None:
         session, self._session = self._session, None
         if session is not None:
+            self._measured += session.take_measured()
             await session.close(polite_s=0.0 if self._state == "hung" else polite_s)
 
     # --- shared data --------------------------------------------------------------------------------------------
@@ -250,9 +263,15 @@ class ProcessTrainer:
             raise TrainerFailed("the trainer was stopped")
         return self._session.file(copied.turn)
 
-    async def export(self, path: str) -> None:
-        """See `Trainer.export`."""
-        await self._ask(lambda turn: messages.Export(turn, str(Path(path).absolute())), messages.Written)
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:
+        """See `Trainer.describe`."""
+        answer = await self._ask(lambda turn: messages.Describe(turn, folder, wait), messages.Described)
+        return answer.description
+
+    def take_measured(self) -> list[Evaluation]:
+        """See `Trainer.take_measured`."""
+        measured, self._measured = self._measured, []
+        return measured + (self._session.take_measured() if self._session is not None else [])
 
     async def _ask(
         self, order: Callable[[int], messages.Order], answer: type[Answer], durations_s: deque[float] | None = None

@@ -20,7 +20,7 @@ from overlay.environment import Log
 from training.supervisor.process import POLITE_S, OutputLog, TrainerProcess
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
-from training.trainer_link.interface import TrainerFailed
+from training.trainer_link.interface import Evaluation, TrainerFailed
 
 Opening = TypeVar("Opening", messages.Hello, messages.Ready)
 
@@ -53,6 +53,7 @@ class TrainerSession:
         self._on_heard = on_heard
         self._on_lost = on_lost
         self._on_data: Callable[[DataFromTrainer], None] = ignore_data
+        self._measured: list[Evaluation] = []
         self._turn = 0
         self._reply: asyncio.Future[messages.FromTrainer] | None = None
         #: The files of orders to save that the trainer writes beside its training, by turn.
@@ -141,6 +142,11 @@ class TrainerSession:
         """Done when the file of an order to save is written; raises `TrainerFailed`."""
         return self._files[turn]
 
+    def take_measured(self) -> list[Evaluation]:
+        """The evaluations that the trainer has sent without an order since the last call."""
+        measured, self._measured = self._measured, []
+        return measured
+
     def forget(self) -> None:
         """The caller no longer waits for the order."""
         if self._reply is not None and self._reply.done() and not self._reply.cancelled():
@@ -222,6 +228,8 @@ class TrainerSession:
         match message:
             case messages.TrainerProgress():
                 self.has_progressed = True
+            case messages.Measurement(step, metrics, samples):
+                self._measured.append(Evaluation(step, metrics, samples))
             case messages.Written() | messages.NotWritten() if message.turn in self._files:
                 self._end_file(self._files[message.turn], message)
             case (
@@ -229,6 +237,7 @@ class TrainerSession:
                 | messages.Evaluated()
                 | messages.Copied()
                 | messages.Written()
+                | messages.Described()
                 | messages.NotWritten()
             ):
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:

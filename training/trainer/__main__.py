@@ -122,9 +122,8 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
                         connection.send(messages.Evaluated(turn, evaluation))
                 case messages.Save(turn, path):
                     writer.save(turn, Path(path), runner.state())
-                case messages.Export(turn, path):
-                    runner.export(Path(path), vector)
-                    connection.send(messages.Written(turn))
+                case messages.Describe(turn, folder, wait):
+                    connection.send(messages.Described(turn, runner.describe(folder, wait=wait)))
         except CannotWrite as error:
             connection.send(messages.NotWritten(turn, error.reason, error.hint))
 

@@ -23,13 +23,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from training.errors import TrainingError
 from training.trainer.accelerated import unwrapped
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
-from training.trainer.export import export
 from training.trainer.metric_means import MetricMeans
+from training.trainer.model_description import ModelDescriber
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.sampling.sampler import SwarmSampler
 from training.trainer.sampling.shard import SwarmShard
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
+from training.trainer.script_settings import ScriptSettings
 from training.trainer.script_state import ScriptState
 from training.trainer.snapshot import CannotWrite
 from training.trainer.state_writer import StateWriter
@@ -55,7 +56,8 @@ class AttachedSwarm:
     `step_number` is the current step of the swarm, from 1; `samples_seen` counts the samples this node has trained on;
     `workers` is the number of nodes that train. `is_first` is true on one node of the swarm, for work to be done once;
     `node_index` is this node's place among those that train, in the order of their ids: 0 is the first. All three may
-    change with every turn.
+    change with every turn. `local_steps` is the number of optimiser steps in a turn. `seed`, `device`, `data_dir` and
+    `options` are the node's settings (`training.trainer.script_settings`).
     """
 
     def __init__(
@@ -75,8 +77,11 @@ class AttachedSwarm:
         self.is_first = False
         self.node_index = 0
         self.workers = 1.0
+        self.local_steps = 0
+        self._settings = ScriptSettings()
+        self._holds_shared = False
+        self._has_warned_of_own_weights = False
         inner = unwrapped(optimizer, scheduler, scaler)
-        self._model = model
         self._optimizer = inner.optimizer
         self._scaler = scaler = inner.scaler
         self._ranks = ranks
@@ -84,16 +89,16 @@ class AttachedSwarm:
         self._state_writer = StateWriter(connection.send) if connection is not None else None
         self._warned: list[messages.Warned] = []
         self._model_vector = ModelVector(model)
+        self._describer = ModelDescriber(model, self._model_vector, self._warn)
         self._schedule = Schedule(inner.optimizer, inner.scheduler, self._warn, stride=inner.stride)
         self._data = SharedData(ranks, connection, self._warn)
         self._script_state = ScriptState(
-            inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state, self._data
+            inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state, self._data, self._warn
         )
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
         self._turn_steps = 0
-        self._local_steps = 0
         self._scale = scaler.get_scale() if scaler is not None else 0.0
         self._began_s = 0.0
         self._means = MetricMeans()
@@ -123,11 +128,56 @@ class AttachedSwarm:
         vector, turn = self._model_vector, (self.step_number, self.done)
         own = vector.keep()
         vector.load_base()
+        self._holds_shared = True
         try:
             yield
         finally:
+            self._holds_shared = False
             if turn == (self.step_number, self.done):  # Otherwise the model holds newer weights.
                 vector.put_back(own)
+
+    @property
+    def seed(self) -> int:
+        """A seed for this script's own shuffling and dropout: it differs on every node and at every start."""
+        return self._settings.seed
+
+    @property
+    def device(self) -> str:
+        """`training.device` as torch takes it, such as "cuda:0"."""
+        return self._settings.device
+
+    @property
+    def data_dir(self) -> str:
+        """`training.data_dir`, absolute; empty if it is not set."""
+        return self._settings.data_dir
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """`[training.options]`."""
+        return self._settings.options
+
+    def evaluate(self, samples: int = 0, **metrics: float | Tensor) -> None:
+        """Report metrics of the shared model, measured over `samples` samples, as `swarm.evaluate(accuracy=0.93)`.
+
+        `training.until` looks at them, and `/status` shows them. Call it where the model holds the shared weights: when
+        `step` has begun a new turn, or inside `shared_weights()`. Under torchrun those of rank 0 count. Raises
+        `ValueError` without a metric and for one that is no number, and `SwarmLost`.
+        """
+        if not metrics:
+            raise ValueError("swarm.evaluate() needs at least one metric, as swarm.evaluate(accuracy=0.93)")
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        if self._connection is None:
+            return
+        if self._turn_steps and not (self.done or self._holds_shared or self._has_warned_of_own_weights):
+            self._has_warned_of_own_weights = True
+            steps = f"{self._turn_steps} optimiser steps after the shared ones"
+            message = f"the metrics are of this node's own weights, {steps}: evaluate inside swarm.shared_weights()"
+            self._warn("own_weights_evaluated", message)
+        step = self.step_number if self.done else self.step_number - 1
+        try:
+            self._connection.send(messages.Measurement(step, values, int(samples)))
+        except DaemonGone as gone:
+            raise SwarmLost("the p2pnode daemon that started this script has ended") from gone
 
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
         """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.
@@ -144,7 +194,7 @@ class AttachedSwarm:
         if not self._skipped():
             self._turn_steps += 1
         try:
-            if self._turn_steps < self._local_steps:
+            if self._turn_steps < self.local_steps:
                 self._report_progress()
             else:
                 self._report_turn()
@@ -179,11 +229,13 @@ class AttachedSwarm:
         """Describe the model to the daemon and take its first order. Raises as the connection does."""
         if self._connection is not None:
             self._greet(self._connection)
+        self._settings = self._ranks.share(self._settings)
         self._next_turn()
 
     def _greet(self, connection: DaemonConnection) -> None:
         start = connection.receive_start()
         self._data.seed = start.seed
+        self._settings = ScriptSettings.of(start)
         if start.threads:
             torch.set_num_threads(start.threads)
         vector = self._model_vector
@@ -205,7 +257,7 @@ class AttachedSwarm:
         if memory.initialise:
             vector.read(self._vector)
         if memory.restore:
-            self.samples_seen = self._script_state.restore(Path(memory.restore))
+            self.samples_seen = self._script_state.restore(Path(memory.restore), start.local_steps)
             if self._scaler is not None:
                 self._scale = self._scaler.get_scale()
         connection.send(messages.Ready())
@@ -221,7 +273,7 @@ class AttachedSwarm:
         if turn is None:
             self._done = True
             return
-        self.step_number, self._local_steps = turn.step, turn.local_steps
+        self.step_number, self.local_steps = turn.step, turn.local_steps
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
         self._schedule.seek((turn.step - 1) * turn.local_steps)
         self._turn_steps = self._samples = 0
@@ -252,9 +304,11 @@ class AttachedSwarm:
                     self._connection.send(messages.Evaluated(turn, None))
                 case messages.Save(turn, path):
                     assert self._state_writer is not None
-                    self._state_writer.save(turn, Path(path), self._script_state.content(self.samples_seen))
-                case messages.Export(turn, path):
-                    self._connection.send(self._exported(turn, Path(path)))
+                    self._state_writer.save(
+                        turn, Path(path), self._script_state.content(self.samples_seen, self.local_steps)
+                    )
+                case messages.Describe(turn, folder, wait):
+                    self._connection.send(self._described(turn, folder, wait=wait))
 
     def _report_turn(self) -> None:
         loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
@@ -300,10 +354,15 @@ class AttachedSwarm:
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    def _exported(self, turn: int, path: Path) -> messages.Written | messages.NotWritten:
+    def _described(self, turn: int, folder: str, *, wait: bool) -> messages.Described | messages.NotWritten:
         try:
-            self._model_vector.load(self._vector)
-            export(self._model, path)
+            return messages.Described(turn, self._describer.describe(folder, wait=wait))
         except CannotWrite as error:
             return messages.NotWritten(turn, error.reason, error.hint)
-        return messages.Written(turn)
+
+
+def _number(name: str, value: float | Tensor) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"swarm.evaluate({name}=…): {value!r} is not one number") from error

@@ -104,7 +104,7 @@ class DaemonConnection:
         if isinstance(message, messages.Stop):
             self._inbox.put(message)
             raise StopAsked
-        if isinstance(message, messages.Train | messages.Evaluate | messages.Save | messages.Export):
+        if isinstance(message, messages.Train | messages.Evaluate | messages.Save | messages.Describe):
             self._turn = message.turn
         return message
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed
@@ -16,6 +16,8 @@ import torch.distributed
 from training.trainer.connection import DaemonGone
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import TrainerFailed
+
+Shared = TypeVar("Shared")
 
 _STILL_WAITING, _TURN, _DONE, _LOST = 0.0, 1.0, 2.0, 3.0
 
@@ -89,6 +91,14 @@ class Ranks:
             torch.distributed.broadcast(vector.base, src=0)
             if not self.is_first:
                 vector.load_base()
+
+    def share(self, settings: Shared) -> Shared:
+        """On all ranks: what rank 0 has."""
+        if self.count == 1:
+            return settings
+        found = [settings]
+        torch.distributed.broadcast_object_list(found, src=0, device=torch.device(self._device))
+        return found[0]
 
     def combine(self, means: dict[str, float], samples: int) -> tuple[float, dict[str, float], int]:
         """Mean loss, mean metrics and total samples of the turn over all ranks, which give the same names."""

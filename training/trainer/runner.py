@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from training.tasks.task import Task, TrainSpec
 from training.trainer import snapshot
-from training.trainer.export import export
 from training.trainer.loading import user_code_errors
+from training.trainer.model_description import ModelDescriber
 from training.trainer.schedule import Schedule
 from training.trainer.vector import ModelVector
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed, Vector
+from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
 
 #: A scaler that starts at 2^16 and halves needs at most sixteen skipped steps; more mean that it finds no scale.
 MAX_SKIPPED = 50
@@ -50,6 +50,7 @@ class TaskRunner:
         self.task = task
         self.spec = spec
         self.model_vector = ModelVector(spec.model)
+        self._describer = ModelDescriber(spec.model, self.model_vector, warn)
         self.samples_seen = 0
         self._name = name
         self._progress = progress
@@ -192,10 +193,9 @@ class TaskRunner:
                 fatal=True,
             ) from error
 
-    def export(self, path: Path, vector: Vector) -> None:
-        """Write the model with `vector` loaded. Raises `CannotWrite`."""
-        self.model_vector.load(vector)
-        export(self.spec.model, path)
+    def describe(self, folder: str, *, wait: bool) -> ModelDescription:
+        """See `Trainer.describe`. Raises `CannotWrite`."""
+        return self._describer.describe(folder, wait=wait)
 
     def _data_state(self) -> Any:
         for holder in (self._batches, self.task):

@@ -6,7 +6,7 @@ Written by the daemon's order (`training.trainer.state_writer`) and restored whe
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class ScriptState:
         local_buffers: dict[str, Tensor],
         own: MutableMapping[str, Any],
         shared_data: SharedData,
+        warn: Callable[[str, str], None],
     ) -> None:
         self._optimizer = optimizer
         self._schedule = schedule
@@ -38,8 +39,9 @@ class ScriptState:
         self._local_buffers = local_buffers
         self._own = own
         self._shared_data = shared_data
+        self._warn = warn
 
-    def content(self, samples_seen: int) -> dict[str, Any]:
+    def content(self, samples_seen: int, local_steps: int) -> dict[str, Any]:
         """What is to be saved; its tensors are the live ones."""
         own = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._own.items()}
         return {
@@ -50,13 +52,18 @@ class ScriptState:
             "state": own,
             "data": self._shared_data.state(),
             "samples_seen": samples_seen,
+            "local_steps": local_steps,
         }
 
-    def restore(self, path: Path) -> int:
-        """Restore what was saved; returns `samples_seen`. Raises `TrainerFailed`."""
+    def restore(self, path: Path, local_steps: int) -> int:
+        """Restore what was saved; returns `samples_seen`. A learning rate or a number of `local_steps` that was another
+        one then is warned of. Raises `TrainerFailed`."""
         saved = snapshot.load(path)
         try:
+            asked = self._rates()
             self._optimizer.load_state_dict(saved["optimizer"])
+            self._compare_rates(asked)
+            self._compare_local_steps(int(saved.get("local_steps", local_steps)), local_steps)
             self._schedule.restore(saved["schedule"])
             if self._scaler is not None and saved["scaler"] is not None:
                 self._scaler.load_state_dict(saved["scaler"])
@@ -78,3 +85,21 @@ class ScriptState:
                 fatal=True,
             ) from error
         return samples_seen
+
+    def _rates(self) -> list[float]:
+        """The learning rate of each parameter group, as it was before any schedule."""
+        return [float(group.get("initial_lr", group["lr"])) for group in self._optimizer.param_groups]
+
+    def _compare_rates(self, asked: list[float]) -> None:
+        """Say that the restored optimiser's learning rates are not those that the script has asked for."""
+        restored = self._rates()
+        differing = [pair for pair in zip(asked, restored, strict=False) if pair[0] != pair[1]]
+        if differing:
+            mine, theirs = differing[0]
+            what = f"the script asks for lr = {mine:g}, but the restored optimiser has {theirs:g}, which is used"
+            self._warn("learning_rate_restored", f"{what}: to change it, set optimizer.param_groups after attach()")
+
+    def _compare_local_steps(self, before: int, now: int) -> None:
+        if before != now:
+            what = f"training.local_steps was {before} when this state was saved, and is {now}"
+            self._warn("local_steps_changed", f"{what}: a step of the swarm is another number of optimiser steps now")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from training.layout import Layout, LayoutEntry
+from training.model_file import digest_head
 from training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of names that wrappers insert: `torch.compile`, activation checkpointing.
@@ -62,7 +63,9 @@ class ModelVector:
         named = [("parameter", item) for item in sorted(parameters.items())]
         named += [("buffer", item) for item in sorted(buffers.items())]
         self.layout = _layout(named)
-        self.frozen_digest = _digest(sorted((frozen | constant).items()))
+        #: What training never changes, by canonical name: frozen parameters and constant buffers.
+        self.fixed = frozen | constant
+        self.frozen_digest = tensors_digest(sorted(self.fixed.items()))
         self._tensors = [tensor for _, (_, tensor) in named]
         # The vector as the model holds it, on the model's device: the base of the next delta.
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
@@ -74,6 +77,10 @@ class ModelVector:
             for tensor, base in zip(self._tensors, self._bases, strict=True)
             if tensor.dtype not in (torch.float32, torch.float64)
         ]
+
+    def named_tensors(self) -> list[tuple[str, Tensor]]:
+        """The model's tensors that the vector holds, each with the name of its entry."""
+        return [(entry.name, tensor) for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)]
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         return [flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.layout.entries]
@@ -133,7 +140,8 @@ class ModelVector:
         return self._base
 
 
-def _storage(tensor: Tensor) -> tuple[object, ...]:
+def storage_key(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same values in the same memory, as tied ones are."""
     return (
         str(tensor.device),
         tensor.untyped_storage().data_ptr(),
@@ -152,7 +160,7 @@ def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     # Trainable ones first: a tensor tied to a frozen name is still trained.
     for name, parameter in sorted(named, key=lambda item: not item[1].requires_grad):
         _refuse_unusable(name, parameter)
-        storage = _storage(parameter)
+        storage = storage_key(parameter)
         if storage in known:
             continue
         known[storage] = name
@@ -186,9 +194,9 @@ def _buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], di
     local: dict[str, Tensor] = {}
     known: set[tuple[object, ...]] = set()
     for name, buffer in sorted((canonical_name(name), value) for name, value in _named(model, "buffers")):
-        if _storage(buffer) in known:
+        if storage_key(buffer) in known:
             continue
-        known.add(_storage(buffer))
+        known.add(storage_key(buffer))
         if not buffer.is_floating_point():
             local[name] = buffer
         elif bool(torch.isfinite(buffer).all()):
@@ -202,7 +210,7 @@ def _layout(named: list[tuple[str, tuple[str, Tensor]]]) -> Layout:
     entries = []
     offset = 0
     for kind, (name, tensor) in named:
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype_name(tensor)
         shape = tuple(tensor.shape)
         entries.append(
             LayoutEntry(name, shape, dtype, "parameter" if kind == "parameter" else "buffer", offset, tensor.numel())
@@ -211,11 +219,16 @@ def _layout(named: list[tuple[str, tuple[str, Tensor]]]) -> Layout:
     return Layout(tuple(entries))
 
 
-def _digest(named: list[tuple[str, Tensor]]) -> str:
+def dtype_name(tensor: Tensor) -> str:
+    """As "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def tensors_digest(named: list[tuple[str, Tensor]]) -> str:
     """Hex SHA-256 over names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name, tensor in named:
-        digest.update(f"{name}/{tensor.dtype}/{tuple(tensor.shape)}/".encode())
+        digest.update(digest_head(name, dtype_name(tensor), tuple(tensor.shape)))
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -9,7 +9,7 @@ of the delta.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -70,6 +70,33 @@ class Evaluation(msgspec.Struct, frozen=True):
     samples: int
 
 
+class TensorSource(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the model's `state_dict`, under its canonical name, and where its values are.
+
+    `vector`: the vector's entry `source`, to be converted to `dtype`. `fixed`: the tensor `source` of the file that the
+    trainer writes once. `local`: `ModelDescription.local[source]`. `dtype` is torch's name, as "bfloat16".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: Literal["vector", "fixed", "local"]
+    source: str
+
+
+class ModelDescription(msgspec.Struct, frozen=True):
+    """What a complete file of the model needs beside the vector (`training.model_file`).
+
+    `fixed_digest` covers the tensors that training never changes: frozen parameters and constant buffers; empty: there
+    are none. `local` has the bytes of each integer buffer, as this node has them now.
+    """
+
+    layout_digest: str
+    fixed_digest: str
+    tensors: tuple[TensorSource, ...]
+    local: dict[str, bytes]
+
+
 class TrainerFailed(TrainingError):
     """The trainer could not start, or has ended. `reason` is one sentence, `hint` the next step for the user.
 
@@ -126,8 +153,16 @@ class Trainer(Protocol):
         written."""
         ...
 
-    async def export(self, path: str) -> None:
-        """Write the model with `vector` loaded: safetensors, or a plain `state_dict` for other endings."""
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:
+        """Describe the whole model; the tensors that training never changes are written to `folder`, an
+        absolute path, once.
+
+        With `wait` it returns when that file is complete, otherwise the trainer writes it in the background. An empty
+        `folder` writes nothing. Raises `TrainerFailed`."""
+        ...
+
+    def take_measured(self) -> list[Evaluation]:
+        """The evaluations that a user's own script has reported since the last call, oldest first."""
         ...
 
     def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from training.errors import TrainingError
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerHello
+from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerHello
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
 SOCKET_VARIABLE = "P2PNODE_TRAINER_SOCKET"
@@ -34,7 +34,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The daemon's first message."""
+    """The daemon's first message. `seed` is the run's, `node_seed` the node's, and `start_seed` that of this start."""
 
     task: str
     data_dir: str
@@ -44,6 +44,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     seed: int
     node_seed: int
     local_steps: int
+    start_seed: int = 0
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory"):
@@ -73,9 +74,12 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
     path: str
 
 
-class Export(msgspec.Struct, frozen=True, tag="export"):
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """Describe the model; see `Trainer.describe`."""
+
     turn: int
-    path: str
+    folder: str
+    wait: bool
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -119,9 +123,22 @@ class Copied(msgspec.Struct, frozen=True, tag="copied"):
 
 
 class Written(msgspec.Struct, frozen=True, tag="written"):
-    """The file of a `Save` or `Export` is in place."""
+    """The file of a `Save` is in place."""
 
     turn: int
+
+
+class Described(msgspec.Struct, frozen=True, tag="described"):
+    turn: int
+    description: ModelDescription
+
+
+class Measurement(msgspec.Struct, frozen=True, tag="measured"):
+    """A user's own script has evaluated the shared model of `step`, without an order."""
+
+    step: int
+    metrics: dict[str, float]
+    samples: int
 
 
 class NotWritten(msgspec.Struct, frozen=True, tag="not_written"):
@@ -147,8 +164,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     fatal: bool
 
 
-Order = Train | Evaluate | Save | Export
-FromDaemon = Start | Memory | Train | Evaluate | Save | Export | Cancel | Stop | DataFromDaemon
+Order = Train | Evaluate | Save | Describe
+FromDaemon = Start | Memory | Train | Evaluate | Save | Describe | Cancel | Stop | DataFromDaemon
 FromTrainer = (
     Hello
     | Ready
@@ -157,7 +174,9 @@ FromTrainer = (
     | Evaluated
     | Copied
     | Written
+    | Described
     | NotWritten
+    | Measurement
     | Warned
     | Failed
     | DataFromTrainer
@@ -215,3 +234,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
 def derive_node_seed(seed: int, node_id: bytes) -> int:
     """The node's own seed of 63 bits, for data order and dropout: from the swarm's seed and the node's id."""
     return int.from_bytes(hashlib.sha256(b"%d/" % seed + node_id).digest()[:8]) >> 1
+
+
+def derive_start_seed(seed: int, node_id: bytes, incarnation: int, starts: int) -> int:
+    """A seed of 63 bits for one start of a script: another one for each node, each start of the node, and each start of
+    the trainer in it, so that no order of batches is repeated."""
+    text = b"%d/%d/%d/" % (seed, incarnation, starts) + node_id
+    return int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1

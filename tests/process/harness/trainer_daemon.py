@@ -12,7 +12,7 @@ from pathlib import Path
 from overlay.system import SystemClock
 from tests.process.harness.trainer_world import QuietLog
 from training.settings import TrainingSettings
-from training.supervisor.process_trainer import ProcessTrainer
+from training.supervisor.process_trainer import NodeStart, ProcessTrainer
 from training.trainer_link.interface import StepOrder
 
 
@@ -20,7 +20,7 @@ async def main(state_dir: Path, seconds: float) -> None:
     trainer = ProcessTrainer(
         TrainingSettings(task="tests.harness.tasks:Slow", options={"seconds": seconds}, threads=1),
         command=None,
-        node_id=b"d" * 20,
+        node=NodeStart(b"d" * 20, 1),
         state_dir=state_dir,
         log=QuietLog(),
         clock=SystemClock(),

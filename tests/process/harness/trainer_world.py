@@ -13,7 +13,7 @@ from typing import Any
 
 from overlay.system import SystemClock
 from training.settings import TrainingSettings
-from training.supervisor.process_trainer import ProcessTrainer
+from training.supervisor.process_trainer import NodeStart, ProcessTrainer
 
 
 class QuietLog:
@@ -53,7 +53,7 @@ class World:
         trainer = ProcessTrainer(
             TrainingSettings(**settings),
             command=command,
-            node_id=b"n" * 20,
+            node=NodeStart(b"n" * 20, 1),
             state_dir=self.state_dir,
             log=self.log,
             clock=SystemClock(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from training.goal import Goal
+from training.goal import Best, BestMetrics, Goal
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,29 @@ def test_a_goal_holds_by_its_own_metric_only(text: str, metrics: dict[str, float
 
     assert goal is not None
     assert goal.holds(metrics) is holds
+
+
+def test_the_best_value_is_that_of_the_goals_metric_in_its_direction() -> None:
+    """Whatever its name says; without a goal, names decide the direction and the first metric counts."""
+    aimed, free = BestMetrics(Goal("my_loss", True, 1.0)), BestMetrics(None)
+    for step, (loss, accuracy) in enumerate([(0.5, 0.8), (0.9, 0.7), (0.4, math.nan)], start=1):
+        for best in (aimed, free):
+            best.note(step, {"accuracy": accuracy, "my_loss": loss})
+
+    assert aimed.best() == Best("my_loss", 0.9, 2)
+    assert free.best() == Best("accuracy", 0.8, 1)
+    assert BestMetrics(None).best() is None
+
+
+@pytest.mark.parametrize(("name", "lower"), [("loss", True), ("val.loss", True), ("Perplexity", True), ("bleu", False)])
+def test_a_names_words_decide_whether_lower_is_better(name: str, lower: bool) -> None:
+    """Part of a word does not: "glossary" has a loss in it."""
+    best = BestMetrics(None)
+    best.note(1, {name: 2.0})
+    best.note(2, {name: 1.0})
+    other = BestMetrics(None)
+    other.note(1, {"glossary": 1.0})
+    other.note(2, {"glossary": 2.0})
+
+    assert best.best() == Best(name, 1.0 if lower else 2.0, 2 if lower else 1)
+    assert other.best() == Best("glossary", 2.0, 2)

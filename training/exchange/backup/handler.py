@@ -1,4 +1,4 @@
-"""Request handlers of the backup role: forwarded deltas, catch-up of a learner, hand-over, and release.
+"""Request handlers of the backup role: forwarded deltas, catch-up of a learner, hand-over, release, comparison.
 
 Each answer lists the shards that were taken; for the others it names the owner that this node knows.
 """
@@ -13,7 +13,8 @@ from overlay.transport import Buffer, Response
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Window, encode
-from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
+from training.exchange.owner.final_values import value_digest
+from training.exchange.ownership_messages import CompareCopies, HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
 from training.exchange.terms import OwnerInfo, Term
@@ -37,6 +38,7 @@ class BackupHandler:
         self._rebalance = context.rebalance
         self._counters = context.counters
         self._clock = context.environment.clock
+        self._executor = context.environment.executor
         self._log = context.environment.log
 
     def register(self) -> None:
@@ -46,6 +48,7 @@ class BackupHandler:
         self._rpc.register("state", StateTransfer, self._on_state)
         self._rpc.register("hand_over", HandOver, self._on_hand_over)
         self._rpc.register("release", Release, self._on_release)
+        self._rpc.register("compare", CompareCopies, self._on_compare)
 
     # -- forwarded deltas ---------------------------------------------------------------------------------------
 
@@ -153,3 +156,18 @@ class BackupHandler:
 
     def _release(self, info: OwnerInfo, sender: Contact) -> bool:
         return self._store.release(info.shard, info.term, sender)
+
+    # -- the end of training ------------------------------------------------------------------------------------
+
+    async def _on_compare(self, sender: Contact, message: CompareCopies, _stream: AsyncIterator[Buffer]) -> Response:
+        same = []
+        for copy in message.copies:
+            state = self._store.backed_as(copy.shard, copy.term, sender, copy.folded_step, copy.closed_windows)
+            if state is None or state.version != copy.version:
+                continue
+            digest = await self._executor.run(value_digest, state.value)
+            if state.version == copy.version and digest == copy.digest:
+                same.append(copy.shard)
+        if message.buffers is not None:
+            self._run.final_buffers = message.buffers
+        return Response(encode(TransferResult(same, [])))

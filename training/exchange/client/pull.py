@@ -24,7 +24,11 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, Wanted
-from training.exchange.terms import Term
+from training.exchange.owner.final_values import FinalValues
+from training.exchange.terms import ZERO_TERM, Term
+
+#: Wanted instead of what this node has: whatever the owner has is new.
+_NONE = (ZERO_TERM, 0)
 
 #: Once half of a joiner's owners are done, the others have as long again, and at least so long.
 MIN_RELIEF_DELAY_S = 2.0
@@ -46,14 +50,16 @@ class Job:
     step: int
     waiting: dict[int, None]
     is_joiners: bool
+    is_final: bool = False
     changed: int = 0
 
 
 class PullClient:
     """Keeps this node's replica of the vector."""
 
-    def __init__(self, context: ExchangeContext, directory: OwnerDirectory) -> None:
+    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, final_values: FinalValues) -> None:
         self._context = context
+        self._final_values = final_values
         self._swarm = context.swarm
         self._store = context.store
         self._replica = context.replica
@@ -69,15 +75,17 @@ class PullClient:
         self._updates: dict[int, int] = {}
         self._update_count = 0
 
-    async def pull(self, step: int, *, deadline_s: float | None) -> PullReport:
+    async def pull(self, step: int, *, deadline_s: float | None, is_final: bool = False) -> PullReport:
         """Fetch every shard that changed, as of a node that has passed the barrier of `step`.
+
+        A final pull fetches every shard, as float32, in bits that every other node gets too.
 
         With `deadline_s` None it waits until all are there: a joiner cannot train on half a vector. Its frames carry
         checksums, because all its training builds on them.
         """
         self._run.pass_barrier(step)
         waiting = dict.fromkeys(range(len(self._store)))
-        job = Job(step, waiting, is_joiners=deadline_s is None)
+        job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final)
         pause_s = FIRST_RETRY_S
         try:
             async with asyncio.timeout(deadline_s):
@@ -167,10 +175,13 @@ class PullClient:
         if owner.node_id == self._swarm.node_id:
             await self._copy_own(shards, job)
             return
-        wanted = [_wanted(shard, *self._replica.version_of(shard)) for shard in shards]
+        # The same term and version as another node's copy do not make it the same bits.
+        wanted = [_wanted(shard, *(_NONE if job.is_final else self._replica.version_of(shard))) for shard in shards]
         fences = self._store.ownership.stale_fences(shards)
-        wanted_as = self._context.settings.pull_codec
-        message = Pull(self._context.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies)
+        wanted_as = "float32" if job.is_final else self._context.settings.pull_codec
+        message = Pull(
+            self._context.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies, job.is_final
+        )
         try:
             async with self._rpc.request("pull", owner, message) as answer:
                 results = self._rpc.decoded(owner, answer.head, PullAnswer).results
@@ -212,18 +223,20 @@ class PullClient:
 
         What is added to a shard during the copy has another version, and comes with the next pull.
         """
+        if job.is_final:
+            await self._final_values.prepare(shards, job.step)
         yielder, store, replica = LoopYielder(), self._store, self._replica
         vector, versions, synchronous = replica.vector, replica.shard_versions, self._context.synchronous
         for shard in shards:
             owned = store.owned.get(shard)
-            if owned is None:
+            if owned is None or (job.is_final and not self._final_values.is_final(shard)):
                 continue
             if synchronous:
                 store.fold(shard, job.step)
             elif owned.state.pending:
                 store.close_complete(shard, self._view.worker_count())
             value, mark = owned.state.value, (owned.rank_term, owned.state.version)
-            is_new = versions[shard] != mark
+            is_new = job.is_final or versions[shard] != mark
             start, stop = store.bounds[shard]
             for first in range(start, stop if is_new else start, VALUES_PER_TURN):
                 last = min(first + VALUES_PER_TURN, stop)

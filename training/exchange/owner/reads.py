@@ -15,14 +15,19 @@ from training.encoding.frames import Part, framed_bytes, frames, sized
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Pull, PullAnswer, PullResult, encode
 from training.exchange.owner.encoding_cache import EncodingCache
+from training.exchange.owner.final_values import FinalValues
 from training.exchange.ownership_messages import (
     DeltaHistory,
     DeltaHistoryAnswer,
     Fetch,
+    FinalBuffers,
+    FinalBuffersAnswer,
+    FinalDone,
     StateHead,
     StateTransfer,
     Survey,
     SurveyAnswer,
+    TransferResult,
 )
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
@@ -36,8 +41,9 @@ from training.shards.state import ShardState
 class ReadHandler:
     """Serves pulls, and the requests of nodes that look for an owner or a copy."""
 
-    def __init__(self, context: ExchangeContext) -> None:
+    def __init__(self, context: ExchangeContext, final_values: FinalValues) -> None:
         self._context = context
+        self._final_values = final_values
         self._store = context.store
         self._replica = context.replica
         self._run = context.run
@@ -54,11 +60,15 @@ class ReadHandler:
         self._rpc.register("survey", Survey, self._on_survey)
         self._rpc.register("fetch", Fetch, self._on_fetch)
         self._rpc.register("past", DeltaHistory, self._on_past)
+        self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers)
+        self._rpc.register("final_done", FinalDone, self._on_final_done)
 
     # -- pull ---------------------------------------------------------------------------------------------------
 
     async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(pull.fences)
+        if pull.is_final:
+            await self._final_values.prepare([wanted.shard for wanted in pull.shards], pull.step)
         results = []
         sending: list[tuple[int, Vector, int, ShardState | None]] = []
         for wanted in pull.shards:
@@ -72,6 +82,9 @@ class ReadHandler:
             if owned is None:
                 info = self._store.redirect(wanted.shard)
                 results.append(PullResult(wanted.shard, "retry" if info is None else "redirect", owner_info=info))
+                continue
+            if pull.is_final and not self._final_values.is_final(wanted.shard):
+                results.append(PullResult(wanted.shard, "later"))
                 continue
             state = owned.state
             if self._context.synchronous:
@@ -113,6 +126,16 @@ class ReadHandler:
             return term, state.version, state.value
         pulled = self._replica.pulled_version(shard)
         return None if pulled is None else (*pulled, self._replica.slice_of(shard))
+
+    async def _on_final_buffers(
+        self, _sender: Contact, _message: FinalBuffers, _stream: AsyncIterator[Buffer]
+    ) -> Response:
+        buffers = await self._final_values.confirmed_buffers(self._run.step)
+        return Response(encode(FinalBuffersAnswer(buffers)))
+
+    async def _on_final_done(self, sender: Contact, _message: FinalDone, _stream: AsyncIterator[Buffer]) -> Response:
+        self._run.final_done[sender.node_id] = None
+        return Response(encode(TransferResult([], [])))
 
     # -- owners and copies --------------------------------------------------------------------------------------
 

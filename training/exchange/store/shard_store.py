@@ -317,6 +317,23 @@ class ShardStore:
                 return "unknown", fence
         return "ok", term
 
+    def backed_as(
+        self, shard: int, term: Term, owner: Contact, folded_step: int, closed_windows: Sequence[Window]
+    ) -> ShardState | None:
+        """The copy of a shard that this node backs up for `owner`, with the same deltas visible as there; None if it
+        is no such copy."""
+        backed = self.backed.get(shard)
+        if backed is None or backed.owner.node_id != owner.node_id or term < self.ownership.fence(shard):
+            return None
+        if backed.follow_term(term):
+            self.ownership.assign(shard, term, backed.owner)
+        state = backed.state
+        if state is None or not backed.is_active:
+            return None
+        if self.rule.robust != "trimmed-mean":
+            state.fold(folded_step, self.rule)
+        return state if self._close_all(state, closed_windows) else None
+
     def close_backed_windows(self, shard: int, closed_windows: Sequence[Window]) -> bool:
         """Close the owner's windows in this copy before it becomes the owner's; False if it lacks a delta of them."""
         backed = self.backed[shard]

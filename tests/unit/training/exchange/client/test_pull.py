@@ -23,6 +23,7 @@ from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_e
 from training.exchange.client.pull import MIN_RELIEF_DELAY_S, PullClient
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
+from training.exchange.owner.final_values import FinalValues
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.run_state import RunState
 from training.exchange.store.ownership import Ownership
@@ -116,7 +117,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         failed=lambda *_: None,
         refresh=refresh,
     )
-    return PullClient(context, finding), context, log
+    return PullClient(context, finding, FinalValues(context)), context, log
 
 
 def test_on_a_slow_line_every_shard_has_its_turn() -> None:

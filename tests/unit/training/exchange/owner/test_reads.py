@@ -20,6 +20,7 @@ from training.exchange.messages import (
     decode,
     encode,
 )
+from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import (
     DeltaHistory,
@@ -39,7 +40,7 @@ NOTHING = Wanted(0, *ZERO_TERM, 0)
 def handler_of(store: ShardStore, name: str = "a") -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(contact(name))
     context = context_of(swarm, store)
-    ReadHandler(context).register()
+    ReadHandler(context, FinalValues(context)).register()
     return swarm, context
 
 

@@ -1,0 +1,129 @@
+"""The end of a run: the model that all nodes agree on, its file, and what to tell the user.
+
+Values are agreed shard by shard: every node takes those that the shard's owner and backup hold to the same bits
+(`training.exchange.owner.final_values`). Integer buffers of the model are those of one node. So nodes that finish
+together write the same bytes; `docs/faults.md` says when they do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from p2pnode.config.settings import Config
+from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.model_export import SAFETENSORS, CannotExport, ModelExport
+from training.exchange.exchange import Exchange
+from training.exchange.ownership_messages import MAX_BUFFERS_BYTES
+from training.goal import Best, End
+from training.layout import Layout
+from training.progress import Progress
+from training.trainer_link.interface import ModelDescription, Vector
+
+#: A node waits this long for final values, and for integer buffers. A dead owner is replaced within ten seconds.
+FINAL_VALUES_S = 60.0
+BUFFERS_S = 30.0
+_BUFFERS = msgspec.msgpack.Decoder(dict[str, bytes])
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What came of a run. `model` is the path of its file, empty if none was written; `sha256` is that of the model.
+
+    `why_differs` says why another node's file may differ; empty: all nodes that finish write the same bytes.
+    """
+
+    end: End
+    step: int
+    model: str
+    sha256: str
+    why_differs: str
+    best: Best | None = None
+
+    @property
+    def how_to_load(self) -> list[str]:
+        """Two lines of Python for a `model` of the same architecture; none without a file."""
+        if not self.model:
+            return []
+        if self.model.endswith(SAFETENSORS):
+            return [
+                "from safetensors.torch import load_file",
+                f"model.load_state_dict(load_file({self.model!r}))",
+            ]
+        return ["import torch", f"model.load_state_dict(torch.load({self.model!r}, weights_only=True))"]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        found = [f"the run has ended after {self.step} steps ({self.end})"]
+        if self.best is not None:
+            found.append(f"best {self.best.metric}: {self.best.value:.6g}, at step {self.best.step}")
+        if self.model:
+            found += [f"the model is in {self.model}; load it with", *(f"    {line}" for line in self.how_to_load)]
+        else:
+            found.append("no file of the model was written")
+        if self.why_differs:
+            found.append(f"it may differ from the model of other nodes: {self.why_differs}")
+        return found
+
+
+class RunEnding:
+    """Brings one node to the model that all nodes share at the end, and writes it."""
+
+    def __init__(self, config: Config, environment: NodeEnvironment, export: ModelExport, progress: Progress) -> None:
+        self._config = config
+        self._log = environment.log
+        self._export = export
+        self._progress = progress
+
+    async def conclude(self, end: End, exchange: Exchange, layout: Layout, vector: Vector, left: int) -> RunResult:
+        """Get the final values into `vector`, write the file, and return the result. `left`: nodes that train on."""
+        reasons = [f"{left} {'nodes train' if left != 1 else 'node trains'} on"] if left else []
+        if self._config.exchange.enabled:
+            missing = (await exchange.pull_final(self._progress.step, FINAL_VALUES_S)).missing
+            if missing:
+                reasons.append(f"{len(missing)} shards had no final value within {FINAL_VALUES_S:.0f} s")
+        result = RunResult(end, self._progress.step, "", "", "")
+        description = await self._export.describe_last()
+        if description is None or not description.tensors:
+            reasons.append("the trainer has not described its model")
+        else:
+            description = await self._with_agreed_buffers(description, exchange, reasons)
+            if self._config.training.export:
+                result = await self._write(result, description, layout, vector)
+        result = replace(result, why_differs="; ".join(reasons))
+        if result.why_differs:
+            self._log.warning("model_may_differ", reason=result.why_differs)
+        return result
+
+    async def _with_agreed_buffers(
+        self, description: ModelDescription, exchange: Exchange, reasons: list[str]
+    ) -> ModelDescription:
+        """The description with the integer buffers that all nodes take."""
+        if not description.local or not self._config.exchange.enabled:
+            return description
+        mine = msgspec.msgpack.encode(dict(sorted(description.local.items())))
+        if len(mine) > MAX_BUFFERS_BYTES:
+            reasons.append(f"its integer buffers have {len(mine)} bytes; at most {MAX_BUFFERS_BYTES} are exchanged")
+            return description
+        agreed = await exchange.agree_on_buffers(mine, BUFFERS_S)
+        try:
+            local = None if agreed is None else _BUFFERS.decode(agreed)
+        except msgspec.DecodeError:
+            local = None
+        sizes = {name: len(raw) for name, raw in description.local.items()}
+        if local is None or {name: len(raw) for name, raw in local.items()} != sizes:
+            reasons.append("its integer buffers are this node's own: no other node has sent any that fit")
+            return description
+        return msgspec.structs.replace(description, local=local)
+
+    async def _write(
+        self, result: RunResult, description: ModelDescription, layout: Layout, vector: Vector
+    ) -> RunResult:
+        try:
+            model, sha256 = await self._export.write(description, layout, vector)
+        except CannotExport as error:
+            self._log.error("export_failed", reason=str(error))
+            return result
+        self._log.info("exported", path=model, step=result.step, sha256=sha256)
+        return replace(result, model=model, sha256=sha256)

@@ -1,0 +1,206 @@
+"""The end of a run on the simulated network: every node writes the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from p2pnode.lifecycle.run_result import RunResult
+from tests.harness.stub_trainer import StubTrainer, exponential
+from tests.harness.swarm import Host, Swarm
+from tests.harness.virtual_loop import VirtualLoop
+from training.trainer_link.interface import Evaluation
+
+#: Weights of thirds and momentum: owner and backup, which add in any order, differ in bits.
+SETTINGS: dict[str, Any] = {
+    "barrier.method": "asp",
+    "exchange.shards": 16,
+    "training.min_nodes": 3,
+    "training.max_steps": 12,
+    "training.linger_s": 60.0,
+}
+
+
+class World(Swarm):
+    """A swarm that keeps the results of its nodes, also of those that have ended."""
+
+    def results(self) -> dict[str, RunResult]:
+        return {name: host.node.result for name, host in self.hosts.items() if host.node and host.node.result}
+
+    def written(self, name: str = "model.safetensors") -> dict[str, bytes]:
+        """The models on the hosts' disks."""
+        return {host: found.disk.files[name] for host, found in self.hosts.items() if name in found.disk.files}
+
+    async def ended(self, *hosts: Host, within_s: float = 300.0) -> None:
+        await self.until(
+            lambda: all(host.task is not None and host.task.done() for host in hosts), within_s=within_s, what="the end"
+        )
+        for host in hosts:
+            assert host.task is not None
+            host.task.result()
+
+
+def simulate(
+    scenario: Callable[[World], Awaitable[None]],
+    *,
+    seed: int = 21,
+    delay: tuple[float, float] = (0.001, 0.01),
+    step_s: Callable[[str], float] = lambda _name: 0.5,
+    **settings: Any,
+) -> World:
+    """Run a scenario of stub trainers, whose integer buffer counts each node's own steps."""
+    worlds = []
+
+    async def main() -> None:
+        world = World(
+            seed=seed,
+            settings={**SETTINGS, **{key.replace("__", "."): value for key, value in settings.items()}},
+            make_trainer=lambda name: StubTrainer(name, 512, step_s=exponential(step_s(name)), start_s=0.2),
+            delay=delay,
+        )
+        worlds.append(world)
+        try:
+            await scenario(world)
+        finally:
+            await world.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+    return worlds[0]
+
+
+@pytest.mark.parametrize(
+    ("codec", "pull_codec", "method", "robust"),
+    [
+        ("float32", "float32", "asp", ""),
+        ("bfloat16", "bfloat16", "asp", ""),
+        ("int8", "bfloat16", "bsp", ""),
+        ("bfloat16", "bfloat16", "pssp", "trimmed-mean"),
+        ("int8", "float32", "bsp", "trimmed-mean"),
+    ],
+)
+def test_all_nodes_write_the_same_bytes(codec: str, pull_codec: str, method: str, robust: str) -> None:
+    """Whatever is rounded on the way, and though each node counts its own steps in the model's integer buffer."""
+
+    async def scenario(world: World) -> None:
+        hosts = world.start_many(4)
+        await world.ended(*hosts)
+
+        assert len(world.written()) == 4
+        assert len(set(world.written().values())) == 1
+        results = world.results().values()
+        assert len({result.sha256 for result in results}) == 1
+        assert all(result.why_differs == "" and result.step == 12 for result in results)
+
+    simulate(
+        scenario,
+        exchange__codec=codec,
+        exchange__pull_codec=pull_codec,
+        barrier__method=method,
+        exchange__robust=robust,
+        training__min_nodes=4,
+    )
+
+
+def test_nodes_wait_for_one_that_is_late() -> None:
+    """One node takes six times as long: the others own shards until it has finished, and all have its last delta."""
+
+    async def scenario(world: World) -> None:
+        hosts = world.start_many(3)
+        await world.ended(*hosts)
+
+        assert len(set(world.written().values())) == 1
+        assert len(world.written()) == 3
+        assert all(host.trainer is not None and host.trainer.trained[-1] == 12 for host in hosts)
+
+    simulate(scenario, step_s=lambda name: 3.0 if name == "n2" else 0.5)
+
+
+def test_a_node_that_is_not_waited_for_is_told() -> None:
+    """Beyond `linger_s` the others write what they have, and say that the late node's model may differ."""
+
+    async def scenario(world: World) -> None:
+        hosts = world.start_many(3)
+        await world.ended(*hosts)
+
+        results = world.results()
+        assert "1 node trains on" in results["n0"].why_differs
+        assert results["n2"].why_differs == ""
+        assert results["n0"].sha256 != results["n2"].sha256
+
+    simulate(scenario, step_s=lambda name: 5.0 if name == "n2" else 0.5, training__linger_s=2.0)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5])
+def test_an_owner_that_dies_while_the_others_finish_changes_no_bit(seed: int) -> None:
+    """It is killed when the first node has its final values: the others get the same from its former backups."""
+
+    async def scenario(world: World) -> None:
+        hosts = world.start_many(4)
+        await world.until(lambda: bool(world.of("exported")), within_s=300, what="the first file", every_s=0.001)
+        first = world.of("exported")[0].node
+        owners = [host for host in hosts if host.name != first and host.living.exchange.store.owned]
+        died = max(owners, key=lambda host: len(host.living.exchange.store.owned))
+        assert died.name not in world.written()
+        await world.kill(died.name)
+        await world.ended(*(host for host in hosts if host is not died))
+
+        assert len(world.written()) == 3
+        assert len(set(world.written().values())) == 1
+        assert all(result.why_differs == "" for result in world.results().values())
+
+    simulate(scenario, seed=seed, delay=(0.02, 0.2), training__min_nodes=4, exchange__pull_codec="bfloat16")
+
+
+def test_no_file_is_written_where_none_is_wanted() -> None:
+    """`training.export = ""`: the result has no model, and nothing says how to load it."""
+
+    async def scenario(world: World) -> None:
+        hosts = world.start_many(3)
+        await world.ended(*hosts)
+
+        assert world.written() == {}
+        assert {result.model for result in world.results().values()} == {""}
+        assert world.results()["n0"].how_to_load == []
+
+    simulate(scenario, training__export="")
+
+
+def test_one_node_that_reaches_the_goal_ends_the_run_of_all() -> None:
+    """Only one node's script evaluates; the others learn that `until` holds and write the same model."""
+
+    async def scenario(world: World) -> None:
+        hosts = world.start_many(3)
+        await world.until(lambda: min(host.living.progress.step for host in hosts) >= 3, within_s=60, what="they train")
+        trainer = hosts[1].trainer
+        assert trainer is not None
+        for step in (2, 3):
+            trainer.measured.append(Evaluation(step, {"accuracy": 0.9 + step / 100}, 50))
+        await world.ended(*hosts)
+
+        assert {result.end for result in world.results().values()} == {"until"}
+        assert len(set(world.written().values())) == 1
+        best = world.results()["n1"].best
+        assert best is not None
+        assert (best.metric, best.value, best.step) == ("accuracy", pytest.approx(0.93), 3)
+
+    simulate(scenario, training__max_steps=0, training__until="accuracy>=0.9", training__eval_steps=1000)
+
+
+def test_nodes_on_the_same_data_are_told_both() -> None:
+    """Two trainers of one name make the same first delta; the third does not."""
+
+    async def scenario(world: World) -> None:
+        for name, bootstrap in (("n0", None), ("n1", "n0"), ("n2", "n0")):
+            host = world.start(name, bootstrap=bootstrap)
+            assert host.trainer is not None
+            host.trainer.name = "twin" if name != "n2" else "other"
+        await world.until(lambda: len(world.of("same_data")) == 2, within_s=60, what="both warn")
+        await world.ended(*world.hosts.values())
+
+        warned = {record.node: record.fields["node"] for record in world.of("same_data")}
+        ids = {name: host.living.overlay.node_id.hex()[:8] for name, host in world.hosts.items()}
+        assert warned == {"n0": ids["n1"], "n1": ids["n0"]}
+
+    simulate(scenario, barrier__method="bsp")

@@ -1,0 +1,69 @@
+"""The news that `training.until` holds."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from overlay.transport import RequestRejected
+from tests.harness.environment import ListLog
+from tests.harness.news import PEERS, NewsSwarm, exchange_news
+from training.goal_announcement import GoalAnnouncement, GoalReached
+
+GENESIS, UNTIL = b"g" * 16, "accuracy>=0.9"
+
+
+def test_every_known_node_is_told_although_one_does_not_answer() -> None:
+    """The message names the goal and the step."""
+
+    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
+        swarm.silent = {PEERS[0].node_id}
+        news = GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), list)
+
+        await news.announce(40)
+
+        assert sorted(to for to, _, _ in swarm.asked) == sorted(peer.node_id for peer in PEERS)
+        assert {payload for _, _, payload in swarm.asked} == {msgspec.msgpack.encode(GoalReached(GENESIS, UNTIL, 40))}
+
+    exchange_news(scenario)
+
+
+def test_the_news_ends_the_run_and_is_logged_once() -> None:
+    """Several nodes send it."""
+
+    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
+        reached: list[int] = []
+        GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), lambda: reached.append(1))
+
+        for _ in range(2):
+            await swarm.receive("goal_reached", msgspec.msgpack.encode(GoalReached(GENESIS, UNTIL, 40)))
+
+        assert reached
+        (record,) = log.of("goal_reached_elsewhere")
+        assert record.fields["step"] == 40
+
+    exchange_news(scenario)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xff",
+        msgspec.msgpack.encode(GoalReached(b"another", UNTIL, 4)),
+        msgspec.msgpack.encode(GoalReached(GENESIS, "accuracy>=0.1", 4)),
+    ],
+)
+def test_another_goal_or_swarm_ends_nothing(payload: bytes) -> None:
+    """A member with another `until` was refused by the manifest; its message is refused too."""
+
+    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
+        reached: list[int] = []
+        GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), lambda: reached.append(1))
+
+        with pytest.raises(RequestRejected):
+            await swarm.receive("goal_reached", payload)
+        assert reached == []
+
+    exchange_news(scenario)

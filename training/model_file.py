@@ -1,0 +1,213 @@
+"""A complete model as one safetensors file: the vector's values, and what the model has beside the vector.
+
+A `state_dict` has more entries than the vector: frozen parameters, constant and integer buffers, and every name of a
+tied tensor, all in the model's own dtypes. The trainer describes them (`ModelDescription`) and writes what training
+does not change to a file of its own, once. `model_pieces` joins description, vector and that file. Equal inputs give
+equal bytes on every node: the order of the tensors, the header and the rounding depend on nothing else. No torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from training.encoding import codecs
+from training.encoding.codecs import Vector
+from training.errors import TrainingError
+from training.trainer_link.interface import ModelDescription
+
+#: dtype names of torch: the code in a safetensors header, and bytes per value.
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint64": ("U64", 8),
+    "uint32": ("U32", 4),
+    "uint16": ("U16", 2),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+_NAMES = {code: name for name, (code, _) in DTYPES.items()}
+#: Values of the vector can be written in these.
+VECTOR_DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+#: Values converted, and bytes copied, at a time.
+PIECE_VALUES = 1 << 20
+PIECE_BYTES = 1 << 22
+#: A longer header is no model's.
+MAX_HEADER_BYTES = 100_000_000
+
+Piece = bytes | bytearray | memoryview
+
+
+class BadModelFile(TrainingError):
+    """A file of tensors is damaged, or does not belong to this model."""
+
+
+class TensorInfo(NamedTuple):
+    """One tensor of a file; `dtype` is torch's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+
+def file_pieces(infos: Iterable[TensorInfo], read: Callable[[TensorInfo], Iterable[Piece]]) -> Iterator[Piece]:
+    """The bytes of a safetensors file; `read` yields those of one tensor. Wide dtypes come first, so that all align."""
+    ordered = sorted(infos, key=lambda info: (-DTYPES[info.dtype][1], info.name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for info in ordered:
+        stop = start + info.size_bytes
+        header[info.name] = {"dtype": DTYPES[info.dtype][0], "shape": list(info.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for info in ordered:
+        yield from read(info)
+
+
+class TensorFile:
+    """A safetensors file opened for reading, one piece of a tensor at a time."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """Read the header. Raises `BadModelFile`, and `OSError`."""
+        self._file = file
+        self._offsets: dict[str, int] = {}
+        self.infos: dict[str, TensorInfo] = {}
+        prefix = file.read(8)
+        (size,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (MAX_HEADER_BYTES + 1,)
+        if size > MAX_HEADER_BYTES:
+            raise BadModelFile("it has no header of safetensors")
+        try:
+            header = json.loads(file.read(size))
+            header.pop("__metadata__", None)
+            for name, entry in header.items():
+                first, last = entry["data_offsets"]
+                info = TensorInfo(name, _NAMES[entry["dtype"]], tuple(entry["shape"]))
+                if last - first != info.size_bytes:
+                    raise BadModelFile(f"the size of its tensor {name} is wrong")
+                self._offsets[name], self.infos[name] = 8 + size + first, info
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadModelFile(f"its header cannot be read: {error}") from error
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The bytes of one tensor, in pieces of whole values. Raises `BadModelFile` if it has no such tensor."""
+        info = self.infos.get(name)
+        if info is None:
+            raise BadModelFile(f"the tensor {name} is missing")
+        at, left = self._offsets[name], info.size_bytes
+        while left:
+            self._file.seek(at)
+            piece = self._file.read(min(left, PIECE_BYTES))
+            if len(piece) < min(left, PIECE_BYTES):
+                raise BadModelFile(f"it ends within the tensor {name}")
+            at, left = at + len(piece), left - len(piece)
+            yield piece
+
+    def values(self, name: str) -> Iterator[Vector]:
+        """The values of one float32 tensor, in pieces."""
+        for piece in self.read(name):
+            if self.infos[name].dtype != "float32":
+                raise BadModelFile(f"the tensor {name} is {self.infos[name].dtype}, not float32")
+            yield np.frombuffer(piece, dtype="<f4")
+
+    def digest(self) -> str:
+        """Hex SHA-256 of all names, dtypes, shapes and bytes; that of `ModelDescription.fixed_digest`."""
+        digest = hashlib.sha256()
+        for name in sorted(self.infos):
+            info = self.infos[name]
+            digest.update(digest_head(name, info.dtype, info.shape))
+            for piece in self.read(name):
+                digest.update(piece)
+        return digest.hexdigest()
+
+
+def digest_head(name: str, dtype: str, shape: Sequence[int]) -> bytes:
+    """What a digest of tensors covers of one tensor before its bytes."""
+    return f"{name}/torch.{dtype}/{tuple(shape)}/".encode()
+
+
+def fixed_name(digest: str) -> str:
+    """The file name of the tensors with this digest, in the folder of the model's files."""
+    return f"fixed-{digest[:16]}.safetensors"
+
+
+def model_pieces(
+    description: ModelDescription, values: Callable[[str], Iterable[Vector]], fixed: TensorFile | None
+) -> Iterator[Piece]:
+    """The bytes of the model's file. `values` yields the values of one of the vector's tensors, float32.
+
+    `fixed` is needed if the description names fixed tensors. Raises `BadModelFile` if a part is missing or of another
+    size; then some pieces may have been yielded.
+    """
+    sources = {tensor.name: tensor for tensor in description.tensors}
+
+    def read(info: TensorInfo) -> Iterator[Piece]:
+        source = sources[info.name]
+        if source.kind == "vector":
+            for piece in values(source.source):
+                for start in range(0, piece.size, PIECE_VALUES):
+                    yield converted(piece[start : start + PIECE_VALUES], info.dtype)
+        elif source.kind == "fixed":
+            if fixed is None:
+                raise BadModelFile("the file with the frozen tensors is missing")
+            yield from fixed.read(source.source)
+        else:
+            yield description.local[source.source]
+
+    def checked(info: TensorInfo) -> Iterator[Piece]:
+        count = 0
+        for piece in read(info):
+            count += memoryview(piece).nbytes
+            yield piece
+        if count != info.size_bytes:
+            raise BadModelFile(f"the tensor {info.name} has {count} bytes, and {info.size_bytes} are needed")
+
+    yield from file_pieces((TensorInfo(each.name, each.dtype, each.shape) for each in description.tensors), checked)
+
+
+def converted(values: Vector, dtype: str) -> Piece:
+    """Float32 values in another dtype, rounded to nearest, ties to even, as torch rounds them."""
+    if dtype == "bfloat16" and not np.isnan(values).any():
+        return codecs.encode(np.ascontiguousarray(values), "bfloat16")
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
+        rounded[np.isnan(values)] = 0x7FC0
+        return rounded.tobytes()
+    kind = {"float64": "<f8", "float32": "<f4", "float16": "<f2"}.get(dtype)
+    if kind is None:
+        raise BadModelFile(f"values of the vector cannot be written as {dtype}")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values, dtype=kind).data.cast("B") if values.size else b""
+
+
+def open_fixed(folder: Path, description: ModelDescription) -> IO[bytes] | None:
+    """The file with the fixed tensors of a description; None if it has none. Raises `BadModelFile`."""
+    if not description.fixed_digest:
+        return None
+    path = folder / fixed_name(description.fixed_digest)
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise BadModelFile(f"{path}, which has the frozen tensors, cannot be read: {error.strerror}") from error
