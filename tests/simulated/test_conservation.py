@@ -11,7 +11,7 @@ from tests.harness.conservation import BOUND_S, STEP_MOST_S, Tally, play
 from training.exchange.cooperative import LoopYielder
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
-BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 24, 12), (1300, 24, 12), (0, 4, 50), (4, 4, 50)]
+BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 16, 12), (1300, 16, 12), (0, 4, 50), (4, 4, 50)]
 #: Two tests look at the histories of the first block: in one worker, they are played once.
 FIRST_BLOCK = pytest.mark.xdist_group("first histories")
 

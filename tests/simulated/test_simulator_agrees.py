@@ -27,7 +27,7 @@ NODES = 16
 STEP_S = 1.0
 DELAY_S = (0.0002, 0.001)
 REPOLL_S = 0.1
-RUN = Run(nodes=NODES, duration_s=80.0, step_s=STEP_S, repoll_s=REPOLL_S, seed=SEED, looks=20)
+RUN = Run(nodes=NODES, duration_s=50.0, step_s=STEP_S, repoll_s=REPOLL_S, seed=SEED, looks=20)
 
 
 def step_times(name: str) -> StepTime:
