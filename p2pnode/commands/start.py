@@ -10,19 +10,33 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand
 
 from p2pnode.commands.options import ConfigOption, DebugOption, RunOption, SetOption, StateDirOption, loaded
 from p2pnode.config.directory_record import given_in
 from p2pnode.config.documentation import toml
+from p2pnode.config.load import Loaded
 from p2pnode.config.rules import check_start
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.local_plan import OWN, with_count
 
 if TYPE_CHECKING:
     from overlay.sealing.invitation import Invitation
+
+
+class StartCommand(TyperCommand):
+    """A command whose option `--local` may stand without its number."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the number where it is missing."""
+        options = [option for option in self.params if option.param_type_name == "option"]
+        takes_value = {name for option in options if not getattr(option, "is_flag", False) for name in option.opts}
+        return super().parse_args(ctx, with_count(args, takes_value, stops_at_program=not self.allow_interspersed_args))
+
 
 BootstrapOption = Annotated[
     list[str] | None,
@@ -32,6 +46,17 @@ PortOption = Annotated[str | None, typer.Option("--port", "-p", help="Port of th
 StatusPortOption = Annotated[str | None, typer.Option("--status-port", help="Port of the HTTP API (status.port).")]
 ReopenOption = Annotated[
     bool, typer.Option("--reopen", help="Open the swarm again from this node's state, if its founder is lost.")
+]
+LocalOption = Annotated[
+    int,
+    typer.Option(
+        "--local",
+        metavar="[N]",
+        min=0,
+        max=64,
+        show_default=False,
+        help="Start N nodes on this machine, or one more beside those that run; each has its own directory and ports.",
+    ),
 ]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task to train (training.task).")]
 InviteOption = Annotated[
@@ -55,6 +80,7 @@ def start(
     data_dir: DataDirOption = None,
     settings: SetOption = None,
     reopen: ReopenOption = False,
+    local: LocalOption = 0,
     debug: DebugOption = False,
 ) -> int:
     """Start a node in the foreground; it founds a swarm, or joins one with --invite or --bootstrap.
@@ -62,10 +88,11 @@ def start(
     What it is told is kept in its state directory, so a later `p2pnode start` continues. Logs go to stderr. Ctrl-C or
     SIGTERM leaves gracefully, a second one at once.
 
-    Example: p2pnode start --run digits --task digits --bootstrap 10.0.0.5:8468
+    Example: p2pnode start --run digits --task digits --bootstrap 10.0.0.5:8468, or three nodes here: p2pnode start
+    --local 3
     """
     flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
-    return _start(None, config, settings, flags, invite, reopen)
+    return _start(_Request(None, config, settings, flags, invite, reopen, local))
 
 
 def run(
@@ -79,6 +106,7 @@ def run(
     run: RunOption = None,
     settings: SetOption = None,
     reopen: ReopenOption = False,
+    local: LocalOption = 0,
     debug: DebugOption = False,
 ) -> int:
     """Start a node around your own training program, which calls p2pnode.attach.
@@ -89,32 +117,59 @@ def run(
         hint = "give a program, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
     flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
-    return _start(command, config, settings, flags, invite, reopen)
+    return _start(_Request(command, config, settings, flags, invite, reopen, local))
 
 
 Flags = dict[str, tuple[str, str | None]]
 
 
-def _start(
-    command: list[str] | None,
-    config: Path | None,
-    settings: list[str] | None,
-    flags: Flags,
-    invite: str | None,
-    reopens: bool,
-) -> int:
-    invitation = None
-    if invite is not None:
+class _Request(NamedTuple):
+    """The command line of `start` or `run`."""
+
+    command: list[str] | None
+    config: Path | None
+    settings: list[str] | None
+    flags: Flags
+    invite: str | None
+    reopens: bool
+    local: int
+
+
+def _start(request: _Request) -> int:
+    invitation, flags = None, request.flags
+    if request.invite is not None:
         from p2pnode.commands.key import is_inline, read_invitation
 
-        invitation = read_invitation(invite)
-        if is_inline(invite):
-            _start_again_without(invite)
+        invitation = read_invitation(request.invite)
+        if is_inline(request.invite):
+            _start_again_without(request.invite)
         flags = flags | _invited(invitation, flags)
-    found = loaded(config, settings, flags, joining=invitation is not None)
+    found = loaded(request.config, request.settings, flags, joining=invitation is not None)
     for problem in check_start(found.config):
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
-    return _daemon(found.config, command=command, invitation=invitation, given=given_in(found), reopens=reopens)
+    if request.local:
+        return _several(request, found, invitation)
+    return _daemon(
+        found.config,
+        command=request.command,
+        invitation=invitation,
+        given=given_in(found),
+        reopens=request.reopens,
+    )
+
+
+def _several(request: _Request, found: Loaded, invitation: Invitation | None) -> int:
+    """Start nodes beside each other, each told what this command was told."""
+    from p2pnode.local_run import LocalStart, run_local
+
+    arguments = [] if request.config is None else ["--config", str(request.config)]
+    for key, (_, text) in request.flags.items():
+        if text is not None and key not in OWN:
+            arguments += ["--set", f"{key}={text}"]
+    for setting in request.settings or []:
+        arguments += ["--set", setting]
+    line = "" if invitation is None else invitation.line
+    return run_local(LocalStart(found, request.local, arguments, request.command, line, request.reopens))
 
 
 def _invited(invitation: Invitation, flags: Flags) -> Flags:

@@ -41,6 +41,9 @@ def run_of(folder: Path) -> str:
     recorded = read_record(folder).run
     if recorded:
         return recorded
+    for place in local_folders(folder):
+        if run := run_of(place):
+            return run
     for file in (folder / "swarm.json", *sorted((folder / "checkpoints").glob("step-*/state.json"), reverse=True)):
         try:
             run = json.loads(file.read_bytes()).get("run", "")

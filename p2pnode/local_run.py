@@ -1,0 +1,304 @@
+"""Runs several nodes on this machine as one command: `p2pnode start --local N`.
+
+Each node is a process with its own directory, ports and share of the cores. The first one founds, unless the swarm of
+this run is here already or elsewhere; the others join through it. What they print gets the number of the node in front.
+Ctrl-C ends all: a first one asks them to leave, a second one ends them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, NamedTuple
+
+from overlay.addresses import Address, is_loopback, split_address, usable_host
+from p2pnode.client import NodeClient, find
+from p2pnode.config.directory_record import read_record, settings_of
+from p2pnode.config.documentation import toml
+from p2pnode.config.load import Loaded
+from p2pnode.config.state_folders import LOCAL, local_folders
+from p2pnode.directory_lock import is_locked, locked
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.local_plan import LocalNode, inherited, plan
+
+POLL_INTERVAL_S = 0.1
+#: Longest wait for a started node to write where its API listens; a loaded machine imports slowly.
+START_TIMEOUT_S = 120.0
+#: Longest line that gets one number in front.
+MAX_LINE_BYTES = 1 << 16
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class LocalStart(NamedTuple):
+    """What `p2pnode start --local` or `p2pnode run --local` was told. `arguments` are those for every node, and
+    `invitation` the line of one, which goes to their standard input."""
+
+    loaded: Loaded
+    nodes: int
+    arguments: Sequence[str]
+    command: Sequence[str] | None
+    invitation: str = ""
+    reopens: bool = False
+
+
+class _Node:
+    """One node's process."""
+
+    def __init__(self, number: int, folder: Path, command: Sequence[str], given: str) -> None:
+        self.number = number
+        self.folder = folder
+        # A session of its own: a Ctrl-C at the terminal reaches only this process, which passes it on.
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(given.encode())
+            self.process.stdin.close()
+        self.printers = [
+            threading.Thread(target=_forward, args=(source, target, f"[{number}] ".encode()), daemon=True)
+            for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+        ]
+        for printer in self.printers:
+            printer.start()
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell reports it: 128 and the number of the signal that ended it."""
+        code = self.process.wait()
+        return code if code >= 0 else 128 - code
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its API listens."""
+        found = find(self.folder)
+        return found is not None and found.pid == self.process.pid
+
+
+_printing = threading.Lock()
+
+
+def _forward(source: IO[bytes], target: Any, prefix: bytes) -> None:
+    """Copy lines with a prefix, whole ones at a time, until the source ends."""
+    with source:
+        while line := source.readline(MAX_LINE_BYTES):
+            with _printing, contextlib.suppress(OSError, ValueError):
+                target.buffer.write(prefix + line.rstrip(b"\n") + b"\n")
+                target.buffer.flush()
+
+
+def run_local(start: LocalStart) -> int:
+    """Start the nodes and wait until all have ended; the exit code of the first that failed. Raises `UserError`."""
+    interrupts = _Interrupts()
+    nodes: list[_Node] = []
+    with interrupts.caught():
+        try:
+            with _one_start_at_a_time(start.loaded.config.state_folder / LOCAL, interrupts):
+                _start_all(start, nodes, interrupts)
+            return _wait(nodes, interrupts)
+        finally:
+            for node in nodes:
+                if node.runs:
+                    node.process.kill()
+                for printer in node.printers:
+                    printer.join(1.0)
+
+
+def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -> None:
+    """Start the nodes, the founder first; the others get the addresses of those that run."""
+    config = start.loaded.config
+    home = config.state_folder
+    places = [home, *local_folders(home)]
+    known = [address for place in places if (address := _address_of(place))]
+    running = [int(place.name) for place in local_folders(home) if is_locked(place)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ports = {name: _chosen(start.loaded, name) for name in ("node.port", "status.port")}
+    try:
+        planned = plan(start.nodes, running, cores, port=ports["node.port"], status_port=ports["status.port"])
+    except ValueError as error:
+        raise UserError(f"--local {start.nodes}: {error}", "choose other ports, or none", ExitCode.USAGE) from None
+    elsewhere = bool(config.swarm.bootstrap or start.invitation)
+    # The founder of an earlier start first: the others wait for it.
+    planned.sort(key=lambda node: not read_record(home / LOCAL / str(node.number)).founder)
+    for node in planned:
+        folder = home / LOCAL / str(node.number)
+        arguments = _arguments(start, node, folder, known)
+        nodes.append(_Node(node.number, folder, [sys.executable, "-m", "p2pnode", *arguments], start.invitation))
+        if not known and not elsewhere:
+            _until_up(nodes, interrupts)
+            known = [address] if (address := _address_of(folder)) else []
+        if interrupts.count or not all(started.runs for started in nodes):
+            return
+    _until_up(nodes, interrupts)
+
+
+def _arguments(start: LocalStart, node: LocalNode, folder: Path, known: Sequence[str]) -> list[str]:
+    """The command line of one node."""
+    loaded = start.loaded
+    config = loaded.config
+    settings: dict[str, Any] = {}
+    if not read_record(folder).run:
+        settings |= inherited(_settings_here(config.state_folder), loaded.chosen)
+    key = _key_file(start)
+    if key:
+        settings["swarm.key_file"] = key
+    # A founder of an earlier start gets no bootstraps: it would wait for others instead of opening its swarm.
+    if known or not read_record(folder).founder:
+        settings["swarm.bootstrap"] = [*known, *config.swarm.bootstrap, *_remote(folder, loaded)]
+    if not _chosen(loaded, "training.threads"):
+        settings["training.threads"] = node.threads
+    if "log.format" not in loaded.chosen and sys.stderr.isatty():
+        settings["log.format"] = "console"
+    settings |= {
+        "node.state_dir": str(folder.absolute()),
+        "node.port": node.port,
+        "status.port": node.status_port,
+        "swarm.run": config.swarm.run,
+    }
+    found = ["run" if start.command else "start", *start.arguments]
+    for key, value in settings.items():
+        if value != []:
+            found += ["--set", f"{key}={toml(value)}"]
+    if start.invitation:
+        found += ["--invite", "-"]
+    if start.reopens and not known:
+        found.append("--reopen")
+    return [*found, "--", *start.command] if start.command else found
+
+
+def _chosen(loaded: Loaded, key: str) -> int:
+    """A number that was chosen for this start; 0 otherwise."""
+    section, _, name = key.partition(".")
+    return int(getattr(getattr(loaded.config, section), name)) if key in loaded.chosen else 0
+
+
+def _settings_here(home: Path) -> Mapping[str, Any]:
+    """The settings of the first node of this run that has been in its swarm."""
+    for place in (home, *local_folders(home)):
+        record = read_record(place)
+        if record.run:
+            return settings_of(record)
+    return {}
+
+
+def _key_file(start: LocalStart) -> str:
+    """The swarm key's file for a node without an invitation; empty if it finds the key itself, or the swarm is open."""
+    config = start.loaded.config
+    if start.invitation:
+        return ""
+    home, source = config.state_folder, config.swarm.key_file
+    if source == "-":
+        raise UserError(
+            "--local starts several processes, and a swarm key on standard input can be read once",
+            "keep the key in a file: swarm.key_file",
+            ExitCode.USAGE,
+        )
+    if source.startswith("$"):
+        return ""
+    for file in (source, *(str(place / "swarm.key") for place in local_folders(home))):
+        if file and Path(file).expanduser().is_file():
+            return str(Path(file).expanduser().absolute())
+    return source
+
+
+def _remote(folder: Path, loaded: Loaded) -> list[str]:
+    """The remembered bootstraps of a node on other machines: the flag with the addresses here would hide them."""
+    if "swarm.bootstrap" in loaded.chosen:
+        return []
+    found = settings_of(read_record(folder)).get("swarm.bootstrap", [])
+    return [address for address in found if not is_loopback(split_address(address)[0])]
+
+
+def _address_of(folder: Path) -> str:
+    """Where the node of a directory can be dialled from this machine; empty if none runs or it does not answer."""
+    found = find(folder)
+    if found is None or not found.alive or not is_locked(folder):
+        return ""
+    try:
+        host, port = split_address(str(NodeClient.of(found).status()["node"]["address"]))
+    except UserError:
+        return ""
+    if usable_host(host) is None:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return str(Address(host, port))
+
+
+def _until_up(nodes: Sequence[_Node], interrupts: _Interrupts) -> None:
+    """Wait until every node's API listens or one has ended."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not interrupts.count and all(node.runs for node in nodes) and not all(node.is_up for node in nodes):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _wait(nodes: Sequence[_Node], interrupts: _Interrupts) -> int:
+    """Wait for all; pass signals on. When the only node of a start failed before the others, they were not started."""
+    passed_on = 0
+    while any(node.runs for node in nodes):
+        if interrupts.count > passed_on:
+            passed_on = interrupts.count
+            for node in nodes:
+                if node.runs:
+                    node.process.send_signal(signal.SIGTERM if passed_on < 3 else signal.SIGKILL)
+        time.sleep(POLL_INTERVAL_S)
+    codes = [node.exit_code for node in nodes]
+    for node, code in zip(nodes, codes, strict=True):
+        if code:
+            sys.stderr.write(f"[{node.number}] ended with exit code {code}\n")
+    return next((code for code in codes if code), ExitCode.OK)
+
+
+class _Interrupts:
+    """Counts the signals that end the nodes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def _add(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        former: dict[signal.Signals, Callable[..., Any] | int | None] = {
+            number: signal.signal(number, self._add) for number in _SIGNALS
+        }
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _one_start_at_a_time(folder: Path, interrupts: _Interrupts) -> Iterator[None]:
+    """Hold the lock of `local/` while nodes start: of two starts at one moment, the second must find the first one's
+    nodes instead of founding too."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(folder))
+            except UserError:
+                if not is_locked(folder) or interrupts.count or time.monotonic() > deadline:
+                    raise
+            else:
+                yield
+                return
+        time.sleep(POLL_INTERVAL_S)

@@ -1,0 +1,186 @@
+"""What each of several nodes on one machine is told, and how their output and signals are passed on."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pnode import local_run
+from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
+from p2pnode.config.load import Override, load
+from p2pnode.directory_lock import locked
+from p2pnode.errors import UserError
+from p2pnode.local_plan import LocalNode
+from p2pnode.local_run import LocalStart, run_local
+
+NODE = LocalNode(2, 0, 0, 4)
+
+
+def start(home: Path, *overrides: str, **request: Any) -> LocalStart:
+    """A start on this state directory."""
+    given = [Override(*setting.split("=", 1), "--set") for setting in (f"node.state_dir={home}", *overrides)]
+    return LocalStart(load(overrides=given), **{"nodes": 2, "arguments": [], "command": None, **request})
+
+
+def told(request: LocalStart, *, known: list[str] | None = None, node: LocalNode = NODE) -> dict[str, str]:
+    """The settings on the command line of one node."""
+    home = request.loaded.config.state_folder
+    arguments = local_run._arguments(request, node, home / "local" / str(node.number), known or [])
+    pairs = itertools.pairwise(arguments)
+    return dict(value.split("=", 1) for flag, value in pairs if flag == "--set")
+
+
+def record(folder: Path, *, founder: bool, **settings: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name.replace("__", "."): value for name, value in settings.items()}
+    (folder / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits", founder=founder, settings=kept)))
+
+
+def test_each_node_has_its_own_directory_ports_and_threads(tmp_path: Path) -> None:
+    """They go to the command line, with the run and the addresses of the nodes that are here."""
+    found = told(start(tmp_path, "swarm.run=digits"), known=["127.0.0.1:20001"])
+
+    assert found["node.state_dir"] == f'"{tmp_path / "local" / "2"}"'
+    assert (found["node.port"], found["status.port"], found["training.threads"]) == ("0", "0", "4")
+    assert (found["swarm.run"], found["swarm.bootstrap"]) == ('"digits"', '["127.0.0.1:20001"]')
+
+
+def test_chosen_threads_are_kept_and_a_program_stands_last(tmp_path: Path) -> None:
+    """A number of threads given by hand counts for every node; the program of `run` follows --."""
+    program = ["python", "train.py", "--local"]
+    request = start(tmp_path, "training.threads=7", command=program, arguments=["--config", "x"])
+    arguments = local_run._arguments(request, NODE, tmp_path / "local" / "2", [])
+
+    assert "training.threads" not in told(request)
+    assert arguments[:3] == ["run", "--config", "x"]
+    assert arguments[-4:] == ["--", "python", "train.py", "--local"]
+
+
+def test_a_new_node_trains_what_the_nodes_here_train(tmp_path: Path) -> None:
+    """A directory without a record takes over the settings of the first node of the run; one with a record has its
+    own; the key of the run's directory is used by all."""
+    record(tmp_path / "local" / "1", founder=True, training__task="mnist", node__port=9)
+    (tmp_path / "swarm.key").write_text("key")
+    request = start(tmp_path, f"swarm.key_file={tmp_path / 'swarm.key'}")
+
+    assert told(request)["training.task"] == '"mnist"'
+    assert told(request)["swarm.key_file"] == f'"{tmp_path / "swarm.key"}"'
+    record(tmp_path / "local" / "2", founder=False)
+    assert "training.task" not in told(request)
+
+
+def test_remembered_bootstraps_elsewhere_stay_and_those_here_are_renewed(tmp_path: Path) -> None:
+    """Ports on this machine change with every start, so old ones are dropped; a founder alone gets none."""
+    record(tmp_path / "local" / "2", founder=False, swarm__bootstrap=["10.0.0.5:8468", "127.0.0.1:1"])
+    assert told(start(tmp_path), known=["127.0.0.1:2"])["swarm.bootstrap"] == '["127.0.0.1:2", "10.0.0.5:8468"]'
+
+    record(tmp_path / "local" / "2", founder=True)
+    assert "swarm.bootstrap" not in told(start(tmp_path))
+
+
+def test_a_key_on_standard_input_is_for_one_process(tmp_path: Path) -> None:
+    """It can be read once, so it is refused with what to do."""
+    with pytest.raises(UserError, match="can be read once") as refused:
+        told(start(tmp_path, "swarm.key_file=-"))
+
+    assert "swarm.key_file" in refused.value.hint
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Every node is a Python process with this code; its number and directory are its arguments."""
+
+    def arguments(_start: LocalStart, node: LocalNode, folder: Path, known: list[str]) -> list[str]:
+        folder.mkdir(parents=True)
+        return [code, str(node.number), str(folder), *known]
+
+    monkeypatch.setattr(local_run, "_arguments", arguments)
+    monkeypatch.setattr(local_run, "_address_of", lambda folder: f"of {folder.name}" if folder.name == "1" else "")
+    real = local_run.subprocess.Popen
+
+    def spawn(command: list[str], **options: Any) -> Any:
+        return real([sys.executable, "-S", "-c", *command[3:]], **options)
+
+    monkeypatch.setattr(local_run.subprocess, "Popen", spawn)
+
+
+UP = """
+import json, os, signal, sys, time
+number, folder, *known = sys.argv[1:]
+print("known", *known, flush=True)
+print("to standard error", file=sys.stderr, flush=True)
+open(folder + "/status.json", "w").write(json.dumps({"address": "127.0.0.1:1", "pid": os.getpid(), "id": ""}))
+"""
+
+
+def test_output_gets_the_number_of_its_node_and_later_ones_know_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Whole lines, on the stream they were printed to; the exit code is that of the first node that failed."""
+    scripted(monkeypatch, UP + "\ntime.sleep(1); sys.exit(int(number) - 1)")
+
+    assert run_local(start(tmp_path, nodes=3)) == 1
+    sys.stderr.flush()
+
+    printed = capfdbinary.readouterr()
+    assert sorted(printed.out.splitlines()) == [b"[1] known", b"[2] known of 1", b"[3] known of 1"]
+    assert b"[2] to standard error\n" in printed.err
+    assert b"[3] ended with exit code 2\n" in printed.err
+
+
+def test_interrupts_reach_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C asks all to leave; the command ends when they have, with their exit code 0."""
+    scripted(monkeypatch, UP + "\nsignal.signal(15, lambda *_: sys.exit(0))\ntime.sleep(60)")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+
+    def interrupt() -> None:
+        while sys.stdout.buffer.getvalue().count(b"known") < 2:  # type: ignore[attr-defined]
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    began = time.monotonic()
+    code = run_local(start(tmp_path))
+    thread.join()
+
+    assert code == 0
+    assert time.monotonic() - began < 30
+
+
+def test_a_failed_founder_starts_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others could only wait for it: its exit code is that of the command."""
+    scripted(monkeypatch, "import sys; sys.exit(8)")
+
+    assert run_local(start(tmp_path)) == 8
+    assert [folder.name for folder in (tmp_path / "local").iterdir() if folder.is_dir()] == ["1"]
+
+
+def test_two_starts_at_one_moment_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits until the first one's nodes are up, and finds them; it does not found too."""
+    scripted(monkeypatch, UP)
+    entered, early = threading.Event(), []
+
+    def hold() -> None:
+        with locked(tmp_path / "local"):
+            entered.set()
+            time.sleep(1.0)
+            early.extend((tmp_path / "local").glob("[0-9]"))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert entered.wait(5)
+    assert run_local(start(tmp_path, nodes=1)) == 0
+    thread.join()
+
+    assert early == []
+    assert (tmp_path / "local" / "1").is_dir()
