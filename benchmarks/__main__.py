@@ -3,8 +3,9 @@
 Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
-`agreement`, `robust`, `process_faults` take minutes too, `characters` half an hour; `partition` and `slow_joiner` need
-network namespaces, and so root. A missed aim is said and shown in the table; it is no failure of the command.
+`agreement`, `robust`, `process_faults` and `memory` take minutes too, `large` as well and up to 20 GB of memory, and
+`characters` half an hour; `partition` and `slow_joiner` need network namespaces, and so root. A missed aim is said and
+shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ BY_NAME = (
     "barriers",
     "step",
     "characters",
+    "memory",
+    "large",
 )
 
 
@@ -64,9 +67,11 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")
     line.add_argument(
-        "--peers", type=int, action="append", default=[], help="exchange, peers: group size; again for more"
+        "--peers", type=int, action="append", default=[], help="exchange, peers, memory: group size; again for more"
     )
-    line.add_argument("--parameters", type=float, action="append", default=[], help="exchange, peers: in millions")
+    line.add_argument(
+        "--parameters", type=float, action="append", default=[], help="exchange, peers, memory, large: in millions"
+    )
     line.add_argument("--ways", action="append", default=[], help='exchange: such as "bfloat16, plain"')
     line.add_argument(
         "--hivemind", type=Path, default=None, help="peers: Python of an environment with hivemind 1.1.12"
@@ -135,7 +140,7 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--network {arguments.network}")
     if arguments.nodes and name.startswith("overlay_"):
         parts.append(f"--nodes {arguments.nodes}")
-    if name in ("exchange", "peers"):
+    if name in ("exchange", "peers", "memory", "large"):
         parts += [f"--peers {peers}" for peers in arguments.peers]
         parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
         parts += [f"--ways '{way}'" for way in arguments.ways]

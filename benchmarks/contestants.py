@@ -62,12 +62,21 @@ class Ours:
     """Daemons of this project with a trainer that takes no time."""
 
     def __init__(
-        self, way: Way, peers: int, parameters: int, folder: Path, *, free_steps: int = 1, is_probed: bool = False
+        self,
+        way: Way,
+        peers: int,
+        parameters: int,
+        folder: Path,
+        *,
+        free_steps: int = 1,
+        is_probed: bool = False,
+        checkpoint_s: float = 0.0,
     ) -> None:
         self.name = f"p2pnode {way.name}"
         self.peers = peers
         self.parameters = parameters
         self.way = way
+        self._checkpoint_s = checkpoint_s
         #: Where each notes when its loop woke; to note it wakes it 500 times a second, which is measured too.
         self.wakes = [folder / f"wakes-{number}.json" if is_probed else None for number in range(peers)]
         self._gate = Gate(folder / "gate")
@@ -96,7 +105,7 @@ class Ours:
                 "wakes": str(self.wakes[number] or ""),
             }
             node = self._group.start(
-                TrainingSettings(options=options, min_nodes=peers, checkpoint_s=0.0, eval_steps=0),
+                TrainingSettings(options=options, min_nodes=peers, checkpoint_s=self._checkpoint_s, eval_steps=0),
                 bootstrap=self.nodes[0].listens_at if self.nodes else "",
                 key_file=key_file,
                 command=("benchmarks.gated_daemon",),
@@ -138,6 +147,18 @@ class Ours:
     def bytes_sent(self) -> list[int]:
         """By each node, since its start."""
         return [wait_until(node, lambda _: True, what="there")["exchange"]["bytes_sent"] for node in self.nodes]
+
+    def checkpoints(self) -> list[int]:
+        """How many each node has written."""
+        clients = [node.client for node in self.nodes if node.client is not None]
+        return [
+            sum(event["event"] == "checkpoint_written" for event in client.events()["events"]) for client in clients
+        ]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each node, in the order of `nodes`."""
+        return [node.pid for node in self.nodes]
 
     def reset_peaks(self) -> None:
         for pid in self._gate.pids:

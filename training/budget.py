@@ -1,7 +1,8 @@
-"""Computes the memory that the exchange of a node needs, part by part, before it is allocated. Pure.
+"""Computes the memory that a node needs, part by part, before it is allocated. Pure.
 
 The sizes follow from the length of the vector, the settings of the exchange, and the number of nodes that share the
-shards. The trainer's own memory (model, optimiser, activations) is not counted.
+shards. `python -m benchmarks memory` compares them with the peak of real daemons. What the trainer will need is its own
+estimate (`TrainerHello.host_bytes`); its model and its activations are not counted.
 """
 
 from __future__ import annotations
@@ -14,58 +15,95 @@ from training.shards.robust import FIRST_MEMBERS, MAX_MEMBERS
 
 _FLOAT32_BYTES = 4
 
+#: Resident memory of a daemon without a model: interpreter, libraries, HTTP server (`python -m benchmarks start`).
+PROCESS_BYTES = 71_000_000
+#: Free memory that the allocator keeps (`p2pnode.malloc.KEPT_BYTES`), and values encoded for several nodes that pull
+#: (`training.exchange.owner.encoding_cache.MAX_BYTES`).
+KEPT_BYTES, CACHE_BYTES = 64 << 20, 32 << 20
+#: A delta is decoded and replicated in parts of so many values (`training.exchange.cooperative.VALUES_PER_PART`): one
+#: of another node, as its owner, and one of its own.
+PART_VALUES, PARTS = 1 << 22, 2
+#: Shards are copied for a checkpoint in files of this size (`training.exchange.store.state_files.FILE_BYTES`).
+FILE_BYTES = 16 << 20
+#: Steps a second that the estimate of the repair log assumes; its limit in bytes applies all the same.
+LOGGED_STEPS_PER_S = 1.0
+
 
 class Budget(msgspec.Struct, frozen=True):
-    """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer."""
+    """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer.
+
+    `checkpoint` is the most that one may need: a copy of the vector on a disk slower than a step, and of some shards.
+    """
 
     replica: int
     delta: int
-    residual: int
-    owned: int
-    backed: int
-    outbox: int
-    repair_log: int
+    residual: int = 0
+    owned: int = 0
+    backed: int = 0
+    outbox: int = 0
+    repair_log: int = 0
     windows: int = 0
+    buffers: int = 0
+    checkpoint: int = 0
+    process: int = PROCESS_BYTES
 
     @property
     def total(self) -> int:
-        return sum(self.parts().values())
+        return sum(getattr(self, name) for name in self.__struct_fields__)
 
     @property
     def shared(self) -> int:
         """The part in shared memory (`training.trainer_link.shared_memory`)."""
         return self.replica + self.delta
 
+    @property
+    def to_come(self) -> int:
+        """What is not allocated yet when the trainer has built its model: all but the shared part and the process."""
+        return self.total - self.shared - self.process
+
     def parts(self) -> dict[str, int]:
         """Bytes by part, for `/status`."""
         return {f"{name}_bytes": getattr(self, name) for name in self.__struct_fields__}
 
 
-def budget(values: int, settings: ExchangeSettings, nodes: float) -> Budget:
+def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
-    A shard is its value and, with an outer momentum, the momentum and the accumulated delta. With one node, or with
-    `replicas = 0`, there are no backups.
+    A shard is its value and, with an outer momentum, the momentum and, among several nodes, the accumulated delta. With
+    one node, or with `replicas = 0`, there are no backups. `checkpoints`: whether it writes any.
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
-        return Budget(vector_bytes, vector_bytes, 0, 0, 0, 0, 0)
+        return Budget(vector_bytes, vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
-    state_bytes = vector_bytes * (1 if settings.outer_momentum == 0.0 else 3)
+    # Alone each delta is whole, so the array that accumulates parts of a whole stays empty.
+    state_bytes = vector_bytes * (1 if settings.outer_momentum == 0.0 else 2 if alone else 3)
     share_bytes = round(state_bytes / nodes)
+    shard_bytes = -(-state_bytes // settings.shards)
     encoded_bytes = codecs.size_bytes(settings.codec, values)
+    copied_bytes = vector_bytes + min(max(FILE_BYTES, shard_bytes), share_bytes)
+    # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
+    logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
     return Budget(
         replica=vector_bytes,
         delta=vector_bytes,
         residual=0 if alone or settings.codec == "float32" else vector_bytes,
         owned=share_bytes,
         backed=0 if alone else share_bytes * settings.replicas,
-        # The newest delta is always kept, whatever the limit; most steps end with an empty outbox.
-        outbox=0 if alone else max(encoded_bytes, settings.outbox_bytes),
-        repair_log=0 if alone or not settings.log_seconds else settings.log_bytes,
+        # One delta; those that its owners do not acknowledge stay too, up to `outbox_bytes`.
+        outbox=0 if alone else encoded_bytes,
+        repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
         windows=_windows_bytes(vector_bytes, settings, nodes),
+        buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
+        checkpoint=copied_bytes if checkpoints else 0,
     )
+
+
+def _buffers_bytes(values: int, encoded_bytes: int) -> int:
+    """Parts of deltas as received and decoded, encoded values, and what the allocator keeps of all that."""
+    part_bytes = min(PART_VALUES, values) * (_FLOAT32_BYTES + 2)
+    return PARTS * part_bytes + min(CACHE_BYTES, encoded_bytes) + min(KEPT_BYTES, encoded_bytes)
 
 
 def _windows_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) -> int:

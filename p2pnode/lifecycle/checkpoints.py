@@ -38,6 +38,8 @@ class _Begun(NamedTuple):
     state: CheckpointState
     snapshot: VectorSnapshot
     saving: asyncio.Task[None]
+    #: When the trainer was free for its next order; empty until then.
+    copied_s: list[float]
 
 
 class CheckpointWriter:
@@ -118,7 +120,8 @@ class CheckpointWriter:
         """What the next step must not change; the step waits for this."""
         began_s, progress = self._clock.monotonic(), self._progress
         folder = await self._executor.run(checkpoint.new_folder, self._disk, progress.step)
-        saving = asyncio.create_task(self._save_trainer(folder, trainer_s), name="save-trainer")
+        copied_s: list[float] = []
+        saving = asyncio.create_task(self._save_trainer(folder, trainer_s, copied_s), name="save-trainer")
         await asyncio.sleep(0)  # the order to save reaches the trainer before that of the next step
         state = CheckpointState(
             run=self._config.swarm.run,
@@ -129,7 +132,7 @@ class CheckpointWriter:
             optimizer_steps=progress.optimizer_steps,
             marks=[(term.number, term.node.hex(), version) for term, version in self._exchange.versions()],
         )
-        return _Begun(folder, began_s, state, self._exchange.snapshot(threading.Lock()), saving)
+        return _Begun(folder, began_s, state, self._exchange.snapshot(threading.Lock()), saving, copied_s)
 
     async def _write(self, begun: _Begun) -> None:
         try:
@@ -164,8 +167,11 @@ class CheckpointWriter:
         state = msgspec.structs.replace(begun.state, trainer_state=self._trainer_state)
         keep = self._config.training.keep_checkpoints
         await self._executor.run(checkpoint.finish, self._disk, begun.folder, state, keep)
-        seconds = round(self._clock.monotonic() - begun.began_s, 3)
-        self._log.info("checkpoint_written", step=state.step, seconds=seconds)
+        began_s, ended_s = begun.began_s, self._clock.monotonic()
+        held_s = (begun.copied_s or [began_s])[0] - began_s
+        self._log.info(
+            "checkpoint_written", step=state.step, seconds=round(ended_s - began_s, 3), held_seconds=round(held_s, 3)
+        )
 
     async def _write_states(self, folder: str) -> None:
         """Write what this node owns and backs up, a few shards at a time, so that few copies wait for the disk."""
@@ -179,8 +185,8 @@ class CheckpointWriter:
             parts = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
             await self._executor.run(checkpoint.write_states, self._disk, folder, number, parts)
 
-    async def _save_trainer(self, folder: str, copy_s: float | None) -> None:
-        """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it."""
+    async def _save_trainer(self, folder: str, copy_s: float | None, copied_s: list[float]) -> None:
+        """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it, which is noted."""
         if self._state_path is None:
             return
         name = f"{folder}/{checkpoint.TRAINER_FILE}"
@@ -188,6 +194,7 @@ class CheckpointWriter:
         try:
             async with asyncio.timeout(copy_s):
                 written = await self._trainer.save(str(file))
+            copied_s.append(self._clock.monotonic())
             await written
         except (TimeoutError, TrainerFailed) as error:
             reason = str(error) or "the trainer is busy"

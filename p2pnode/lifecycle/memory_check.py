@@ -1,4 +1,8 @@
-"""Compares the memory that the exchange of a model needs with what is free, before any of it is allocated."""
+"""Compares the memory that a node will need with what is free, before any of it is allocated. Pure.
+
+Counted is what comes after the trainer has built its model: shards, buffers, outbox, repair log and checkpoint of this
+daemon, gradients and optimiser of its trainer, and the same for each other node on this machine that has not begun.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,45 @@ from training.budget import budget
 from training.settings import ExchangeSettings
 
 
-def check_memory(available: int | None, values: int, settings: ExchangeSettings, nodes: float, log: Log) -> None:
-    """Raise `UserError` if this node's share among `nodes` nodes cannot fit into `available` bytes.
+def check_memory(
+    available: int | None,
+    values: int,
+    settings: ExchangeSettings,
+    nodes: float,
+    log: Log,
+    *,
+    checkpoints: bool,
+    trainer_bytes: int = 0,
+    others_here: int = 0,
+) -> None:
+    """Raise `UserError` if this node among `nodes` nodes, its trainer and `others_here` more like it do not fit into
+    `available` bytes.
 
     A share that fits only while other nodes hold theirs is a warning. `available` None: unknown, so nothing is checked.
-    Replica and delta are allocated already; outbox and repair log fill later and have limits of their own.
     """
     if available is None:
         return
-    share, alone = budget(values, settings, nodes), budget(values, settings, nodes=1)
-    needed = share.total - share.shared - share.outbox - share.repair_log
-    if needed > available:
+    nodes = max(nodes, 1.0 + others_here)
+    needed = budget(values, settings, nodes, checkpoints=checkpoints).to_come + trainer_bytes
+    if needed * (1 + others_here) > available:
+        others = f", and {others_here} more on this machine as much each" if others_here else ""
         raise UserError(
-            f"the exchange of this model takes {needed / 1e6:,.1f} MB more memory, "
-            f"and {available / 1e6:,.1f} MB are free",
-            hint="give the machine or its container more; replicas = 0 and outer_momentum = 0 need less of it",
+            f"this node will take {_mb(needed)} more memory ({_mb(needed - trainer_bytes)} for the exchange, "
+            f"{_mb(trainer_bytes)} for gradients and optimiser){others}; {_mb(available)} are free",
+            hint="give the machine or its container more, or start fewer nodes on it; replicas = 0, "
+            "outer_momentum = 0, a smaller log_bytes and checkpoint_s = 0 need less of it",
             exit_code=ExitCode.TRAINER,
         )
-    if alone.total - alone.shared > available:
+    # Of all numbers of nodes, one or two need most per node.
+    most = max(budget(values, settings, count, checkpoints=checkpoints).to_come for count in (1, 2)) + trainer_bytes
+    if most * (1 + others_here) > available:
         log.warning(
             "memory_tight",
             free_bytes=available,
-            alone_bytes=alone.total - alone.shared,
-            hint="enough while other nodes hold their shares of the model; not for this node alone",
+            alone_bytes=most,
+            hint="enough among as many nodes as there are; not for this node alone or with one other",
         )
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"

@@ -10,6 +10,7 @@ import asyncio
 import random
 from dataclasses import replace
 
+from overlay.addresses import is_loopback
 from overlay.ids import short
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity, PeerChange
@@ -79,6 +80,8 @@ class Node:
         self.exchange: Exchange | None = None
         self.loop: StepLoop | None = None
         self.manifest: Manifest | None = None
+        #: What the trainer will take besides its model, as it has estimated.
+        self.trainer_bytes: int | None = None
         self.phase: State = "joining"
         self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
         self._result: RunResult | None = None
@@ -133,10 +136,20 @@ class Node:
         return replace(self._result, best=self.loop.best.best())
 
     def budget(self) -> Budget | None:
-        """Memory of the exchange among as many nodes as there are; None before the model is known."""
+        """Memory of this daemon among as many nodes as there are; None before the model is known."""
         if self.manifest is None:
             return None
-        return budget(self.manifest.layout.total, self.config.exchange, self.overlay.population().estimate)
+        values, nodes = self.manifest.layout.total, self.overlay.population().estimate
+        return budget(values, self.config.exchange, nodes, checkpoints=self.config.training.checkpoint_s > 0.0)
+
+    def _others_about_to_begin(self) -> int:
+        """Other nodes on this machine that have joined and not begun: what they will take is free still."""
+        begins = (Activity.JOINING, Activity.READY)
+        mine = self.overlay.address.host
+        return sum(
+            peer.activity in begins and (peer.contact.address.host == mine or is_loopback(peer.contact.address.host))
+            for peer in self.overlay.members()
+        )
 
     def leave(self) -> None:
         """Ask the node to leave the swarm and end."""
@@ -270,9 +283,18 @@ class Node:
             barrier=config.barrier,
             exchange=config.exchange,
         )
+        self.trainer_bytes = hello.host_bytes
         source = None if self.founder else await self._startup.agree(manifest)
-        nodes = self.overlay.population().estimate
-        check_memory(environment.available_memory(), manifest.layout.total, config.exchange, nodes, self.log)
+        check_memory(
+            environment.available_memory(),
+            manifest.layout.total,
+            config.exchange,
+            max(self.overlay.population().estimate, config.training.min_nodes),
+            self.log,
+            checkpoints=config.training.checkpoint_s > 0.0,
+            trainer_bytes=hello.host_bytes,
+            others_here=self._others_about_to_begin(),
+        )
         self.exchange = exchange = Exchange(
             swarm=self.overlay,
             manifest=manifest,

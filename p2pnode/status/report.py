@@ -253,6 +253,7 @@ class StatusReport:
             budget_bytes=None if budget is None else budget.total,
             parts={} if budget is None else budget.parts(),
             available_bytes=self._node.environment.available_memory(),
+            trainer_bytes=self._node.trainer_bytes,
         )
 
     def _summary(self) -> str:

@@ -137,11 +137,13 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
-    """The exchange's memory by parts, and what this process may still take. The trainer's own memory is not in it."""
+    """The daemon's memory by parts, and what this process may still take. The trainer's own is in `trainer_bytes` only:
+    gradients, optimiser, and the optimiser's copy for a checkpoint, as estimated at its start."""
 
     budget_bytes: Count | None
     parts: dict[str, Count]
     available_bytes: Count | None
+    trainer_bytes: Count | None = None
 
 
 class LoopStatus(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 VALUES_PER_TURN = 1 << 18
 
 
+#: A delta is decoded and replicated in parts of so many values: as a whole it would take six more bytes per value at
+#: its owner, and as much again at the backup.
+VALUES_PER_PART = 1 << 22
+
+
 @dataclass(slots=True)
 class LoopYielder:
     """Counts the values worked on, and yields to the event loop after every `VALUES_PER_TURN`."""

@@ -52,6 +52,7 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
 
         from training.trainer.lazy_dynamo import import_later
         from training.trainer.loading import build_task, resolve_device
+        from training.trainer.memory_estimate import host_bytes
         from training.trainer.runner import TaskRunner
     except ImportError as error:
         raise TrainerFailed(
@@ -91,6 +92,7 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
                 device=device,
                 evaluates=True,
                 pid=os.getpid(),
+                host_bytes=host_bytes(spec.optimizer),
             )
         )
     )

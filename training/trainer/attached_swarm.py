@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from training.errors import TrainingError
 from training.trainer.accelerated import unwrapped
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
+from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
 from training.trainer.ranks import Ranks, Turn
@@ -249,6 +250,7 @@ class AttachedSwarm:
                     device=str(vector.base.device),
                     evaluates=False,
                     pid=os.getpid(),
+                    host_bytes=host_bytes(self._optimizer),
                 )
             )
         )

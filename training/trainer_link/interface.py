@@ -26,7 +26,8 @@ class TrainerHello(msgspec.Struct, frozen=True):
     """Describes the trainer's model, once it is built.
 
     `frozen_digest` covers the tensors that are not in the vector; `task` and `task_version` name what is trained.
-    `evaluates` is False for a user's own loop.
+    `evaluates` is False for a user's own loop. `host_bytes` is the memory of this machine that gradients, optimiser and
+    the optimiser's copy for a checkpoint will take from the first step on (`training.trainer.memory_estimate`).
     """
 
     layout: Layout
@@ -36,6 +37,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
     device: str
     evaluates: bool
     pid: int
+    host_bytes: int = 0
 
 
 class StepOrder(msgspec.Struct, frozen=True):

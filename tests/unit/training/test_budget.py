@@ -6,7 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from training.budget import budget
+from p2pnode import malloc
+from training.budget import CACHE_BYTES, FILE_BYTES, KEPT_BYTES, PART_VALUES, PROCESS_BYTES, budget
+from training.exchange import cooperative
+from training.exchange.owner import encoding_cache
+from training.exchange.store import state_files
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -16,21 +20,21 @@ VALUES = 25_000_000
 DEFAULT = ExchangeSettings()
 
 
-def test_a_node_alone_needs_replica_delta_and_three_arrays_per_shard() -> None:
-    """25 M values alone: 100 MB each for replica and delta, 300 MB owned, no backup, residual or log."""
+def test_a_node_alone_needs_replica_delta_and_two_arrays_per_shard() -> None:
+    """25 M values alone: 100 MB each for replica and delta, 200 MB owned, for a checkpoint copies of the vector and of
+    16 MiB of shards; no backup, residual, log or buffers."""
     found = budget(VALUES, DEFAULT, 1)
 
-    assert found.parts() == {
+    assert {name: size for name, size in found.parts().items() if size} == {
         "replica_bytes": 100_000_000,
         "delta_bytes": 100_000_000,
-        "residual_bytes": 0,
-        "owned_bytes": 300_000_000,
-        "backed_bytes": 0,
-        "outbox_bytes": 0,
-        "repair_log_bytes": 0,
-        "windows_bytes": 0,
+        "owned_bytes": 200_000_000,
+        "checkpoint_bytes": 100_000_000 + (16 << 20),
+        "process_bytes": PROCESS_BYTES,
     }
-    assert (found.total, found.shared) == (500_000_000, 200_000_000)
+    assert found.total == sum(found.parts().values())
+    assert found.shared == 200_000_000
+    assert found.to_come == 300_000_000 + (16 << 20)
 
 
 def test_owned_and_backed_shrink_with_the_swarm() -> None:
@@ -42,14 +46,29 @@ def test_owned_and_backed_shrink_with_the_swarm() -> None:
     assert ten.residual == twenty.residual == 100_000_000
 
 
+def test_a_small_model_needs_little_of_everything() -> None:
+    """No limit is counted whole where the model cannot fill it: 100,000 values take 100 MB, most of it the program."""
+    found = budget(100_000, DEFAULT, 4)
+
+    assert found.to_come < 30_000_000
+
+
+def test_the_sizes_of_other_modules_are_theirs() -> None:
+    """The budget may not import them."""
+    assert (KEPT_BYTES, CACHE_BYTES) == (malloc.KEPT_BYTES, encoding_cache.MAX_BYTES)
+    assert (PART_VALUES, FILE_BYTES) == (cooperative.VALUES_PER_PART, state_files.FILE_BYTES)
+
+
 @pytest.mark.parametrize(
     ("changes", "part", "expected"),
     [
         ({"replicas": 0}, "backed", 0),
         ({"outer_momentum": 0.0}, "owned", 10_000_000),
         ({"codec": "float32"}, "residual", 0),
-        ({"outbox_bytes": 1 << 20}, "outbox", 50_000_000),  # one delta in bfloat16 is kept in any case
-        ({"outbox_bytes": 1 << 28}, "outbox", 1 << 28),
+        ({}, "outbox", 50_000_000),  # one delta in bfloat16
+        ({"codec": "float32"}, "outbox", 100_000_000),
+        ({"log_seconds": 1.0}, "repair_log", 100_000_000),  # a step a second, logged at owner and backup
+        ({"log_seconds": 1.0, "replicas": 0}, "repair_log", 50_000_000),
         ({"log_bytes": 1 << 20}, "repair_log", 1 << 20),
         ({"log_seconds": 0.0}, "repair_log", 0),
         ({"enabled": False}, "owned", 0),
@@ -68,10 +87,23 @@ def test_settings_change_their_parts(changes: dict[str, object], part: str, expe
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_shard_needs_the_memory_of_the_budget(momentum: float) -> None:
-    """The arrays of a shard that has received deltas are the owned part of one node."""
+    """The arrays of the shards of two nodes that have received deltas are the owned part of both. Alone, the array of
+    accumulated deltas is never written."""
     state = ShardState(value=np.zeros(1000, np.float32), parameters=1000)
     for step in range(3):
         state.apply(DeltaId(b"n" * 20, 1, step), 0.5, np.ones(1000, np.float32), Rule(0.7, momentum))
 
     settings = msgspec.structs.replace(DEFAULT, outer_momentum=momentum)
-    assert state.size_bytes == budget(1000, settings, 1).owned
+    assert state.size_bytes == 2 * budget(1000, settings, 2).owned
+    alone = ShardState(value=np.zeros(1000, np.float32), parameters=1000)
+    for step in range(3):
+        alone.apply(DeltaId(b"n" * 20, 1, step), 1.0, np.ones(1000, np.float32), Rule(0.7, momentum))
+    written = [array for array in (alone.value, alone.momentum, alone.accumulated) if array is not None and array.any()]
+    assert sum(array.nbytes for array in written) == budget(1000, settings, 1).owned
+
+
+def test_without_checkpoints_there_is_no_copy_for_them() -> None:
+    """Nor without an exchange, where a checkpoint still copies the vector."""
+    assert budget(VALUES, DEFAULT, 4, checkpoints=False).checkpoint == 0
+    alone = msgspec.structs.replace(DEFAULT, enabled=False)
+    assert (budget(VALUES, alone, 1).checkpoint, budget(VALUES, alone, 1, checkpoints=False).checkpoint) == (10**8, 0)

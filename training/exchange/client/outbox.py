@@ -18,7 +18,7 @@ from training.encoding import codecs
 from training.encoding.codecs import CodecName
 from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopYielder
+from training.exchange.cooperative import VALUES_PER_PART, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
@@ -32,13 +32,14 @@ MAX_RETRY_S = 0.5
 class Outgoing:
     """One encoded shard of a delta, and the number of values it decodes to.
 
-    A memoryview refers to the trainer's memory, which is valid only while the step waits for its answers.
+    `is_borrowed`: it is the trainer's memory, which is valid only while the step waits for its answers.
     """
 
     shard: int
     encoded: bytes | bytearray | memoryview
     codec: CodecName
     values: int
+    is_borrowed: bool = False
 
     @property
     def framed_bytes(self) -> int:
@@ -46,7 +47,7 @@ class Outgoing:
 
     def item(self) -> IncomingDelta:
         """The same shard as its owner receives it; it refers to no memory of the trainer."""
-        encoded = bytes(self.encoded) if isinstance(self.encoded, memoryview) else self.encoded
+        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
         return IncomingDelta(self.shard, codecs.decoded(encoded, self.codec, self.values), encoded, self.codec)
 
 
@@ -99,15 +100,15 @@ class Outbox:
         A request that is half sent is aborted; its shards are sent again under the same identity.
         """
         items = delivery.unacknowledged.values()
-        if delivery.task is None or not any(isinstance(item.encoded, memoryview) for item in items):
+        if delivery.task is None or not any(item.is_borrowed for item in items):
             return
         delivery.interrupted = True
         delivery.task.cancel()
         await asyncio.gather(delivery.task, return_exceptions=True)
         delivery.interrupted = False
         for item in delivery.unacknowledged.values():
-            if isinstance(item.encoded, memoryview):
-                item.encoded = bytes(item.encoded)
+            if item.is_borrowed:
+                item.encoded, item.is_borrowed = bytes(item.encoded), False
         self._start(delivery)
 
     def count(self, delivery: Delivery, result: PushResult) -> None:
@@ -183,11 +184,7 @@ class Outbox:
         push = msgspec.structs.replace(delivery.push, shards=shards, fences=self._store.ownership.stale_fences(shards))
         items = [delivery.unacknowledged[shard] for shard in shards]
         if owner.node_id == push.node:
-            yielder, here = LoopYielder(), []
-            for item in items:
-                here.append(item.item())
-                await yielder.after(item.values)
-            return await self._deltas.accept(push, here)
+            return await self._accept_own(push, items)
 
         def stream() -> Iterator[Buffer]:
             for item in items:
@@ -204,6 +201,18 @@ class Outbox:
         except TransportError as error:
             self._directory.failed(owner, error)
             return []
+
+    async def _accept_own(self, push: Push, items: list[Outgoing]) -> list[PushResult]:
+        """Add the shards that this node owns, a part of the delta at a time."""
+        yielder, results, part, values = LoopYielder(), [], list[IncomingDelta](), 0
+        for number, item in enumerate(items, 1):
+            part.append(item.item())
+            values += item.values
+            await yielder.after(item.values)
+            if values >= VALUES_PER_PART or number == len(items):
+                results += await self._deltas.accept(push, part)
+                part, values = [], 0
+        return results
 
     def _settle(self, delivery: Delivery, result: PushResult) -> None:
         if result.shard not in delivery.unacknowledged:

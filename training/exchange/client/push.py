@@ -135,7 +135,7 @@ class PushClient:
                 encoded: codecs.Encoded = codecs.as_bytes(values)
             else:
                 encoded = self._feedback.encode(shard, values, codec)
-            outgoing.append(Outgoing(shard, encoded, codec, stop - start))
+            outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed=codec == "float32"))
         return outgoing
 
 

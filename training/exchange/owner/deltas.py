@@ -16,6 +16,7 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.messages import Push, PushAnswer, PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
@@ -68,6 +69,9 @@ class DeltaHandler:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.has_targets:
                 items.append(item)  # one forward carries them all
+                if sum(one.delta.size for one in items) >= VALUES_PER_PART:
+                    results |= {result.shard: result for result in await self.accept(push, items)}
+                    items = []
             else:
                 # At once, while it is in the processor's cache and the next one is still being received.
                 results[shard] = (await self.accept(push, [item]))[0]

@@ -23,7 +23,7 @@ from training.shards.state import ShardState
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 4
 #: States of about this many bytes share a file. It bounds what one write copies and what one damaged file loses.
-FILE_BYTES = 64 * 1024 * 1024
+FILE_BYTES = 16 * 1024 * 1024
 
 
 class BadStates(Exception):

@@ -27,32 +27,55 @@ class Warnings(NoLog):
         self.events.append(event)
 
 
-def events(available: int | None) -> list[str]:
+def events(available: int | None, *, trainer_bytes: int = 0, others_here: int = 0) -> list[str]:
     log = Warnings()
-    check_memory(available, VALUES, SETTINGS, NODES, log)
+    check_memory(
+        available,
+        VALUES,
+        SETTINGS,
+        NODES,
+        log,
+        checkpoints=True,
+        trainer_bytes=trainer_bytes,
+        others_here=others_here,
+    )
     return log.events
 
 
 def needed(nodes: float) -> int:
+    """All that is not allocated yet: log, outbox, buffers and checkpoint are in it."""
     share = budget(VALUES, SETTINGS, nodes)
-    return share.total - share.shared - share.outbox - share.repair_log
+    parts = (share.residual, share.owned, share.backed, share.outbox, share.repair_log, share.buffers, share.checkpoint)
+    assert min(parts) > 0
+    return sum(parts)
 
 
-def test_a_share_that_does_not_fit_is_refused() -> None:
-    """One byte too little is an error with the trainer's exit code; exactly enough is none."""
-    events(needed(NODES))
-    with pytest.raises(UserError, match="more memory") as refused:
-        events(needed(NODES) - 1)
+@pytest.mark.parametrize(("trainer_bytes", "others_here"), [(0, 0), (16_000_000, 0), (0, 1), (16_000_000, 3)], ids=str)
+def test_what_does_not_fit_is_refused(trainer_bytes: int, others_here: int) -> None:
+    """One byte too little is an error with the trainer's exit code; exactly enough is none. The optimiser of the
+    trainer is counted before it exists, and so are the other nodes on the machine that have not begun."""
+    enough = (needed(NODES) + trainer_bytes) * (1 + others_here)
+    events(enough, trainer_bytes=trainer_bytes, others_here=others_here)
+
+    with pytest.raises(UserError, match="are free") as refused:
+        events(enough - 1, trainer_bytes=trainer_bytes, others_here=others_here)
 
     assert refused.value.exit_code == ExitCode.TRAINER
+    assert ("more on this machine" in str(refused.value)) == (others_here > 0)
+    assert "checkpoint_s" in refused.value.hint
 
 
 def test_a_share_that_fits_only_beside_others_is_a_warning() -> None:
-    """With memory for all shards there is no warning, with memory for its own share alone there is one."""
-    alone = budget(VALUES, SETTINGS, 1)
+    """With memory for its share alone or with one other there is no warning, with a byte less there is."""
+    most = max(needed_alone(), needed(2))
 
     assert events(needed(NODES)) == ["memory_tight"]
-    assert events(alone.total - alone.shared) == []
+    assert events(most - 1) == ["memory_tight"]
+    assert events(most) == []
+
+
+def needed_alone() -> int:
+    return budget(VALUES, SETTINGS, 1).to_come
 
 
 def test_unknown_memory_is_not_checked() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, records_of, until
 from tests.harness.stores import IDS, contact, store_of, term
 from tests.harness.virtual_loop import run
+from training.exchange.client import outbox as outbox_module
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
@@ -47,7 +50,11 @@ def outbox_to_owner(answers: list[Any], *, limit: int = 1 << 20) -> tuple[Outbox
 def delivery_of(step: int, memory: Any = b"") -> Delivery:
     push = Push(GENESIS, IDS["a"], 1, step, step - 1, 1.0, [])
     encoded = memory or np.full(4, step, np.float32).tobytes()
-    return Delivery(push, {shard: Outgoing(shard, encoded, "float32", 4) for shard in (0, 1)}, asyncio.Event())
+    return Delivery(
+        push,
+        {shard: Outgoing(shard, encoded, "float32", 4, isinstance(encoded, memoryview)) for shard in (0, 1)},
+        asyncio.Event(),
+    )
 
 
 def test_a_failed_request_is_repeated_under_the_same_identity() -> None:
@@ -102,6 +109,44 @@ def test_a_full_outbox_drops_the_oldest_delta_and_logs_it() -> None:
         await outbox.stop()
 
     run(scenario())
+
+
+def test_own_shards_are_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large delta is decoded a part at a time: no part has more than its values, and every shard has its answer."""
+    monkeypatch.setattr(outbox_module, "VALUES_PER_PART", 8)
+
+    async def scenario() -> None:
+        outbox, _, context = outbox_to_owner(["ok"])
+        parts: list[list[int]] = []
+
+        async def accept(_push: Push, items: list[Any]) -> list[PushResult]:
+            parts.append([item.shard for item in items])
+            return [PushResult(item.shard, "ok", 1) for item in items]
+
+        outbox._deltas = cast(Any, SimpleNamespace(accept=accept))
+        store = context.store
+        for shard in range(4):
+            state = store.fresh_state(shard, np.zeros(4, np.float32))
+            store.own(shard, state, term(2, "a"), ME, 0.0, by_handover=False)
+        encoded = np.ones(4, np.float32).tobytes()
+        shards = {shard: Outgoing(shard, encoded, "float32", 4) for shard in range(4)}
+        delivery = Delivery(Push(GENESIS, IDS["a"], 1, 1, 0, 1.0, []), shards, asyncio.Event())
+        outbox.add(delivery)
+        await asyncio.wait_for(delivery.done.wait(), 10)
+
+        assert parts == [[0, 1], [2, 3]]
+        assert delivery.acknowledged == 4
+
+    run(scenario())
+
+
+def test_a_lossy_delta_is_kept_without_a_copy() -> None:
+    """Only what lies in the trainer's memory is copied for the repair log."""
+    own, borrowed = np.ones(4, np.float32).data.cast("B"), np.ones(4, np.float32).data.cast("B")
+
+    assert Outgoing(0, own, "float32", 4).item().encoded is own
+    copied = Outgoing(0, borrowed, "float32", 4, is_borrowed=True).item().encoded
+    assert isinstance(copied, bytes)
 
 
 def test_a_detached_delivery_reads_the_trainers_memory_no_more() -> None:

@@ -15,7 +15,8 @@ from tests.harness.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
-from training.exchange.messages import Push, PushAnswer, PushResult
+from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushAnswer, PushResult, decode
+from training.exchange.owner import deltas as deltas_module
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.run_state import Phase
@@ -62,6 +63,32 @@ def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
         for _ in range(2):
             assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "ok", 1)]
         assert store.owned[0].state.value.tolist() == [1.0] * 4
+
+    run(scenario())
+
+
+def test_a_large_push_is_forwarded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner keeps a part of the delta at a time, decoded and as received, until its backup has that part."""
+    monkeypatch.setattr(deltas_module, "VALUES_PER_PART", 8)
+
+    def answer(_to: Contact, payload: bytes) -> ForwardAnswer:
+        message = decode(payload, Forward)
+        return ForwardAnswer([ForwardResult(entry.shard, "ok", 1, IDS["a"]) for entry in message.shards])
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        for shard in range(1, 3):
+            state = store.fresh_state(shard, np.zeros(4, np.float32))
+            store.own(shard, state, term(1, "a"), ME, 0.0, by_handover=False)
+        for owned in store.owned.values():
+            owned.backup = OTHER
+        _, swarm, _ = handler_of(store, [OTHER])
+        swarm.answers["forward"] = answer
+        results = await pushed(swarm, push_of(shards=[0, 1, 2]), body_of(0, 1, 2))
+
+        forwards = swarm.sent("forward", Forward)
+        assert [[entry.shard for entry in message.shards] for message in forwards] == [[0, 1], [2]]
+        assert [(result.shard, result.status) for result in results] == [(0, "ok"), (1, "ok"), (2, "ok")]
 
     run(scenario())
 

@@ -108,7 +108,7 @@ def test_a_damaged_file_costs_its_own_shards_only() -> None:
 
 
 def test_small_states_share_a_file_and_large_ones_do_not() -> None:
-    """A file has at most 64 MiB, unless a single state is larger."""
+    """A file has at most 16 MiB, unless a single state is larger."""
     mib = 1 << 20
 
-    assert batches([(0, 40 * mib), (1, 24 * mib), (2, 1), (3, 200 * mib), (4, 5)]) == [[0, 1], [2], [3], [4]]
+    assert batches([(0, 10 * mib), (1, 6 * mib), (2, 1), (3, 50 * mib), (4, 5)]) == [[0, 1], [2], [3], [4]]
