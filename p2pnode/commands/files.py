@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from overlay.system import FolderDisk
 from p2pnode.commands.options import (
     ConfigOption,
     JsonOption,
@@ -155,6 +154,7 @@ def _model(folder: Path, vector: Path) -> Iterator[bytes | bytearray | memoryvie
 
 def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
     """Step and vector file of the newest complete checkpoint. Raises `UserError` if there is none."""
+    from overlay.system import FolderDisk  # here: asyncio is not needed by the other commands
     from training import checkpoint
 
     with contextlib.suppress(OSError):

@@ -22,28 +22,23 @@ DETECTION_BOUND_S = 10.0
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 60.0
 #: Steps of some tens of milliseconds, asleep: many enough to see a gap, and the cores are left to the other tests.
-SHORT_STEPS = (
-    "training.threads=1",
-    "training.task=tests.harness.tasks:Slow",
-    "training.options={seconds = 0.03}",
-    "training.local_steps=1",
-    "training.eval_steps=0",
-)
+SHORT_STEPS = ("training.local_steps=1", "training.eval_steps=0")
+TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0.03")
 
 
 class Daemon:
-    """One `p2pnode start` process and its state directory."""
+    """One `p2pnode run` process and its state directory."""
 
     def __init__(self, folder: Path, name: str, bootstrap: str = "") -> None:
         self.state_dir = folder / name
         self.log = folder / f"{name}.log"
-        arguments = ["start", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
+        arguments = ["run", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
         for setting in (*SHORT_STEPS, "training.checkpoint_s=2"):
             arguments += ["--set", setting]
         self._output = self.log.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "p2pnode", *arguments],
+            [sys.executable, "-m", "p2pnode", *arguments, *TRAINER],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
