@@ -23,6 +23,7 @@ from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
     BestStatus,
+    DataStatus,
     ExchangeStatus,
     Finding,
     MemoryStatus,
@@ -143,6 +144,7 @@ class StatusReport:
             overlay=report.flat(),
             loop=self._loop_delay.report(),
             health=self._health(report),
+            data=self._data(),
         )
 
     def peers(self) -> list[PeerStatus]:
@@ -202,6 +204,21 @@ class StatusReport:
             sampled=waiting.sampled,
             slowest=waiting.slowest.hex(),
             its_step=waiting.its_step,
+        )
+
+    def _data(self) -> DataStatus | None:
+        """None unless the script shares a data set."""
+        member = self._node.data.member
+        if member is None:
+            return None
+        return DataStatus(
+            kind=member.shape.kind,
+            size=member.shape.size,
+            epoch=member.epoch,
+            open_epoch=member.ledger.first[0],
+            trained=member.ledger.trained_share(),
+            nodes=len(member.view()),
+            joining=member.joining,
         )
 
     def _exchange(self) -> ExchangeStatus:
@@ -306,6 +323,7 @@ class StatusReport:
         if node.progress.stalled:
             what = "the trainer makes no progress"
             findings.append(Finding(level="error", what=what, do="see trainer.log in the state directory"))
+        findings += [_warning(what, do) for what, do in node.data.warnings()]
         exchange = node.exchange
         if exchange is not None and exchange.push_client.outstanding_steps:
             steps = exchange.push_client.outstanding_steps

@@ -111,6 +111,21 @@ class ResultStatus(Struct, frozen=True, kw_only=True):
     may_differ: str | None
 
 
+class DataStatus(Struct, frozen=True, kw_only=True):
+    """The data that this node's script shares with others. `kind` is `samples` or `stream`; `size` is the number of
+    samples, or those of a block. `epoch`: that of this node. `trained`: the share of `open_epoch`, the first incomplete
+    one, that is known to be trained; null for a stream whose end was not seen. `nodes` share the data; `joining`: this
+    node waits for their answers."""
+
+    kind: str
+    size: Count
+    epoch: Count
+    open_epoch: Count
+    trained: float | None
+    nodes: Count
+    joining: bool
+
+
 class ExchangeStatus(Struct, frozen=True, kw_only=True):
     """Shards held here and deltas sent, refused and repaired. Without an exchange yet, every number is zero."""
 
@@ -184,6 +199,7 @@ class Status(Struct, frozen=True, kw_only=True):
     overlay: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/OverlayReport"})]
     loop: LoopStatus
     health: list[Finding]
+    data: DataStatus | None = None
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sys
@@ -13,7 +14,7 @@ import pytest
 from overlay.environment import Environment
 from overlay.system import SystemClock
 from tests.harness.environment import InlineExecutor, MemoryDisk, SeededEntropy
-from tests.process.harness.trainer_world import World
+from tests.process.harness.trainer_world import World, until
 from tests.process.test_trainer_attach import BEGIN, LAUNCHER
 from tests.unit.training.sharing.test_service import FakeSwarm
 from training.sharing.service import DataService
@@ -72,8 +73,8 @@ def world(tmp_path: Path) -> World:
 
 
 @contextlib.asynccontextmanager
-async def sharing(world: World, trainer: ProcessTrainer) -> AsyncIterator[DataService]:
-    """The daemon's side of the data of a node that is alone."""
+async def sharing(world: World, trainer: ProcessTrainer, swarm: FakeSwarm | None = None) -> AsyncIterator[DataService]:
+    """The daemon's side of the data; by default of a node that is alone."""
     environment = Environment(
         clock=SystemClock(),
         entropy=SeededEntropy("share"),
@@ -81,7 +82,7 @@ async def sharing(world: World, trainer: ProcessTrainer) -> AsyncIterator[DataSe
         executor=InlineExecutor(),
         log=world.log,
     )
-    service = DataService(FakeSwarm(), trainer, 1, environment)  # type: ignore[arg-type]
+    service = DataService(swarm or FakeSwarm(), trainer, 1, environment)  # type: ignore[arg-type]
     await service.start()
     try:
         yield service
@@ -123,6 +124,23 @@ def test_a_restarted_script_goes_on_within_its_epoch(world: World) -> None:
 
     world.run(scenario)
     assert len({sample for batch in batches(world) for sample in batch}) == len(batches(world)) * 10 == 180
+
+
+def test_a_stop_reaches_a_script_that_waits_for_data(world: World) -> None:
+    """The loader ends, `swarm.done` takes the last weights, and the script goes on behind its loop."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.script(LOOP + "print('left the loop', swarm.done, flush=True)\n")
+        async with sharing(world, trainer, FakeSwarm("silent")) as service:
+            await trainer.start()
+            training = asyncio.create_task(trainer.train(order(1)))
+            await until(lambda: service._wanted is not None, 60)
+            training.cancel()
+            await trainer.stop()
+            await asyncio.gather(training, return_exceptions=True)
+
+    world.run(scenario)
+    assert "left the loop True" in (world.state_dir / "trainer.log").read_text()
 
 
 def test_the_ranks_of_a_node_share_its_part(world: World, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import StatusReport
 from tests.harness.stub_trainer import StubTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
@@ -101,6 +104,10 @@ def complete_epochs(swarm: Swarm) -> int:
     return min((0 if member is None else member.ledger.first[0]) for member in members)
 
 
+def every_sample(epochs: int) -> list[tuple[int, int]]:
+    return [(epoch, sample) for epoch in range(epochs) for sample in range(SAMPLES)]
+
+
 def counts(swarm: Swarm, epochs: int) -> Counter[tuple[int, int]]:
     return Counter(place for reader in readers(swarm).values() for place in reader.samples_trained if place[0] < epochs)
 
@@ -115,7 +122,7 @@ def test_nodes_of_different_speed_share_every_epoch() -> None:
     swarm = simulate(scenario, seed=21)
 
     found = counts(swarm, 3)
-    assert found == Counter(dict.fromkeys(((epoch, sample) for epoch in range(3) for sample in range(SAMPLES)), 1))
+    assert found == Counter(dict.fromkeys(every_sample(3), 1))
     done = {name: len(reader.samples_trained) for name, reader in readers(swarm).items()}
     assert done["n2"] < min(done["n0"], done["n1"])
     assert max(reader.waited_s for reader in readers(swarm).values()) < 3.0
@@ -139,10 +146,39 @@ def test_a_join_a_leave_and_a_death_in_the_middle_of_an_epoch() -> None:
     swarm = simulate(scenario, seed=22, loss=0.02)
 
     found = counts(swarm, 4)
-    assert set(found) == {(epoch, sample) for epoch in range(4) for sample in range(SAMPLES)}
+    assert set(found) == set(every_sample(4))
     of_the_dead = set(readers(swarm)["n2"].samples_trained)
     assert {place for place, count in found.items() if count > 1} <= of_the_dead
     assert len(readers(swarm)["late"].samples_trained) > 20
+
+
+def test_a_paused_node_holds_nobody_up() -> None:
+    """The others train what it has not begun, epoch after epoch; when it resumes, nothing was trained twice."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await asyncio.sleep(6.0)
+        paused = swarm.hosts["n1"].living
+        paused.pause()
+        await asyncio.sleep(2.0)
+        assert paused.data.member is not None
+        held = set(paused.data.member.begun)
+        await asyncio.sleep(120.0)
+        others = [host.living.data.member for host in swarm.running() if host.name != "n1"]
+        missing = {
+            place for place in every_sample(2) if any(one is None or not one.ledger.is_trained(place) for one in others)
+        }
+        assert missing == held != set()
+        status = StatusReport(swarm.hosts["n0"].living, EventRing(), LoopDelay(swarm.clock), keys=list).status()
+        assert status.data is not None
+        assert (status.data.nodes, status.data.open_epoch, status.data.size) == (3, 0, SAMPLES)
+        assert 0.9 < (status.data.trained or 0.0) < 1.0
+        paused.resume()
+        await swarm.until(lambda: complete_epochs(swarm) >= 2, within_s=600, what="two epochs")
+
+    swarm = simulate(scenario, seed=25)
+
+    assert counts(swarm, 2) == Counter(dict.fromkeys(every_sample(2), 1))
 
 
 def test_fewer_samples_than_nodes_are_told() -> None:
@@ -162,7 +198,7 @@ def test_fewer_samples_than_nodes_are_told() -> None:
     finally:
         SHAPE = whole
 
-    assert swarm.of("data_short")[0].fields["samples"] == 2
+    assert swarm.of("data_short")[0].fields["reason"].startswith("3 nodes share 2 samples")
 
 
 def test_nodes_with_other_data_are_told() -> None:
@@ -188,7 +224,8 @@ def test_nodes_with_other_data_are_told() -> None:
     finally:
         Reader.train = swarm_settings  # type: ignore[method-assign]
 
-    assert {record.fields["theirs"] for record in swarm.of("data_differs")} == {
-        "50 samples, seed 0",
-        "60 samples, seed 0",
-    }
+    reasons = sorted(record.fields["reason"].partition(" ")[2] for record in swarm.of("data_differs"))
+    assert reasons == [
+        f"has other data ({theirs} samples, seed 0) than this node ({ours} samples, seed 0): they share nothing"
+        for theirs, ours in ((50, 60), (60, 50))
+    ]

@@ -77,6 +77,14 @@ class Ledger:
     def is_trained(self, place: Place) -> bool:
         return not self.untrained(section_of(place)) & bit_of(place)
 
+    def trained_share(self) -> float | None:
+        """The share of the first open epoch that is known to be trained; None for a stream whose end is unseen."""
+        if self.partitions == UNKNOWN:
+            return None
+        epoch, laps_before = self.first
+        known = sum(mask.bit_count() for (one, _), mask in self.trained.items() if one == epoch)
+        return round((laps_before * LAP + known) / self.partitions, 4)
+
     def laps(self) -> int:
         """Sections of an epoch; only for a known number of partitions."""
         return max(1, -(-self.partitions // LAP))

@@ -75,7 +75,7 @@ class DataMember:
         #: Nodes that had not answered in time when this one went on.
         self.unanswered: dict[bytes, None] = {}
         self.has_left = False
-        self._joining = True
+        self.joining = True
         self._number = 0
         self._front = -1
         self._released: dict[Section, int] = {}
@@ -114,7 +114,7 @@ class DataMember:
         """The living peers of the overlay, whether they share data or not. Members that nobody hears of are gone."""
         alive = dict.fromkeys(peers)  # in their order, which is that of the requests
         for node in alive:
-            if self._joining and node not in self._others and node not in self._no_data:
+            if self.joining and node not in self._others and node not in self._no_data:
                 self._unasked.setdefault(node, None)
         for node in [node for node in self._unasked if node not in alive]:
             del self._unasked[node]
@@ -159,7 +159,7 @@ class DataMember:
                 self.unanswered[node] = None
                 self._unasked.pop(node, None)
                 self._no_data[node] = None
-        self._joining = False
+        self.joining = False
         return True
 
     # -- statements ----------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ class DataMember:
             incarnation=self.incarnation,
             number=self._number,
             shape=self.shape,
-            joining=self._joining,
+            joining=self.joining,
             left=self.has_left,
             view=self.view(),
             partitions=ledger.partitions,
             first=ledger.first,
             trained=packed(ledger.trained),
             offsets=ledger.packed_offsets(),
-            begun=[] if self.has_left else list(self.begun),
+            begun=list(self.begun),
             released=packed(self._released),
             front=self._front,
         )
@@ -417,7 +417,7 @@ class DataMember:
 
     def _release(self) -> None:
         """Leave what this node has not begun to those that are ahead and next in rank."""
-        if self._joining or self.has_left:
+        if self.joining or self.has_left:
             return
         ahead = {other.statement.node: other.statement.front for other in self._living()}
         front = max(ahead.values(), default=-1)

@@ -8,7 +8,7 @@ round trip, and at most `ADMISSION_S` if a member does not answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 import msgspec
@@ -78,7 +78,7 @@ class DataService:
         self._synced_s = 0.0
         self._next_sync_s = 0.0
         self._asking: dict[bytes, asyncio.Task[bool]] = {}
-        self._said: dict[tuple[str, object], None] = {}
+        self._said: dict[tuple[str, bytes], None] = {}
         self._task: asyncio.Task[None] | None = None
         trainer.on_data(self._on_trainer)
 
@@ -173,27 +173,16 @@ class DataService:
             self._known_s = now
             self._trainer.send_data(DataKnown(turn, member.state()))
 
+    def warnings(self) -> list[tuple[str, str]]:
+        """What is unusual about the shared data, each with what to do."""
+        return [] if self.member is None else [(what, do) for _, _, what, do in _unusual(self.member)]
+
     def _warn(self, member: DataMember) -> None:
         """Log what is unusual, each thing once."""
-        if member.is_short_of_data():
-            hint = "nodes without a sample of their own train those of others too: run fewer nodes, or use more data"
-            self._say("data_short", None, samples=member.ledger.partitions, nodes=len(member.view()), hint=hint)
-        for node in member.unanswered:
-            hint = f"it did not answer within {ADMISSION_S:g} s: both may train the same samples until it does"
-            self._say("data_member_silent", node, peer=short(node), hint=hint)
-        for node, shape in member.strangers.items():
-            hint = "the nodes share data only if its length, kind and block, and training.seed, are equal"
-            self._say(
-                "data_differs", node, peer=short(node), ours=_named(member.shape), theirs=_named(shape), hint=hint
-            )
-        if member.ledger.given_up:
-            hint = "another node is so far ahead that the rest of these epochs is left out here"
-            self._say("data_given_up", None, sections=member.ledger.given_up, hint=hint)
-
-    def _say(self, event: str, about: object, **fields: object) -> None:
-        if (event, about) not in self._said:
-            self._said[event, about] = None
-            self._log.warning(event, **fields)
+        for event, about, what, do in _unusual(member):
+            if (event, about) not in self._said:
+                self._said[event, about] = None
+                self._log.warning(event, reason=what, hint=do)
 
     # -- the other nodes -----------------------------------------------------------------------------------------
 
@@ -273,6 +262,39 @@ class DataService:
             member.on_message(node, answer, self._clock.monotonic())
             self._serve()
         return True
+
+
+def _unusual(member: DataMember) -> Iterator[tuple[str, bytes, str, str]]:
+    """(event, node or nothing, what, what to do)"""
+    if member.is_short_of_data():
+        yield (
+            "data_short",
+            b"",
+            f"{len(member.view())} nodes share {member.ledger.partitions} samples: some train those of others too",
+            "run fewer nodes, or use more data",
+        )
+    for node in member.unanswered:
+        yield (
+            "data_member_silent",
+            node,
+            f"{short(node)} shares data and did not answer within {ADMISSION_S:g} s: both may train the same samples",
+            "see whether it can be reached",
+        )
+    for node, shape in member.strangers.items():
+        yield (
+            "data_differs",
+            node,
+            f"{short(node)} has other data ({_named(shape)}) than this node ({_named(member.shape)}): "
+            "they share nothing",
+            "give all nodes the same data, the same block and the same training.seed",
+        )
+    if member.ledger.given_up:
+        yield (
+            "data_given_up",
+            b"",
+            f"other nodes were so far ahead that {member.ledger.given_up} epochs, or parts of them, were left out here",
+            "a node that was stopped for long does so once; otherwise see why this one is so slow",
+        )
 
 
 def _named(shape: DataShape) -> str:

@@ -67,6 +67,16 @@ def test_an_epoch_of_a_stream_has_as_many_sections_as_its_blocks_need() -> None:
     assert ledger.all_of((1, 1)) == 0b11
 
 
+def test_the_share_of_the_open_epoch() -> None:
+    """What is trained of the first incomplete epoch; unknown while a stream's end is."""
+    ledger = Ledger(10)
+    ledger.note((0, 4), 1, finished=True)
+    ledger.note((1, 4), 1, finished=True)
+
+    assert ledger.trained_share() == 0.1
+    assert Ledger(UNKNOWN).trained_share() is None
+
+
 def test_what_lies_far_behind_is_given_up() -> None:
     """A node that misses what others trained long ago continues near them, and counts what it gave up."""
     ledger = Ledger(4)
