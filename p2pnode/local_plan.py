@@ -24,7 +24,7 @@ OWN = frozenset(
 )
 
 
-class LocalNode(NamedTuple):
+class PlannedNode(NamedTuple):
     """One node to start. A port of 0 takes a free one; `threads` are those of its trainer."""
 
     number: int
@@ -33,7 +33,7 @@ class LocalNode(NamedTuple):
     threads: int
 
 
-def plan(count: int, running: Collection[int], cores: int, *, port: int = 0, status_port: int = 0) -> list[LocalNode]:
+def plan(count: int, running: Collection[int], cores: int, *, port: int = 0, status_port: int = 0) -> list[PlannedNode]:
     """`count` nodes beside those with the numbers `running`: the lowest free numbers, and an equal share of the cores.
 
     With a port, node N takes the N-th from it on. Raises `ValueError` if that leaves the range of ports.
@@ -41,7 +41,7 @@ def plan(count: int, running: Collection[int], cores: int, *, port: int = 0, sta
     threads = max(1, cores // (len(running) + count))
     numbers = [number for number in range(1, len(running) + count + 1) if number not in running][:count]
     nodes = [
-        LocalNode(number, port and port + number - 1, status_port and status_port + number - 1, threads)
+        PlannedNode(number, port and port + number - 1, status_port and status_port + number - 1, threads)
         for number in numbers
     ]
     for node in nodes:

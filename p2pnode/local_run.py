@@ -27,7 +27,7 @@ from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
 from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.local_plan import LocalNode, inherited, plan
+from p2pnode.local_plan import PlannedNode, inherited, plan
 
 POLL_INTERVAL_S = 0.1
 #: Longest wait for a started node to write where its API listens; a loaded machine imports slowly.
@@ -148,7 +148,7 @@ def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -
     _until_up(nodes, interrupts)
 
 
-def _arguments(start: LocalStart, node: LocalNode, folder: Path, known: Sequence[str]) -> list[str]:
+def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequence[str]) -> list[str]:
     """The command line of one node."""
     loaded = start.loaded
     config = loaded.config

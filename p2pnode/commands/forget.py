@@ -19,12 +19,12 @@ from p2pnode.commands.options import ConfigOption, RunOption, StateDirOption, lo
 from p2pnode.commands.output import print_line
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.state_folders import LOCAL, MARKS, local_folders, run_of
-from p2pnode.directory_lock import LOCK_FILE, is_locked
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 
 #: What a node writes, and what it is to the user.
 WRITTEN = {
     "checkpoints": "the model, the optimiser and the shards of this node",
+    "model": "what an exported model needs besides the vector",
     "identity.key": "the identity of this node",
     "incarnation": "the count of its starts",
     "genesis": "the swarm it is in",
@@ -38,7 +38,7 @@ WRITTEN = {
     "trainer.log": "what its trainer printed",
     "trainer.log.1": "what its trainer printed before",
     "trainer": "the socket of its trainer",
-    LOCK_FILE: "the lock",
+    "lock": "the lock",
 }
 
 
@@ -61,6 +61,8 @@ def forget(
     Example: p2pnode forget --run digits
     """
     folder = loaded(config, None, place_flags(state_dir, run), joining=True).config.state_folder
+    from p2pnode.directory_lock import is_locked  # not on every system, and no other command needs it
+
     places = [place for place in (*local_folders(folder), folder) if _is_state(place)]
     if not places:
         hint = "`p2pnode config show --origin` shows which directory is used; name it with --run or --state-dir"
@@ -77,7 +79,7 @@ def forget(
         raise UserError("nothing was removed", "add --force to remove it without being asked", ExitCode.USAGE)
     for contents in found:
         _remove(contents)
-    (folder / LOCAL / LOCK_FILE).unlink(missing_ok=True)
+    (folder / LOCAL / "lock").unlink(missing_ok=True)
     for place in (folder / LOCAL, folder):
         with contextlib.suppress(OSError):  # missing, or not empty
             place.rmdir()
@@ -118,7 +120,7 @@ def _agreed(name: str) -> bool:
 def _remove(contents: Contents) -> None:
     try:
         # The lock last: until then no node can start on what is left.
-        for name in sorted(contents.goes, key=lambda name: name == LOCK_FILE):
+        for name in sorted(contents.goes, key=lambda name: name == "lock"):
             entry = contents.folder / name
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)

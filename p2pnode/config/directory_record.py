@@ -7,7 +7,7 @@ has entered its swarm: a start that fails leaves it as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,22 +46,15 @@ PASSING_SECTIONS = ("log",)
 PATHS = frozenset({"swarm.key_file", "training.data_dir", "status.token_file"})
 
 
-class TensorShape(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of the model, as the layout of the vector has it."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
 class DirectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`node.json`. `founder` None: not known, as in a directory of an earlier version. `model` is the digest of the
-    layout, empty before it is known."""
+    layout, empty before it is known; `tensors` has the shape of each, as "256 x 64"."""
 
     schema: int = 1
     run: str = ""
     founder: bool | None = None
     model: str = ""
-    tensors: tuple[TensorShape, ...] = ()
+    tensors: dict[str, str] = {}
     settings: dict[str, Any] = {}
 
 
@@ -150,28 +143,27 @@ def check_run(run_there: str, config: Config, folder: Path) -> None:
         )
 
 
-def check_model(record: DirectoryRecord, model: str, tensors: Iterable[TensorShape], folder: object) -> None:
+def check_model(record: DirectoryRecord, model: str, tensors: Mapping[str, str], folder: object) -> None:
     """Raise `UserError` (exit code 5) if the directory belongs to a model of another layout; names a difference."""
     if not record.model or record.model == model:
         return
     raise UserError(
         f'the state directory {folder} of run "{record.run}" belongs to another model: '
-        f"{_difference(record.tensors, tuple(tensors))}",
+        f"{_difference(record.tensors, tensors)}",
         "train a changed model under another name (--run) or in another directory (--state-dir); "
         f"`p2pnode forget --state-dir {folder}` removes what is there",
         ExitCode.MISMATCH,
     )
 
 
-def _difference(there: tuple[TensorShape, ...], here: tuple[TensorShape, ...]) -> str:
+def _difference(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     """The first difference between two models, in words."""
-    known, present = ({tensor.name: tensor.shape for tensor in side} for side in (there, here))
-    for name, shape in known.items():
-        if name not in present:
+    for name, shape in there.items():
+        if name not in here:
             return f'its "{name}" is not in the model of this start'
-        if present[name] != shape:
-            return f'its "{name}" has shape {list(shape)}, and here it has {list(present[name])}'
-    for name in present:
-        if name not in known:
+        if here[name] != shape:
+            return f'its "{name}" is {shape}, and here it is {here[name]}'
+    for name in here:
+        if name not in there:
             return f'it has no "{name}", which the model of this start has'
     return "the types or the order of its tensors differ"

@@ -44,7 +44,7 @@ def run_of(folder: Path) -> str:
     for place in local_folders(folder):
         if run := run_of(place):
             return run
-    for file in (folder / "swarm.json", *sorted((folder / "checkpoints").glob("step-*/state.json"), reverse=True)):
+    for file in (folder / "swarm.json", *sorted((folder / "checkpoints").glob("*/state.json"), reverse=True)):
         try:
             run = json.loads(file.read_bytes()).get("run", "")
         except (OSError, ValueError, AttributeError):

@@ -16,7 +16,6 @@ from p2pnode.config.directory_record import (
     RECORD_FILE,
     DirectoryRecord,
     Given,
-    TensorShape,
     check_model,
     decode,
     encode,
@@ -87,5 +86,5 @@ class StateDirectory:
             raise state_directory_unusable(self._path, error) from error
 
 
-def _tensors(layout: Layout) -> tuple[TensorShape, ...]:
-    return tuple(TensorShape(entry.name, entry.shape) for entry in layout.entries)
+def _tensors(layout: Layout) -> dict[str, str]:
+    return {entry.name: " x ".join(map(str, entry.shape)) or "one value" for entry in layout.entries}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.local_plan import OWN, LocalNode, inherited, plan, with_count
+from p2pnode.local_plan import OWN, PlannedNode, inherited, plan, with_count
 
 
 def test_nodes_share_the_cores_and_take_free_ports() -> None:
     """Numbers from 1, free ports, and an equal share of the cores, of which each node has at least one."""
-    assert plan(3, (), 8) == [LocalNode(number, 0, 0, 2) for number in (1, 2, 3)]
+    assert plan(3, (), 8) == [PlannedNode(number, 0, 0, 2) for number in (1, 2, 3)]
     assert {node.threads for node in plan(4, (), 2)} == {1}
 
 
 def test_a_node_beside_others_takes_the_lowest_free_number_and_its_share() -> None:
     """Directories of nodes that have ended are used again; running ones count for the cores."""
-    assert plan(1, {1, 3}, 12) == [LocalNode(2, 0, 0, 4)]
+    assert plan(1, {1, 3}, 12) == [PlannedNode(2, 0, 0, 4)]
     assert [node.number for node in plan(2, {1, 3}, 12)] == [2, 4]
 
 

@@ -19,10 +19,10 @@ from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
 from p2pnode.config.load import Override, load
 from p2pnode.directory_lock import locked
 from p2pnode.errors import UserError
-from p2pnode.local_plan import LocalNode
+from p2pnode.local_plan import PlannedNode
 from p2pnode.local_run import LocalStart, run_local
 
-NODE = LocalNode(2, 0, 0, 4)
+NODE = PlannedNode(2, 0, 0, 4)
 
 
 def start(home: Path, *overrides: str, **request: Any) -> LocalStart:
@@ -31,7 +31,7 @@ def start(home: Path, *overrides: str, **request: Any) -> LocalStart:
     return LocalStart(load(overrides=given), **{"nodes": 2, "arguments": [], "command": None, **request})
 
 
-def told(request: LocalStart, *, known: list[str] | None = None, node: LocalNode = NODE) -> dict[str, str]:
+def told(request: LocalStart, *, known: list[str] | None = None, node: PlannedNode = NODE) -> dict[str, str]:
     """The settings on the command line of one node."""
     home = request.loaded.config.state_folder
     arguments = local_run._arguments(request, node, home / "local" / str(node.number), known or [])
@@ -98,7 +98,7 @@ def test_a_key_on_standard_input_is_for_one_process(tmp_path: Path) -> None:
 def scripted(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Every node is a Python process with this code; its number and directory are its arguments."""
 
-    def arguments(_start: LocalStart, node: LocalNode, folder: Path, known: list[str]) -> list[str]:
+    def arguments(_start: LocalStart, node: PlannedNode, folder: Path, known: list[str]) -> list[str]:
         folder.mkdir(parents=True)
         return [code, str(node.number), str(folder), *known]
 

@@ -9,8 +9,8 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.bootstrap import dialer as module
-from overlay.bootstrap.dialer import BOOTSTRAP_DELAY_S, Dialer, NotThisSwarm
-from overlay.bootstrap.hello import HelloRejected, HelloResult
+from overlay.bootstrap.dialer import BOOTSTRAP_DELAY_S, Dialer, NotThisSwarm, OnlyItself
+from overlay.bootstrap.hello import HelloRejected, HelloResult, OwnAddress
 from overlay.local_node import LocalNode
 from overlay.peers import Contact
 from tests.harness.environment import make_environment
@@ -114,5 +114,56 @@ def test_an_address_of_the_other_family_is_not_dialled(monkeypatch: pytest.Monke
             made, dialled = dialer({FOUNDER: None}, monkeypatch, bound=bound)
             await made.try_once(FOUNDER, None)
             assert dialled == expected
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("other", "ending"),
+    [(OwnAddress(), OnlyItself), (HelloRejected("belongs to run 'x'", final=True), NotThisSwarm)],
+    ids=["itself", "another run"],
+)
+def test_bootstraps_that_are_all_this_node_itself_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, other: HelloRejected, ending: type[NotThisSwarm]
+) -> None:
+    """Every address of every bootstrap must be its own: one that is another swarm's is a mistake of the user's."""
+
+    async def story() -> None:
+        made, _ = dialer({FOUNDER: OwnAddress(), OTHER: other}, monkeypatch)
+        with pytest.raises(NotThisSwarm) as caught:
+            await made.dial(["swarm:8468", "10.0.0.1:8468"], list, None)
+
+        assert type(caught.value) is ending
+
+    play(story)
+
+
+def test_dialling_goes_on_while_one_bootstrap_may_still_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With itself and a node that is not up yet it waits for that node, and does not found beside it."""
+
+    async def story() -> None:
+        answers: Answers = {FOUNDER: OwnAddress(), OTHER: HelloRejected("refused", final=False)}
+        made, _ = dialer(answers, monkeypatch)
+        dialling = asyncio.create_task(made.dial(["10.0.0.1:8468", "10.0.0.2:8468"], list, None))
+        await asyncio.sleep(60.0)
+        assert not dialling.done()
+        answers[OTHER] = None
+        assert (await dialling).contact.address == OTHER
+
+    play(story)
+
+
+def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is not dialled; its reason names where this node listens and the setting to change."""
+
+    async def story() -> None:
+        made, dialled = dialer({FOUNDER: None}, monkeypatch, bound="127.0.0.1")
+        dialling = asyncio.create_task(made.dial(["10.0.0.1:8468"], list, None))
+        await asyncio.sleep(1.0)
+        dialling.cancel()
+
+        assert dialled == []
+        assert "listens on 127.0.0.1" in made.attempts[str(FOUNDER)]
+        assert 'node.host = "0.0.0.0"' in made.attempts[str(FOUNDER)]
 
     play(story)

@@ -11,7 +11,6 @@ from p2pnode.config.directory_record import (
     RECORD_FILE,
     DirectoryRecord,
     Given,
-    TensorShape,
     check_model,
     check_run,
     decode,
@@ -29,7 +28,7 @@ RECORD = DirectoryRecord(
     run="digits",
     founder=False,
     model="abc",
-    tensors=(TensorShape("a", (2, 3)), TensorShape("b", (4,))),
+    tensors={"a": "2 x 3", "b": "4"},
     settings={"node.port": 9000},
 )
 
@@ -122,22 +121,19 @@ def test_another_run_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("tensors", "difference"),
     [
-        ((("a", (2, 3)),), 'its "b" is not in the model of this start'),
-        ((("a", (2, 4)), ("b", (4,))), r'its "a" has shape \[2, 3\], and here it has \[2, 4\]'),
-        ((("a", (2, 3)), ("b", (4,)), ("c", (1,))), 'it has no "c", which the model of this start has'),
-        ((("a", (2, 3)), ("b", (4,))), "the types or the order of its tensors differ"),
+        ({"a": "2 x 3"}, 'its "b" is not in the model of this start'),
+        ({"a": "2 x 4", "b": "4"}, 'its "a" is 2 x 3, and here it is 2 x 4'),
+        ({"a": "2 x 3", "b": "4", "c": "1"}, 'it has no "c", which the model of this start has'),
+        ({"a": "2 x 3", "b": "4"}, "the types or the order of its tensors differ"),
     ],
     ids=["missing", "another shape", "added", "another type"],
 )
-def test_another_model_is_refused_by_its_first_difference(
-    tensors: tuple[tuple[str, tuple[int, ...]], ...], difference: str
-) -> None:
+def test_another_model_is_refused_by_its_first_difference(tensors: dict[str, str], difference: str) -> None:
     """The tensor is named with both shapes; exit code 5."""
-    shapes = [TensorShape(*tensor) for tensor in tensors]
-    check_model(RECORD, "abc", shapes, "here")
-    check_model(DirectoryRecord(run="digits"), "xyz", shapes, "here")
+    check_model(RECORD, "abc", tensors, "here")
+    check_model(DirectoryRecord(run="digits"), "xyz", tensors, "here")
     with pytest.raises(UserError, match=difference) as refused:
-        check_model(RECORD, "xyz", shapes, "here")
+        check_model(RECORD, "xyz", tensors, "here")
 
     assert refused.value.exit_code == ExitCode.MISMATCH
     assert "--run" in refused.value.hint
