@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from overlay.system import FolderDisk
 from p2pnode.config.settings import Config
@@ -334,4 +335,50 @@ def test_a_full_disk_is_logged_and_training_continues() -> None:
         assert host.task is not None
         assert await host.task == "leave"
 
+    simulate(scenario)
+
+
+def test_no_checkpoint_is_read_or_written_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All access to the files of checkpoints, in training, on leaving and at the next start, is in the executor."""
+    in_executor = False
+    outside: list[str] = []
+
+    class MarkingExecutor(InlineExecutor):
+        async def run(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            def marked(*args: Any, **kwargs: Any) -> Any:
+                nonlocal in_executor
+                in_executor = True
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    in_executor = False
+
+            return await super().run(marked, *args, **kwargs)
+
+    def watched(access: Callable[..., Any]) -> Callable[..., Any]:
+        def call(name: str = "", *args: Any, **kwargs: Any) -> Any:
+            if name.startswith("checkpoints") and not in_executor:
+                outside.append(f"{access.__name__} {name}")
+            return access(name, *args, **kwargs)
+
+        return call
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.state_path = Path("/state")
+        host = swarm.start("n0", training__checkpoint_s=2.0)
+        for access in ("read", "write", "create", "size", "read_at", "remove", "names"):
+            setattr(host.disk, access, watched(getattr(host.disk, access)))
+        await swarm.until(lambda: host.living.progress.step >= 10, within_s=60, what="it trains")
+        host.living.leave()
+        assert host.task is not None
+        await host.task
+        again = swarm.start("n0", training__checkpoint_s=2.0)
+        await swarm.until(lambda: again.living.progress.step >= 12, within_s=60, what="it goes on")
+
+        events = [record.event for record in swarm.records]
+        assert events.count("checkpoint_written") >= 3
+        assert "checkpoint_loaded" in events
+        assert outside == []
+
+    monkeypatch.setattr("tests.harness.swarm.InlineExecutor", MarkingExecutor)
     simulate(scenario)
