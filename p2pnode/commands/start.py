@@ -19,7 +19,7 @@ from p2pnode.commands.options import ConfigOption, DebugOption, RunOption, SetOp
 from p2pnode.config.directory_record import given_in
 from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded
-from p2pnode.config.rules import check_start
+from p2pnode.config.rules import check_start, warnings_for_script
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_plan import OWN, with_count
@@ -147,6 +147,8 @@ def _start(request: _Request) -> int:
     found = loaded(request.config, request.settings, flags, joining=invitation is not None)
     for problem in check_start(found.config):
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
+    for problem in warnings_for_script(found.config, found.origins) if request.command is not None else []:
+        sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
     if request.local:
         return _several(request, found, invitation)
     return _daemon(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from overlay.addresses import is_literal, is_loopback, split_address
@@ -91,6 +92,27 @@ def warnings_for(config: Config) -> list[ConfigProblem]:
         )
     if config.barrier.custom and config.barrier.method != "custom":
         found.append(ConfigProblem("barrier.custom is set but not used", 'set barrier.method = "custom", or remove it'))
+    return found
+
+
+def warnings_for_script(config: Config, origins: Mapping[str, str]) -> list[ConfigProblem]:
+    """Settings that were given, and have no effect under `p2pnode run`. `origins` has the keys that are no default."""
+    found = []
+    if "training.task" in origins:
+        found.append(
+            ConfigProblem(
+                f'training.task = "{config.training.task}" is ignored by `p2pnode run`, which trains your own program',
+                "leave it out, or use `p2pnode start`",
+            )
+        )
+    if "training.eval_steps" in origins:
+        found.append(
+            ConfigProblem(
+                f"training.eval_steps = {config.training.eval_steps} has no effect under `p2pnode run`: your program "
+                "decides when it evaluates",
+                "call swarm.evaluate(accuracy=…) in it when you like",
+            )
+        )
     return found
 
 
@@ -199,7 +221,8 @@ def _training(config: Config) -> list[ConfigProblem]:
         found.append(
             ConfigProblem(
                 "training.until needs evaluations, but training.eval_steps = 0 disables them",
-                "set training.eval_steps, to 10 for example, or leave until empty",
+                "set training.eval_steps, to 10 for example, or leave until empty; under `p2pnode run` leave "
+                "eval_steps as it is and call swarm.evaluate",
             )
         )
     if training.export and not training.export.endswith((".safetensors", ".pt", ".pth")):

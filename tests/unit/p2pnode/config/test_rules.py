@@ -8,7 +8,7 @@ import pytest
 from overlay.addresses import is_loopback, split_address
 from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.config.load import Override, load
-from p2pnode.config.rules import check, check_start, warnings_for
+from p2pnode.config.rules import check, check_start, warnings_for, warnings_for_script
 from p2pnode.config.settings import Config
 from p2pnode.errors import UserError
 from training.goal import Goal
@@ -196,3 +196,14 @@ def test_a_member_on_the_loopback_of_a_swarm_elsewhere_is_told_at_start(
         assert host in problem.what
         assert "10.0.0.5:8468" in problem.what
         assert 'node.host = "0.0.0.0"' in problem.do
+
+
+def test_settings_without_effect_on_a_script_are_named_only_if_they_were_given() -> None:
+    """Defaults are nobody's mistake; a task and a rhythm of evaluations are for `p2pnode start`."""
+    found = load(overrides=overrides("training.task=mnist", "training.eval_steps=5"))
+
+    problems = warnings_for_script(found.config, found.origins)
+
+    assert ["training.task" in problems[0].what, "training.eval_steps" in problems[1].what] == [True, True]
+    assert "swarm.evaluate" in problems[1].do
+    assert warnings_for_script(Config(), load().origins) == []

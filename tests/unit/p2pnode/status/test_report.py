@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
+from p2pnode.status.schema import BestStatus
 from tests.harness.stub_trainer import StubTrainer
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import run
+from training.trainer_link.interface import Evaluation
 
 
 def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:
@@ -84,3 +89,76 @@ def test_a_stalled_trainer_is_a_finding() -> None:
         ]
 
     simulate(scenario)
+
+
+def test_the_result_is_there_when_the_run_has_ended() -> None:
+    """Steps, the best metric in the direction of its name, the model, how to load it; null before."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host, other = swarm.start_many(2, training__max_steps=3)
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=60, what="it trains")
+        assert host.trainer is not None
+        for step, loss in ((1, 0.5), (2, 0.7)):
+            host.trainer.measured.append(Evaluation(step, {"loss": loss}, 10))
+        before = report(swarm, host).status().result
+        await swarm.until(lambda: host.living.result is not None, within_s=60, what="the end")
+
+        result = report(swarm, host).status().result
+
+        assert before is None
+        assert result is not None
+        assert (result.reason, result.steps, result.may_differ) == ("max_steps", 3, None)
+        assert result.best == BestStatus(metric="loss", value=0.5, step=1)
+        assert result.model == "model.safetensors"
+        assert result.sha256 == hashlib.sha256(host.disk.files["model.safetensors"]).hexdigest()
+        assert len(result.load) == 2
+        assert other.task is not None
+
+    simulate(scenario, training__min_nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("reported", "what"), [({}, "nothing was evaluated in 50 steps"), ({"loss": 1.0}, "report loss only")]
+)
+def test_a_goal_that_no_evaluation_can_reach_is_a_finding(reported: dict[str, float], what: str) -> None:
+    """A script that reports nothing, or another metric, would train for ever; after the metric there is no finding."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0", training__until="accuracy>=0.9", training__eval_steps=10)
+        assert host.trainer is not None
+        host.trainer.evaluates = False
+        if reported:
+            host.trainer.measured.append(Evaluation(1, reported, 0))
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=60, what="it trains")
+        early = [finding.what for finding in report(swarm, host).status().health if "until" in finding.what]
+        await swarm.until(lambda: host.living.progress.step >= 50, within_s=200, what="fifty steps")
+        late = [finding.what for finding in report(swarm, host).status().health if "until" in finding.what]
+        host.trainer.measured.append(Evaluation(50, {"accuracy": 0.1}, 0))
+        await swarm.until(lambda: host.living.progress.step >= 52, within_s=60, what="it is reported")
+        after = [finding.what for finding in report(swarm, host).status().health if "until" in finding.what]
+
+        assert len(early) == len(reported)
+        assert what in late[0]
+        assert after == []
+
+    simulate(scenario)
+
+
+def test_nodes_on_the_same_data_are_a_finding_on_both() -> None:
+    """With the other node's id, and what to do."""
+
+    async def scenario(swarm: Swarm) -> None:
+        for name, bootstrap in (("n0", None), ("n1", "n0")):
+            host = swarm.start(name, bootstrap=bootstrap)
+            assert host.trainer is not None
+            host.trainer.name = "twin"
+        hosts = list(swarm.hosts.values())
+        await swarm.until(lambda: len(swarm.of("same_data")) == 2, within_s=60, what="both know")
+
+        found = [[each for each in report(swarm, host).status().health if "same data" in each.what] for host in hosts]
+
+        assert [len(findings) for findings in found] == [1, 1]
+        assert hosts[1].living.overlay.node_id.hex()[:8] in found[0][0].what
+        assert "swarm.seed" in found[0][0].do
+
+    simulate(scenario, training__min_nodes=2, barrier__method="bsp")
