@@ -163,8 +163,8 @@ def test_the_readme_shows_the_script_that_is_tested() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("barrier", ["bsp", "pssp"])
 def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -> None:
-    """The README's loop in a founder and a joiner: what it prints arrives, `done` ends it, the step grows, both exit
-    0, and both end with the same model."""
+    """The README's loop in a founder and a joiner: what it prints arrives, `done` ends it, the step grows, both exit 0.
+    Both end with the same model to the bit, in the script and in the file that the node names at its end."""
     flags = [f"training.max_steps={STEPS}", "training.local_steps=5", "training.min_nodes=2", "training.linger_s=20"]
     settings = [part for flag in [*flags, f"barrier.method={barrier}"] for part in ("--set", flag)]
     script = BEFORE + SNIPPET + AFTER
@@ -172,11 +172,17 @@ def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -
     joiner = launch(script, "--bootstrap", address_of(founder), *settings)
 
     results = []
+    models = []
     for run in (founder, joiner):
         assert run.wait() == 0, run.error
         assert "Traceback" not in run.error
-        assert run.out.splitlines() == ["before attaching", f"the swarm is done at step {STEPS}"]
+        lines = run.out.splitlines()
+        assert lines[:2] == ["before attaching", f"the swarm is done at step {STEPS}"]
+        assert lines[2] == f"the run has ended after {STEPS} steps (max_steps)"
+        file = lines[3].removeprefix("the model is in ").removesuffix("; load it with")
+        models.append(Path(file).read_bytes())
         results.append(json.loads(run.result.read_text()))
+    assert models[0] == models[1]
     for result in results:
         numbers = result["numbers"]
         assert result["done"]
@@ -185,7 +191,7 @@ def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -
         assert numbers[-1] == STEPS
         assert len(set(numbers)) > STEPS // 2
         assert result["samples"] == 32 * len(numbers)
-    np.testing.assert_allclose(results[0]["values"], results[1]["values"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(results[0]["values"], results[1]["values"])
 
 
 @pytest.mark.timeout(120)

@@ -259,7 +259,7 @@ def test_a_file_that_cannot_be_written_fails_the_order_and_not_the_trainer(world
         await trainer.start()
         (world.state_dir / "file").write_text("in the way")
         with pytest.raises(TrainerFailed, match=r"file/model\.pt could not be written"):
-            await trainer.save(str(world.state_dir / "file" / "model.pt"))
+            await (await trainer.save(str(world.state_dir / "file" / "model.pt")))
         assert trainer.state == "running"
         assert (await trainer.train(order(1))).step == 1
 
