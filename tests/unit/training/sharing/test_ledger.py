@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.sharing.ledger import LAP, MAX_OPEN, Ledger, bits, packed, unpacked
@@ -26,6 +26,7 @@ def contents(ledger: Ledger) -> tuple[object, ...]:
     return ledger.partitions, ledger.first, ledger.trained, ledger.offsets
 
 
+@settings(derandomize=True, database=None, deadline=None, max_examples=60)
 @given(NOTES, NOTES, st.randoms())
 def test_knowledge_merges_in_any_order(mine: list[Note], theirs: list[Note], generator: random.Random) -> None:
     """Merging what another node knows gives what one node that heard all would know, in any order and repeatedly."""
