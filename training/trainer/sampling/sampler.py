@@ -11,7 +11,7 @@ from training.trainer.sampling.link import DataLink, Granted, packed_state, unpa
 from training.trainer.sampling.permutation import EpochOrder
 from training.trainer_link.data_messages import PartitionTrained
 
-#: Claims are asked for by so many samples at a time: small partitions would cost a message for each.
+#: Claims are asked for by at least so many samples at a time, or by a step's: each question costs a round trip.
 SAMPLES_ASKED = 64
 
 
@@ -32,6 +32,7 @@ class SwarmSampler(Sampler[int]):
         self._nodes = nodes
         self._partitions = link.shape.partitions
         self._finished = False
+        self._asked = SAMPLES_ASKED
         self._orders: dict[int, EpochOrder] = {}
 
     def __len__(self) -> int:
@@ -68,7 +69,7 @@ class SwarmSampler(Sampler[int]):
                 granted = self._ask(begins=False, finished=False)
 
     def _ask(self, *, begins: bool, finished: bool) -> Granted | None:
-        count = -(-SAMPLES_ASKED * self._partitions // self._size)
+        count = -(-self._asked * self._partitions // self._size)
         has_claims = bool(self._left)
         return self._link.ask(begins=begins, finished=finished, position=0, count=count, has_claims=has_claims)
 
@@ -76,6 +77,7 @@ class SwarmSampler(Sampler[int]):
 
     def count(self, samples: int) -> int:
         """`swarm.step` has counted so many samples of this node; returns how many were never drawn."""
+        self._asked = max(self._asked, min(samples, self._size))
         return self._draws.count(samples)
 
     def report(self) -> list[PartitionTrained]:

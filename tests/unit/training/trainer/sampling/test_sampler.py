@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.harness.shared_data import DirectConnection, Script
 from training.sharing.messages import ShareData
+from training.trainer_link.data_messages import DataWanted
 
 
 class Numbers(Dataset[int]):
@@ -57,6 +58,19 @@ def test_a_node_alone_trains_every_sample_of_each_epoch_once(size: int) -> None:
 
     assert sorted(first) == sorted(second) == list(range(size))
     assert size < 10 or first != second
+
+
+def test_a_large_batch_asks_for_its_samples_at_once() -> None:
+    """After the first step a question covers a step, so that it costs one round trip and not a hundred."""
+    script = Script()
+    loader = DataLoader(Numbers(2000), batch_size=500, sampler=script.data.sampler(2000, shuffle=True, nodes=1.0))
+    epoch(script, loader)
+    before = len(script.connection.sent)
+
+    epoch(script, loader)
+
+    questions = [message for message in script.connection.sent[before:] if isinstance(message, DataWanted)]
+    assert len(questions) <= 6
 
 
 def test_without_shuffling_the_order_is_that_of_the_data() -> None:
