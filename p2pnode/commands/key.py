@@ -69,6 +69,14 @@ def new(
     if path.exists() and not force:
         hint = "keep it; to change the key of a running swarm see `p2pnode key rotate`, to replace it anyway --force"
         raise UserError(f"there is a swarm key in {path} already", hint, ExitCode.STATE_DIRECTORY)
+    if file is None and has_been_in_swarm(found.state_folder) and not force:
+        raise UserError(
+            f'{found.state_folder} is of a node in run "{run_of(found.state_folder)}": with a key made now it would no '
+            "longer meet the members of its swarm",
+            "for another swarm name its run: p2pnode key new --run NAME; to close this one, --force, and give every "
+            "member the key",
+            ExitCode.MISMATCH,
+        )
     from overlay.sealing.swarm_key import KeyRing
     from p2pnode.keys.key_files import write_key_file
 
@@ -77,11 +85,6 @@ def new(
     print_line(
         f"wrote {path}, key {keys.primary.fingerprint}; start the first node, then `p2pnode key invite` for the others"
     )
-    if file is None and has_been_in_swarm(found.state_folder):
-        print_notice(
-            f"the swarm of {found.state_folder} had another key or none: from the next start on, this node meets only "
-            "members that have this key"
-        )
     return 0
 
 

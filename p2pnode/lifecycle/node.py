@@ -267,7 +267,8 @@ class Node:
             # A duplicate identity explains the refusal better than the refusal itself.
             raise self._failure or UserError(
                 str(error),
-                hint="check swarm.bootstrap and swarm.run; a state directory belongs to one swarm for good",
+                hint="check swarm.bootstrap and swarm.run; a state directory belongs to one swarm: name another one "
+                "with --state-dir, or remove what is there with `p2pnode forget`",
                 exit_code=ExitCode.MISMATCH,
             ) from error
 

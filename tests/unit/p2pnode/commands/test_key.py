@@ -235,10 +235,14 @@ def test_an_invitation_is_kept_in_the_directory_of_its_run(
     assert (folder / ".local" / "state" / "p2pnode" / "my run" / "swarm.key").is_file()
 
 
-def test_a_new_key_for_a_swarm_that_runs_is_remarked(folder: Path, capsys: Output) -> None:
-    """The key closes the swarm for all without it: the command prints that."""
+def test_the_swarm_of_a_directory_gets_no_key_by_mistake(folder: Path, capsys: Output) -> None:
+    """A key would separate the node from the members of its open swarm: refused, also where the directory is meant only
+    because it is the only one here, unless it is forced."""
     (folder / "a").mkdir()
     (folder / "a" / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits")))
 
-    assert key("new", "--state-dir", "a") == 0
-    assert "meets only members that have this key" in capsys.readouterr().err
+    assert key("new", "--state-dir", "a") == ExitCode.MISMATCH
+    assert "p2pnode key new --run NAME" in capsys.readouterr().err
+    assert not (folder / "a" / "swarm.key").exists()
+    assert key("new", "--state-dir", "a", "--force") == 0
+    assert (folder / "a" / "swarm.key").exists()
