@@ -110,15 +110,25 @@ class Peer:
         idle_s = silent_since - self.last_progress
         return idle_s <= STALL_FLOOR_S or idle_s <= STALL_STEPS * self.step_seconds
 
+    @property
+    def is_in_first_step(self) -> bool:
+        """Whether it has begun to train and completed no step since its start: its step time is not known yet."""
+        return self.activity is Activity.TRAINING and self.step_seconds == 0.0
+
     def counts_for_barrier(self, now: float, since: float = 0.0) -> bool:
-        """Whether a barrier waits for this peer: a worker, or a ready peer that is about to take its first step.
+        """Whether a barrier waits for this peer: a worker, or a peer that began together with the asking node and is
+        about to take its first step, or takes it.
 
         So nodes that start together take their first step together. A ready peer counts for as long as a stall is
         allowed, from its last progress or from `since`, when the asking node itself began. The last node that gets
         ready is seen by others at times up to a fifth of a second apart.
+        A first step may compile for minutes. Such a peer counts while it lives and is not announced as stalled.
+        One that began later than the asking node, a joiner, counts only as long as any worker without progress.
         """
         if self.activity is Activity.READY:
             return now - max(self.last_progress, since) <= STALL_FLOOR_S
+        if self.is_in_first_step and self.last_progress <= since + STALL_FLOOR_S:
+            return True
         return self.is_worker(now)
 
 

@@ -202,7 +202,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
             await server.stop()
         workers.close()
         printed.drain(logs.DRAIN_S)
-    return ExitCode.OK
+    return node.exit_code
 
 
 def _gateway(config: Config, entropy: Entropy) -> Gateway | None:

@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     NOT_REACHABLE = 9
     DEMO_FAILED = 10
     IDENTITY_IN_USE = 11
+    CUT_SHORT = 12
 
 
 #: The meaning of each code, for the documentation.
@@ -37,11 +38,25 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.MISMATCH: "identity or swarm mismatch: another run, model or layout, or no bootstrap is a p2pnode",
     ExitCode.CANNOT_BIND: "an address is in use or cannot be bound",
     ExitCode.STATE_DIRECTORY: "the state directory, or a file to be written, is unusable",
-    ExitCode.TRAINER: "the trainer cannot start: the task does not import or fails, or its data is missing",
+    ExitCode.TRAINER: "the trainer cannot start or failed before its first step, or too often in a row after it",
     ExitCode.NOT_REACHABLE: "no node answered at the address asked",
     ExitCode.DEMO_FAILED: "the demo did not reach its goal, or a reproduced figure is not within its tolerance",
     ExitCode.IDENTITY_IN_USE: "another process runs with this node's identity: its state directory was copied",
+    ExitCode.CUT_SHORT: "the training script had not ended by itself in its time (finish_s, stop_s) and was killed",
 }
+
+#: Beside the codes above, for the documentation.
+SCRIPTS_OWN = (
+    "A training script that ends with another code than 0 after `swarm.done` gives `p2pnode run` that code,\n"
+    "or 128 and the number of the signal that ended it."
+)
+
+
+def code_of_script(exit_code: int, *, cut_short: bool) -> int:
+    """The daemon's exit code after a script that was told to end; `exit_code` is minus the number of a signal."""
+    if cut_short:
+        return ExitCode.CUT_SHORT
+    return exit_code if exit_code >= 0 else 128 - exit_code
 
 
 class P2PNodeError(Exception):

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-End = Literal["max_steps", "max_seconds", "until", "leave", "trainer_failed"]
+#: `script`: the training script has returned, or has called `swarm.leave()`.
+End = Literal["max_steps", "max_seconds", "until", "script", "leave", "trainer_failed"]
 _UNTIL = re.compile(r"^\s*([A-Za-z_][\w.]*)\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*$")
 
 

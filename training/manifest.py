@@ -6,6 +6,8 @@ refused with both values. Pure.
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from training.layout import Layout, LayoutEntry
@@ -35,7 +37,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     barrier_family: str
     max_steps: int
     until: str
+    #: A fingerprint of each tensor in `frozen_digest`, for the message; a node of an older version has none.
+    frozen: dict[str, str] = {}
 
+
+#: The `frozen_digest` of a model without such tensors.
+NOTHING_FROZEN = hashlib.sha256().hexdigest()
 
 #: Of the mismatches that a peer sends, so many are shown, each value cut to so many characters.
 MAX_SHOWN_MISMATCHES, MAX_SHOWN_CHARACTERS = 32, 200
@@ -76,6 +83,7 @@ def propose(
         barrier_family="bsp" if barrier.method == "bsp" else "relaxed",
         max_steps=training.max_steps,
         until=training.until,
+        frozen=hello.frozen,
     )
 
 
@@ -88,7 +96,9 @@ def compare(mine: Manifest, theirs: Manifest) -> list[Mismatch]:
     ]
     if mine.layout != theirs.layout:
         found.append(_layout_mismatch(mine.layout, theirs.layout))
-    names = ("frozen_digest", "shards", "rule", "weight", "replicas", "local_steps", "barrier_family")
+    if (frozen := _frozen_mismatch(mine, theirs)) is not None:
+        found.append(frozen)
+    names = ("shards", "rule", "weight", "replicas", "local_steps", "barrier_family")
     found.extend(
         Mismatch(name, str(getattr(mine, name)), str(getattr(theirs, name)))
         for name in (*names, "max_steps", "until")
@@ -120,6 +130,27 @@ def _layout_mismatch(mine: Layout, theirs: Layout) -> Mismatch:
         f"{len(mine.entries)} tensors of {mine.total} values",
         f"{len(theirs.entries)} tensors of {theirs.total} values",
     )
+
+
+def _frozen_mismatch(mine: Manifest, theirs: Manifest) -> Mismatch | None:
+    """The first frozen tensor that differs, and how many do; the digests of all where a node does not name them."""
+    names = [
+        name
+        for name in sorted(mine.frozen.keys() | theirs.frozen.keys())
+        if mine.frozen.get(name) != theirs.frozen.get(name)
+    ]
+    if names and not (_is_unnamed(mine) or _is_unnamed(theirs)):
+        others = f", and {len(names) - 1} more" if len(names) > 1 else ""
+        ours, other = (f"{names[0]} {node.frozen.get(names[0], 'is not frozen')}" for node in (mine, theirs))
+        return Mismatch("frozen", ours + others, other + others)
+    if mine.frozen_digest != theirs.frozen_digest:
+        return Mismatch("frozen_digest", mine.frozen_digest, theirs.frozen_digest)
+    return None
+
+
+def _is_unnamed(manifest: Manifest) -> bool:
+    """Whether its node has frozen tensors without naming them, as an older version does."""
+    return not manifest.frozen and manifest.frozen_digest != NOTHING_FROZEN
 
 
 def _describe(entry: LayoutEntry) -> str:

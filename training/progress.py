@@ -33,6 +33,15 @@ class StepRow(TypedDict, total=False):
     merged: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """The script finishes by itself: why, since when, and until when it may (monotonic seconds)."""
+
+    what: str
+    since: float
+    deadline: float
+
+
 @dataclass(slots=True)
 class Progress:
     """The fields of training in `/status` and `/steps`; the step loop writes them."""
@@ -52,6 +61,7 @@ class Progress:
     stalled: bool = False
     goal_streak: int = 0
     trainer_failures: int = 0
+    finishing: Finishing | None = None
     steps: deque[StepRow] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
 
     @property

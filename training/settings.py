@@ -54,6 +54,20 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Seconds,
         Meta(description="A finished node continues to own its shards for the others at most this long."),
     ] = 60.0
+    finish_s: Annotated[
+        Seconds,
+        Meta(
+            description="At the end of a run, or after swarm.leave(), a training script has this long to end by itself."
+        ),
+    ] = 600.0
+    stop_s: Annotated[
+        Seconds,
+        Meta(description="After SIGTERM or `p2pnode leave` a training script has this long to end by itself."),
+    ] = 10.0
+    max_restarts: Annotated[
+        Count,
+        Meta(description="A trainer that fails is restarted at most this often in a row without a completed step."),
+    ] = 5
     checkpoint_s: Annotated[
         Seconds,
         Meta(description="Seconds between checkpoints; one more is written on leaving; 0: never."),
@@ -69,8 +83,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     hang_s: Annotated[
         Seconds,
         Meta(
-            description="A trainer without progress for this long, or four steps, is stalled; after ten times that "
-            "it is restarted."
+            description="A trainer silent for this long, or for four steps, is stalled: barriers skip it. It is "
+            "restarted after 30 times that without processor time, or 360 times with it."
         ),
     ] = 10.0
     options: Annotated[

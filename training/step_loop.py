@@ -20,7 +20,7 @@ from training.goal import BestMetrics, End, Goal
 from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings, TrainingSettings
 from training.swarm import Swarm
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
 
 FIRST_RESTART_S = 0.5
 MAX_RESTART_S = 30.0
@@ -75,6 +75,8 @@ class StepLoop:
         self._restore_file = ""
         #: Steps in a row whose delta was refused because it is not finite.
         self._not_finite = 0
+        #: Failures in a row: of steps, and of evaluations, which may fail after every step.
+        self._step_failures = self._evaluation_failures = 0
         #: Clear from the end of a step's training until the step is counted.
         self._step_published = asyncio.Event()
         self._step_published.set()
@@ -153,12 +155,23 @@ class StepLoop:
         self._log.info("training_started", step=start_step)
         if not (self._training.max_steps or self._training.max_seconds or self._goal):
             self._log.info("run_has_no_end", hint=NO_END)
-        while (end := self._ended(started)) is None:
-            await self._wait_while_paused()
-            await self._one_step()
-            await after_step()
+        try:
+            while (end := self._ended(started)) is None:
+                await self._wait_while_paused()
+                await self._one_step()
+                await after_step()
+        except TrainerLeft as left:
+            end = "script"
+            self._note_left(left.reason, progress.step - start_step)
         self._log.info("training_ended", step=progress.step, reason=end)
         return end
+
+    def _note_left(self, reason: str, steps: int) -> None:
+        if steps:
+            self._log.info("script_left", reason=reason, steps=steps)
+        else:
+            hint = "a step is local_steps calls of swarm.step(); the swarm has received nothing from this node"
+            self._log.warning("script_left", reason=reason, steps=steps, hint=hint)
 
     def _ended(self, started: float) -> End | None:
         limits = self._training
@@ -300,25 +313,33 @@ class StepLoop:
         progress.step_seconds = median(self._recent)
 
     async def _train(self, order: StepOrder) -> StepReport:
-        failures = 0
         while True:
             try:
                 report = await self._trainer.train(order)
+            except TrainerLeft:
+                raise
             except TrainerFailed as error:
-                failures += 1
-                await self._restart(error, failures)
+                self._step_failures = await self._restart(error, self._step_failures + 1)
                 continue
-            if failures:
+            if self._step_failures:
+                self._step_failures = 0
                 self.set_stalled(False)
             return report
 
-    async def _restart(self, error: TrainerFailed, failures: int) -> None:
-        """Restart a failed trainer from the last base and its last saved state, with backoff, until cancelled."""
+    async def _restart(self, error: TrainerFailed, failures: int) -> int:
+        """Restart a failed trainer from the last base and its last saved state, with backoff; returns the failures in a
+        row so far.
+
+        Raises the failure if another start would fail too, or after `max_restarts` restarts in a row.
+        """
         while True:
             self.progress.trainer_failures += 1
             self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=failures)
             if error.fatal:
                 raise error
+            if failures > self._training.max_restarts:
+                reason = f"{error.reason} (restarted {failures - 1} times in a row: training.max_restarts)"
+                raise TrainerFailed(reason, error.hint, fatal=True) from error
             if failures >= CRASH_LOOP_FAILURES:
                 self.set_stalled(True)
             await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (failures - 1)))
@@ -327,7 +348,7 @@ class StepLoop:
             except TrainerFailed as again:
                 error, failures = again, failures + 1
                 continue
-            return
+            return failures
 
     async def _restart_if_not_finite(self, refused: bool) -> None:
         """Start the trainer again from its last saved state if its deltas are not finite, one after the other.
@@ -348,9 +369,14 @@ class StepLoop:
     async def _evaluate(self, step: int) -> None:
         try:
             evaluation = await self._trainer.evaluate(step)
+        except TrainerLeft:
+            raise
         except TrainerFailed as error:
-            await self._restart(error, 1)
+            self._evaluation_failures = await self._restart(error, self._evaluation_failures + 1)
             return
+        if self._evaluation_failures:
+            self._evaluation_failures = 0
+            self.set_stalled(False)
         if evaluation is not None:
             self._note_evaluation(evaluation)
 

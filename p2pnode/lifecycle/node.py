@@ -16,7 +16,7 @@ from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity, PeerChange
 from overlay.settings import OverlaySettings
 from p2pnode.config.settings import Config
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import ExitCode, UserError, code_of_script
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.memory_check import check_memory
@@ -121,6 +121,12 @@ class Node:
         if self.progress.paused:
             return "paused"
         return "waiting" if self.gate.waiting is not None else "training"
+
+    @property
+    def exit_code(self) -> int:
+        """The daemon's exit code after `run` has returned: 0, or what became of the script."""
+        end = self._shutdown.trainer_end
+        return code_of_script(end.exit_code, cut_short=end.cut_short)
 
     def nodes_ready(self) -> int:
         """Nodes that are ready or train, this one included."""
@@ -230,11 +236,22 @@ class Node:
         await self.data.leave(TELL_DATA_S)
         if end == "until" and self._goal_news is not None:
             await self._goal_news.announce(self.progress.step)
-        left = await self._shutdown.finish(exchange)
-        assert self.manifest is not None
-        self._result = await self._ending.conclude(end, exchange, self.manifest.layout, self.trainer.vector, left)
-        await self._shutdown.stay_for_others(exchange)
+        await self._finish(end, exchange)
         return end
+
+    async def _finish(self, end: End, exchange: Exchange) -> None:
+        assert self.manifest is not None
+        assert self._checkpoints is not None
+        layout = self.manifest.layout
+        # A script has ended when the others have finished, and describes its model no more.
+        is_there = self.trainer.is_script and end != "script"
+        description = await self._export.describe_last() if is_there else None
+
+        async def conclude(left: int) -> None:
+            vector = self.trainer.vector
+            self._result = await self._ending.conclude(end, exchange, layout, vector, left, description)
+
+        await self._shutdown.finish(exchange, self._checkpoints, end, conclude)
 
     async def _after_step(self) -> None:
         assert self._checkpoints is not None

@@ -76,15 +76,26 @@ class RunEnding:
         self._export = export
         self._progress = progress
 
-    async def conclude(self, end: End, exchange: Exchange, layout: Layout, vector: Vector, left: int) -> RunResult:
-        """Get the final values into `vector`, write the file, and return the result. `left`: nodes that train on."""
+    async def conclude(
+        self,
+        end: End,
+        exchange: Exchange,
+        layout: Layout,
+        vector: Vector,
+        left: int,
+        description: ModelDescription | None = None,
+    ) -> RunResult:
+        """Get the final values into `vector`, write the file, and return the result.
+
+        `left`: nodes that train on. `description` is asked of the trainer unless it is given.
+        """
         reasons = [f"{left} {'nodes train' if left != 1 else 'node trains'} on"] if left else []
         if self._config.exchange.enabled:
             missing = (await exchange.pull_final(self._progress.step, FINAL_VALUES_S)).missing
             if missing:
                 reasons.append(f"{len(missing)} shards had no final value within {FINAL_VALUES_S:.0f} s")
         result = RunResult(end, self._progress.step, "", "", "")
-        description = await self._export.describe_last()
+        description = description or await self._export.describe_last()
         if description is None or not description.tensors:
             reasons.append("the trainer has not described its model")
         else:

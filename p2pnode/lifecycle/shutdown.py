@@ -1,33 +1,46 @@
-"""The end of a node: linger until the others have finished, write the last checkpoint, hand over, leave.
+"""The end of a node: the final values, the script's own end, the last checkpoint, hand over, leave.
 
-The node has left the swarm within five seconds; each part has a limit of its own. The last checkpoint of a large model
-takes longer on most disks. It is finished when no other node needs this one any more.
+`finish` is for a run that has ended. Its script evaluates and saves on its own for up to `finish_s`; meanwhile the node
+lingers, and owns its shards. `leave` follows in every case. The node has left the swarm within five seconds; each part
+has a limit of its own. The last checkpoint of a large model takes longer on most disks, and a script has `stop_s`. Both
+are waited for when no other node needs this one any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 from overlay.overlay import Overlay
-from overlay.peers import Activity
+from overlay.peers import Activity, Peer
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.environment import NodeEnvironment
 from training.exchange.exchange import Exchange
-from training.progress import Progress
-from training.trainer_link.interface import Trainer
+from training.goal import End
+from training.progress import Finishing, Progress
+from training.trainer_link.interface import Trainer, TrainerEnd
 
 LAST_PUSH_S = 1.0
 HAND_OVER_S = 2.0
 #: The trainer has this long to come to the end of an optimiser step and copy its state; the node leaves meanwhile.
 LAST_CHECKPOINT_S = 10.0
+#: At the end of a run nobody waits.
+FINAL_CHECKPOINT_S = 60.0
 DRAIN_S = 0.5
 #: For deltas that wait in the outbox for a new owner: longer than it takes to replace a dead one.
 FLUSH_S = 20.0
 #: A finished node that another waits for may itself wait for the successor of a dead owner.
 STAY_S = 20.0
+#: The script waits for the last steps of the others at most this long, or four of the slowest one's steps: a barrier
+#: keeps them closer than that. Under asp a slow node may need minutes, for which no script should wait.
+SETTLE_S = 10.0
+SETTLE_STEPS = 4.0
 POLL_INTERVAL_S = 0.05
+
+#: Gets the final values and writes the model; the argument is the number of nodes that train on.
+Conclude = Callable[[int], Awaitable[None]]
 
 
 class Shutdown:
@@ -37,23 +50,73 @@ class Shutdown:
         self, config: Config, environment: NodeEnvironment, overlay: Overlay, trainer: Trainer, progress: Progress
     ) -> None:
         self._config = config
+        self._clock = environment.clock
         self._log = environment.log
         self._overlay = overlay
         self._trainer = trainer
         self._progress = progress
+        self._has_begun_checkpoint = False
+        #: How the last trainer process has ended.
+        self.trainer_end = TrainerEnd()
 
-    async def finish(self, exchange: Exchange) -> int:
-        """Continue to own shards until the others have finished or `linger_s` has passed; returns how many train on.
+    # -- a run that has ended -----------------------------------------------------------------------------------
+
+    async def finish(self, exchange: Exchange, checkpoints: CheckpointWriter, end: End, conclude: Conclude) -> None:
+        """Own shards until the others have finished or `linger_s` has passed; let a script finish by itself meanwhile.
 
         A node announces that it has finished when the owners have all its deltas: then the values are final when all
-        nodes have announced it.
+        nodes have announced it. A script's weights at `done` are final if the others finish within a few of their
+        steps. A script that ends its own node (`end` is `script`) leaves them training: only the script is waited for.
         """
         if self._config.exchange.enabled and (steps := await exchange.flush(FLUSH_S)):
             self._log.warning("left_behind", steps_unacknowledged=steps, shards_owned=0)
         self._overlay.announce(activity=Activity.FINISHED)
-        return await self._linger()
+        began = self._clock.monotonic()
+        if not self._trainer.is_script:
+            await self._conclude_with_others(exchange, began, conclude)
+            return
+        is_final = end != "script" and not await self._settle()
+        if is_final:
+            await conclude(0)
+        elif self._config.exchange.enabled:
+            await exchange.pull(self._progress.step)
+        await self._begin_checkpoint(checkpoints, FINAL_CHECKPOINT_S)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._let_script_finish(end), name="finish-script")
+            if end != "script":
+                await self._conclude_with_others(exchange, began, None if is_final else conclude)
 
-    async def stay_for_others(self, exchange: Exchange) -> None:
+    async def _conclude_with_others(self, exchange: Exchange, began: float, conclude: Conclude | None) -> None:
+        left = await self._linger(began)
+        if conclude is not None:
+            await conclude(left)
+        await self._stay_for_others(exchange)
+
+    async def _settle(self) -> int:
+        """Wait until nobody trains any more, but only for a few of their steps; returns how many train on."""
+        slowest_s = max((peer.step_seconds for peer in self._training()), default=0.0)
+        limit_s = min(self._config.training.linger_s, max(SETTLE_S, SETTLE_STEPS * slowest_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._training():  # noqa: ASYNC110 - it follows from heartbeats, which set no event
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        return len(self._training())
+
+    def _training(self) -> list[Peer]:
+        return [peer for peer in self._overlay.members() if peer.activity is Activity.TRAINING]
+
+    async def _let_script_finish(self, end: End) -> None:
+        what = "the script ends its node" if end == "script" else f"the run has ended: {end}"
+        finish_s = self._config.training.finish_s
+        self._note_finishing(what, finish_s)
+        self.trainer_end = await self._trainer.finish(end, finish_s)
+        self._progress.finishing = None
+
+    def _note_finishing(self, what: str, seconds: float) -> None:
+        now = self._clock.monotonic()
+        self._progress.finishing = Finishing(what, now, now + seconds)
+
+    async def _stay_for_others(self, exchange: Exchange) -> None:
         """Own shards until the others that have finished have their final values, or `STAY_S` have passed.
 
         Otherwise the node that was to receive them might die during the hand-over.
@@ -70,9 +133,9 @@ class Shutdown:
         finished = (peer for peer in self._overlay.members() if peer.activity is Activity.FINISHED)
         return any(exchange.is_needed_by(peer.node_id) for peer in finished)
 
-    async def _linger(self) -> int:
+    async def _linger(self, began: float) -> int:
         try:
-            async with asyncio.timeout(self._config.training.linger_s):
+            async with asyncio.timeout(began + self._config.training.linger_s - self._clock.monotonic()):
                 while True:
                     if not self._others_at_work():
                         return 0
@@ -89,18 +152,40 @@ class Shutdown:
         at_work = (Activity.JOINING, Activity.READY, Activity.TRAINING)
         return sum(peer.activity in at_work for peer in self._overlay.members())
 
+    # -- leaving ------------------------------------------------------------------------------------------------
+
     async def leave(self, exchange: Exchange | None, checkpoints: CheckpointWriter | None) -> None:
-        """Write the last checkpoint, hand the shards over, and announce the departure."""
+        """Write the last checkpoint, hand the shards over while the script ends, and announce the departure."""
         self._log.info("leaving", step=self._progress.step)
         self._overlay.set_willing(False)  # so that no shard is handed to this node any more
-        if exchange is not None:
+        if exchange is not None and checkpoints is not None:
+            await self._begin_checkpoint(checkpoints, LAST_CHECKPOINT_S)
+        async with asyncio.TaskGroup() as tasks:
+            if self._trainer.is_script:
+                tasks.create_task(self._stop_script(), name="stop-script")
+            if exchange is not None:
+                await self._hand_over(exchange)
+            # Now, for nobody needs this node while its disk is slow.
+            await self._overlay.leave()
             if checkpoints is not None:
-                await checkpoints.begin_last(LAST_CHECKPOINT_S)
-            steps_left, shards_left = await exchange.leave(HAND_OVER_S)
-            if steps_left or (shards_left and len(self._overlay.members())):
-                self._log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
-            await exchange.close(DRAIN_S)
-        # Now, for nobody needs this node while its disk is slow.
-        await self._overlay.leave()
-        if checkpoints is not None:
-            await checkpoints.finish_last()
+                await checkpoints.finish_last()
+
+    async def _begin_checkpoint(self, checkpoints: CheckpointWriter, trainer_s: float) -> None:
+        """Once: a script that finishes saves its state before, and is not there any more when the node leaves."""
+        if not self._has_begun_checkpoint:
+            self._has_begun_checkpoint = True
+            await checkpoints.begin_last(trainer_s)
+
+    async def _stop_script(self) -> None:
+        if self._trainer.state == "stopped":
+            return
+        stop_s = self._config.training.stop_s
+        self._note_finishing("the node leaves", stop_s)
+        self.trainer_end = await self._trainer.stop(stop_s)
+        self._progress.finishing = None
+
+    async def _hand_over(self, exchange: Exchange) -> None:
+        steps_left, shards_left = await exchange.leave(HAND_OVER_S)
+        if steps_left or (shards_left and len(self._overlay.members())):
+            self._log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
+        await exchange.close(DRAIN_S)

@@ -23,9 +23,11 @@ from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
     BestStatus,
+    BusyStatus,
     DataStatus,
     ExchangeStatus,
     Finding,
+    FinishingStatus,
     MemoryStatus,
     NodeStatus,
     PeerStatus,
@@ -137,6 +139,8 @@ class StatusReport:
                 step_seconds=progress.step_seconds,
                 trainer=node.trainer.state,
                 trainer_failures=progress.trainer_failures,
+                busy=self._busy(),
+                finishing=self._finishing(),
             ),
             result=self._result(),
             exchange=self._exchange(),
@@ -193,6 +197,24 @@ class StatusReport:
         if self._node.barrier.complete:
             return len(self._node.overlay.members())
         return self._node.gate.sample_now()
+
+    def _busy(self) -> BusyStatus | None:
+        busy = self._node.trainer.busy
+        if busy is None:
+            return None
+        now = self._node.environment.clock.monotonic()
+        return BusyStatus(what=busy.what, since_seconds=round(max(0.0, now - busy.since), 3))
+
+    def _finishing(self) -> FinishingStatus | None:
+        finishing = self._node.progress.finishing
+        if finishing is None:
+            return None
+        now = self._node.environment.clock.monotonic()
+        return FinishingStatus(
+            what=finishing.what,
+            since_seconds=round(now - finishing.since, 3),
+            deadline_seconds=round(max(0.0, finishing.deadline - now), 3),
+        )
 
     def _waiting(self) -> WaitingStatus | None:
         waiting = self._node.gate.waiting
@@ -299,6 +321,9 @@ class StatusReport:
                 )
             case "stalled":
                 return f"stalled at step {step}: the trainer makes no progress; the node continues to own its shards"
+            case "finished" | "leaving" if (finishing := self._finishing()) is not None:
+                left = f"{finishing.deadline_seconds:.0f} s left"
+                return f"finished at step {step} ({finishing.what}); waiting for the script to end by itself, {left}"
             case state:
                 return f"{state} at step {step} with {company}"
 
@@ -321,8 +346,10 @@ class StatusReport:
             )
         findings += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
         if node.progress.stalled:
-            what = "the trainer makes no progress"
-            findings.append(Finding(level="error", what=what, do="see trainer.log in the state directory"))
+            hang_s = node.config.training.hang_s
+            what = f"the trainer makes no progress: silent for longer than training.hang_s = {hang_s:g}, or failing"
+            do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
+            findings.append(Finding(level="error", what=what, do=do))
         findings += [_warning(what, do) for what, do in node.data.warnings()]
         exchange = node.exchange
         if exchange is not None and exchange.push_client.outstanding_steps:

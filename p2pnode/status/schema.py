@@ -73,6 +73,21 @@ class WaitingStatus(Struct, frozen=True, kw_only=True):
     its_step: Count
 
 
+class BusyStatus(Struct, frozen=True, kw_only=True):
+    """What the script does between two steps, as it says itself (`swarm.busy`)."""
+
+    what: str
+    since_seconds: Seconds
+
+
+class FinishingStatus(Struct, frozen=True, kw_only=True):
+    """The script finishes by itself: why, since when, and how long it may (`finish_s`, `stop_s`)."""
+
+    what: str
+    since_seconds: Seconds
+    deadline_seconds: Seconds
+
+
 class TrainingStatus(Struct, frozen=True, kw_only=True):
     """Progress and metrics. `trainer` is the state of the trainer's process."""
 
@@ -85,6 +100,8 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
     step_seconds: Seconds
     trainer: str
     trainer_failures: Count
+    busy: BusyStatus | None = None
+    finishing: FinishingStatus | None = None
 
 
 class BestStatus(Struct, frozen=True, kw_only=True):

@@ -12,11 +12,13 @@ from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import (
+    BusyWith,
     Evaluation,
     ModelDescription,
     Resume,
     StepOrder,
     StepReport,
+    TrainerEnd,
     TrainerHello,
     Vector,
 )
@@ -39,6 +41,8 @@ class InlineTrainer:
         self.rates: list[float] = []
         self.on_state: Callable[[str], None] | None = None
         self.state = "stopped"
+        self.is_script = False
+        self.busy: BusyWith | None = None
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         await asyncio.sleep(STEP_S)
@@ -75,5 +79,9 @@ class InlineTrainer:
     def send_data(self, message: DataFromDaemon) -> None:
         """It shares no data."""
 
-    async def stop(self) -> None:
+    async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
+        return await self.stop()
+
+    async def stop(self, stop_s: float = 0.0) -> TrainerEnd:
         self.state = "stopped"
+        return TrainerEnd()

@@ -33,6 +33,7 @@ from training.trainer_link.interface import (
     Resume,
     StepOrder,
     StepReport,
+    TrainerEnd,
     TrainerFailed,
     TrainerHello,
     Vector,
@@ -53,6 +54,7 @@ class ScriptTrainer(StubTrainer):
 
     def __init__(self, name: str, script: Callable[[], Any], folder: Path) -> None:
         super().__init__(name, size=1, evaluates=False)
+        self.is_script = True
         self.result: Any = None
         self.error = ""
         self.heard: list[Any] = []
@@ -94,11 +96,18 @@ class ScriptTrainer(StubTrainer):
         self._send(messages.Describe(self._turn, folder, wait))
         return self._expect(messages.Described).description
 
-    async def stop(self) -> None:
+    async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
+        return self._dismiss(messages.RunEnded(reason, finish_s))
+
+    async def stop(self, stop_s: float = 0.0) -> TrainerEnd:
+        return self._dismiss(messages.Stop(stop_s))
+
+    def _dismiss(self, message: messages.FromDaemon) -> TrainerEnd:
         if self._state == "running":
-            self._send(messages.Stop())
+            self._send(message)
             self._join()
         self._set_state("stopped")
+        return TrainerEnd()
 
     # --- the thread ---------------------------------------------------------------------------------------------
 

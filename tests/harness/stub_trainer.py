@@ -1,7 +1,8 @@
 """A trainer without a model: it takes virtual time and yields deltas that can be added up exactly.
 
 Deltas are small multiples of 1/1024, so their sums are exact in float32 and in bfloat16. A test can check that the
-swarm's vector has every delta exactly once. Faults: `crash_next`, `hang`/`resume`, `fail_start`.
+swarm's vector has every delta exactly once. Faults: `crash_next`, `hang`/`resume`, `fail_start`. As a script:
+`leave_after`, `finish_in`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from training.layout import Layout, LayoutEntry
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import (
+    BusyWith,
     Evaluation,
     ModelDescription,
     Restored,
@@ -23,8 +25,10 @@ from training.trainer_link.interface import (
     StepOrder,
     StepReport,
     TensorSource,
+    TrainerEnd,
     TrainerFailed,
     TrainerHello,
+    TrainerLeft,
     Vector,
 )
 
@@ -110,6 +114,14 @@ class StubTrainer:
         #: Called with what a script would send about shared data; `granted` are the answers.
         self.send_to_daemon: Callable[[DataFromTrainer], None] | None = None
         self.granted: list[DataFromDaemon] = []
+        self.is_script = False
+        self._leaves_after: int | None = None
+        self._finishing_s = 0.0
+        self._exit_code = 0
+        self._end = TrainerEnd()
+        self.busy: BusyWith | None = None
+        #: What it was told at its end: the reason of `finish`, and "stop".
+        self.told: list[str] = []
 
     @property
     def state(self) -> str:
@@ -129,6 +141,16 @@ class StubTrainer:
         if self._hanging is not None:
             self._hanging.set()
             self._hanging = None
+
+    def leave_after(self, step: int) -> None:
+        """As a script that returns after this step."""
+        self.is_script = True
+        self._leaves_after = step
+
+    def finish_in(self, seconds: float, exit_code: int = 0) -> None:
+        """As a script that needs so long after the end of the run, and then ends with this code."""
+        self.is_script = True
+        self._finishing_s, self._exit_code = seconds, exit_code
 
     # -- the interface
 
@@ -160,6 +182,9 @@ class StubTrainer:
 
     async def train(self, order: StepOrder) -> StepReport:
         self._need_running()
+        if self._leaves_after is not None and order.step > self._leaves_after:
+            self._set_state("left")
+            raise TrainerLeft("the script has returned (stub)")
         self.orders.append(order)
         seconds = self._step_s if isinstance(self._step_s, float | int) else self._step_s(self._random, order.step)
         if self._crashes:
@@ -224,8 +249,21 @@ class StubTrainer:
     def send_data(self, message: DataFromDaemon) -> None:
         self.granted.append(message)
 
-    async def stop(self) -> None:
+    async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
+        return await self._finish(reason, finish_s)
+
+    async def stop(self, stop_s: float = 0.0) -> TrainerEnd:
+        return await self._finish("stop", stop_s)
+
+    async def _finish(self, told: str, grace_s: float) -> TrainerEnd:
+        if self._state in ("running", "hung", "finishing"):
+            self.told.append(told)
+            if self._finishing_s:
+                self._set_state("finishing")
+                await asyncio.sleep(min(self._finishing_s, grace_s))
+            self._end = TrainerEnd(self._exit_code, cut_short=self._finishing_s > grace_s)
         self._set_state("stopped")
+        return self._end
 
     # -- for tests
 

@@ -76,6 +76,16 @@ print("the swarm is done at step", swarm.step_number)
 """
 
 
+#: What the joiner does after the swarm is done: longer than a process had before `training.finish_s` was introduced.
+FINAL_EVALUATION = """\
+import time
+
+time.sleep(3.5)
+torch.save(torch.zeros(5_000_000), sys.argv[1] + ".pt")
+sys.exit(5)
+"""
+
+
 class Run:
     """One `p2pnode run` process around a script, its files in a folder of its own."""
 
@@ -163,18 +173,19 @@ def test_the_readme_shows_the_script_that_is_tested() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("barrier", ["bsp", "pssp"])
 def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -> None:
-    """The README's loop in a founder and a joiner: what it prints arrives, `done` ends it, the step grows, both exit 0.
-    Both end with the same model to the bit, in the script and in the file that the node names at its end."""
+    """The README's loop in a founder and a joiner: what it prints arrives, `done` ends it, the step grows. Both end
+    with the same model to the bit, in the script and in the file that the node names at its end. The joiner's long
+    evaluation and saving afterwards complete, and its exit code is kept."""
     flags = [f"training.max_steps={STEPS}", "training.local_steps=5", "training.min_nodes=2", "training.linger_s=20"]
     settings = [part for flag in [*flags, f"barrier.method={barrier}"] for part in ("--set", flag)]
     script = BEFORE + SNIPPET + AFTER
     founder = launch(script, *settings)
-    joiner = launch(script, "--bootstrap", address_of(founder), *settings)
+    joiner = launch(script + FINAL_EVALUATION, "--bootstrap", address_of(founder), *settings)
 
     results = []
     models = []
-    for run in (founder, joiner):
-        assert run.wait() == 0, run.error
+    for run, code in ((founder, 0), (joiner, 5)):
+        assert run.wait() == code, run.error
         assert "Traceback" not in run.error
         lines = run.out.splitlines()
         assert lines[:2] == ["before attaching", f"the swarm is done at step {STEPS}"]
@@ -192,6 +203,7 @@ def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -
         assert len(set(numbers)) > STEPS // 2
         assert result["samples"] == 32 * len(numbers)
     np.testing.assert_array_equal(results[0]["values"], results[1]["values"])
+    assert joiner.result.with_name("result.json.pt").stat().st_size > 20_000_000
 
 
 @pytest.mark.timeout(120)
@@ -201,14 +213,14 @@ def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -
         ("print('nothing to train')\n", "ended before the swarm was done"),
         (BEFORE + "import no_module_of_that_name\n", "No module named 'no_module_of_that_name'"),
         (
-            BEFORE + SNIPPET.replace("while not swarm.done", "for _ in range(7)") + AFTER,
-            "ended before the swarm was done",
+            BEFORE + SNIPPET.replace("    swarm.step(", "    raise RuntimeError('a shape is wrong')\n    swarm.step("),
+            "RuntimeError: a shape is wrong",
         ),
     ],
-    ids=["no attach", "no module", "too few steps"],
+    ids=["no attach", "no module", "first turn"],
 )
 def test_a_script_that_cannot_train_is_explained(script: str, words: str, launch: Callable[..., Run]) -> None:
-    """Ended with code 0 before or after attaching, or crashed at once: exit code 8, one sentence and a hint."""
+    """Ended with code 0 without attaching, or crashed at once: exit code 8, one sentence, a hint, and one traceback."""
     run = launch(script, "--set", "training.local_steps=2")
 
     assert run.wait() == 8, run.error
@@ -221,5 +233,22 @@ def test_a_script_that_cannot_train_is_explained(script: str, words: str, launch
     assert lines[at + 1].startswith("hint: ")
     assert len(lines[at + 1]) > len("hint: ")
     assert all(line.startswith("  ") for line in lines[at + 2 :])
+    assert (run.out + run.error).count("Traceback") == ("raise" in script or "no_module" in script)
     # What the script prints is passed on as it is, its own traceback included.
     assert run.out.startswith(script.partition('print("')[2].partition('"')[0] or "nothing to train")
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_returns_early_ends_its_node_cleanly(launch: Callable[..., Run]) -> None:
+    """Seven calls, three turns: the node leaves with exit code 0 and one line that says why."""
+    run = launch(
+        BEFORE + SNIPPET.replace("while not swarm.done", "for _ in range(7)") + AFTER,
+        *("--set", "training.local_steps=2", "--set", 'log.format="json"'),
+    )
+
+    assert run.wait() == 0, run.error
+    events = [json.loads(line) for line in run.error.splitlines() if line.startswith("{")]
+    [left] = [event for event in events if event["event"] == "script_left"]
+    assert (left["level"], left["steps"]) == ("info", 3)
+    assert not [event for event in events if event["level"] == "error"]
+    assert "the swarm is done at step" in run.out

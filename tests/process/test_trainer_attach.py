@@ -16,7 +16,7 @@ import pytest
 
 from tests.harness.repository import ROOT
 from tests.process.harness.trainer_world import World, is_running, until
-from training.trainer_link.interface import StepOrder, TrainerFailed
+from training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
 
 #: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).
 NO_COMPILER = """
@@ -90,7 +90,7 @@ def test_a_script_trains_and_ends_with_the_shared_weights(world: World) -> None:
         described = await trainer.describe(str(world.state_dir / "model"), wait=True)
         assert [source.name for source in described.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
         final = trainer.vector[:8].copy()
-        await trainer.stop()
+        assert await trainer.stop(10.0) == TrainerEnd()
         return final
 
     final = world.run(scenario)
@@ -142,34 +142,202 @@ def test_a_late_joiner_has_the_schedule_of_the_others(world: World) -> None:
     world.run(scenario)
 
 
-def test_a_script_that_ends_too_early_fails_with_a_hint(world: World) -> None:
-    """Exit code 0 without being done is a script that would do the same again."""
+def test_a_script_that_returns_early_has_left(world: World) -> None:
+    """Exit code 0 before the swarm is done is no failure: the node is to leave too."""
 
     async def scenario(world: World) -> None:
         trainer = world.script(BEGIN + "swarm = p2pnode.attach(model, optimizer)\ntrain_once(); swarm.step(loss=1.0)\n")
         await trainer.start()
-        with pytest.raises(TrainerFailed, match="ended before the swarm was done") as failure:
+        with pytest.raises(TrainerLeft, match="has returned before the run was over"):
             await trainer.train(order(1))
-        assert failure.value.fatal
-        assert "until swarm.done" in failure.value.hint
+        assert trainer.state == "left"
+        assert await trainer.finish("script", 60.0) == TrainerEnd()
 
     world.run(scenario)
+    assert [name for level, name, _ in world.log.records if level in ("warning", "error")] == []
 
 
-def test_a_script_that_raises_is_a_crash(world: World) -> None:
-    """The last line of the traceback is in the sentence."""
+LEAVING = (
+    LOOP.replace("while not swarm.done:", "while swarm.step_number < 3:")
+    + """
+train_once()
+swarm.leave()
+print("left", swarm.done, model[0].bias.tolist(), flush=True)
+torch.save(model.state_dict(), sys.argv[0] + ".pt")
+swarm.leave()
+sys.exit(6)
+"""
+)
+
+
+def test_a_script_can_let_its_node_leave(world: World) -> None:
+    """`swarm.leave()`: the order under way ends as `TrainerLeft`, and the daemon can still have its state and its
+    model. The script goes on with the swarm's weights until it ends by itself, with its own exit code."""
+
+    async def scenario(world: World) -> np.ndarray:
+        trainer = world.script(LEAVING)
+        await trainer.start()
+        for step in (1, 2):
+            await trainer.train(order(step))
+            trainer.vector += trainer.delta
+        with pytest.raises(TrainerLeft, match=r"swarm\.leave\(\)"):
+            await trainer.train(order(3))
+        with pytest.raises(TrainerLeft):
+            await trainer.train(order(3))
+        await trainer.save(str(world.state_dir / "saved"))
+        assert (await trainer.describe("")).tensors
+        assert await trainer.finish("script", 30.0) == TrainerEnd(6)
+        return trainer.vector[:8].copy()
+
+    final = world.run(scenario)
+    [row] = [row for row in (world.state_dir / "trainer.log").read_text().splitlines() if row.startswith("left True")]
+    assert np.allclose(json.loads(row.removeprefix("left True")), final)
+    assert (world.state_dir / "saved").exists()
+    assert (world.state_dir / "users" / "train.py.pt").exists()
+
+
+AFTER_DONE = (
+    LOOP
+    + """
+import os, time
+seconds, code = float(os.environ["AFTER_DONE_S"]), int(os.environ["AFTER_DONE_CODE"])
+time.sleep(seconds)
+torch.save(torch.zeros(5_000_000), sys.argv[0] + ".pt")
+print("saved", flush=True)
+sys.exit(code)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code", "finish_s", "expected"),
+    [
+        # Longer than the two seconds, and SIGTERM's third, that a process had before `finish_s` was introduced.
+        (3.5, 0, 60.0, TrainerEnd(0)),
+        (0.0, 5, 60.0, TrainerEnd(5)),
+        (60.0, 0, 0.5, TrainerEnd(-signal.SIGTERM, cut_short=True)),
+    ],
+    ids=["long", "own code", "cut short"],
+)
+def test_a_script_finishes_by_itself_after_the_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, code: int, finish_s: float, expected: TrainerEnd
+) -> None:
+    """What it does after `swarm.done`, an evaluation and a `torch.save` of 20 MB, completes within `finish_s`; its exit
+    code is kept; one that takes longer is ended with a warning."""
+    monkeypatch.setenv("AFTER_DONE_S", str(seconds))
+    monkeypatch.setenv("AFTER_DONE_CODE", str(code))
 
     async def scenario(world: World) -> None:
-        trainer = world.script(
-            LOOP.replace("loss = train_once()", "loss = train_once(); assert not swarm.step_number > 1")
-        )
+        trainer = world.script(AFTER_DONE)
         await trainer.start()
         await trainer.train(order(1))
-        with pytest.raises(TrainerFailed, match="exit code 1: AssertionError") as failure:
-            await trainer.train(order(2))
+        assert await trainer.finish("max_steps", finish_s) == expected
+        assert (trainer.state, await trainer.stop()) == ("stopped", expected)
+
+    world.run(scenario)
+    is_complete = "saved" in (world.state_dir / "trainer.log").read_text()
+    assert is_complete is not expected.cut_short
+    if is_complete:
+        import torch
+
+        assert len(torch.load(world.state_dir / "users" / "train.py.pt")) == 5_000_000
+    assert bool(world.log.fields("script_cut_short")) is expected.cut_short
+
+
+#: Quick turns, so that the pace is known, and among them passes of different kinds.
+PASSES = (
+    LOOP.replace('state["count"] += 1', "long_pass(swarm.step_number)")
+    .replace("import sys", "import sys, time")
+    .replace(
+        "def train_once",
+        """
+def spin(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+def long_pass(step):
+    if step == 1:
+        spin(1.0)
+    elif step == 4:
+        time.sleep(1.5)
+    elif step == 6:
+        spin(1.2)
+        time.sleep(1.0)
+        spin(1.2)
+    elif step == 8:
+        with swarm.busy("validation"):
+            with swarm.busy("plots"):
+                pass
+            time.sleep(3.3)
+    elif step == 10:
+        for _ in range(30):
+            swarm.alive()
+            time.sleep(0.05)
+    elif step == 12:
+        time.sleep(600)
+def train_once""",
+    )
+)
+
+
+def test_work_between_two_steps_is_no_hang_and_a_hang_is_one(world: World) -> None:
+    """With `hang_s = 0.1`: a silent pass of 15 times that and a computing one of 34 times that are stalled and go on; a
+    first turn that compiles for ten times that, and a declared pass, are not even stalled; what sleeps is killed."""
+    stalled: list[int] = []
+
+    async def scenario(world: World) -> None:
+        trainer = world.script(PASSES, hang_s=0.1)
+        await trainer.start()
+        for step in range(1, 12):
+            world.states.clear()
+            training = asyncio.create_task(trainer.train(order(step, 1)))
+            if step == 8:
+                await until(lambda: trainer.busy is not None and trainer.busy.what == "validation")
+            assert (await training).step == step
+            assert trainer.busy is None
+            if "hung" in world.states:
+                stalled.append(step)
+        with pytest.raises(TrainerFailed, match=r"used no processor time \(training\.hang_s = 0\.1\)") as failure:
+            await trainer.train(order(12, 1))
         assert not failure.value.fatal
 
     world.run(scenario)
+    # On a loaded machine any other turn may be silent for a tenth of a second.
+    assert {4, 6} <= set(stalled)
+    assert not {1, 8} & set(stalled)
+    assert world.log.fields("trainer_hung")[0]["hang_s"] == 0.1
+
+
+@pytest.mark.parametrize(("step", "fatal"), [(1, True), (2, False)])
+def test_a_script_that_raises_is_a_crash(world: World, step: int, fatal: bool) -> None:
+    """The last line of the traceback is in the sentence. Before its first completed turn another start would do the
+    same; later it may not."""
+
+    async def scenario(world: World) -> None:
+        text = LOOP.replace("loss = train_once()", f"loss = train_once(); assert swarm.step_number < {step}")
+        trainer = world.script(text)
+        await trainer.start()
+        for completed in range(1, step):
+            await trainer.train(order(completed))
+        with pytest.raises(TrainerFailed, match="exit code 1: AssertionError") as failure:
+            await trainer.train(order(step))
+        assert failure.value.fatal is fatal
+        assert "AssertionError" in failure.value.hint
+
+    world.run(scenario)
+
+
+def test_a_saved_state_that_is_gone_is_not_fatal(world: World) -> None:
+    """Its checkpoint has been replaced by newer ones without the trainer's state: the optimiser begins anew."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.script(LOOP)
+        await trainer.start(str(world.state_dir / "gone" / "trainer.state"))
+        assert (await trainer.train(order(1))).step == 1
+
+    world.run(scenario)
+    [gone] = world.log.fields("trainer_state_gone")
+    assert gone["path"].endswith("gone/trainer.state")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +464,7 @@ asyncio.run(main())
 RANKS = (
     BEGIN
     + """
-import os
+import os, time
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 rank = int(sys.argv[1])
@@ -312,10 +480,12 @@ while not swarm.done:
     loss.backward()
     optimizer.step()
     swarm.step(samples=32, loss=loss)
+# Rank 0 ends first, and its socket closes.
+time.sleep(3.5 * rank)
 # In one write: print makes two of line and end where nothing is buffered, and the other rank writes between them.
 line = f"rank {rank} {swarm.step_number} {swarm.samples_seen} {model[0].bias.tolist()}\\n"
 os.write(1, line.encode())
-dist.destroy_process_group()
+sys.exit(4 * rank)
 """
 )
 
@@ -327,7 +497,8 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 
 def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
-    """gloo, two processes: rank 0 reports, samples add up, and both end with the shared weights."""
+    """gloo, two processes: rank 0 reports, samples add up, and both end with the shared weights and by themselves: the
+    node waits for the one that takes longer, and for the launcher's exit code."""
     (tmp_path / "ranks.py").write_text(RANKS)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
 
@@ -343,8 +514,7 @@ def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
             assert report.samples == 5 * 64
             trainer.vector += trainer.delta
         assert losses[-1] < losses[0]
-        await trainer.stop()
-        await until(lambda: (world.state_dir / "trainer.log").read_text().count("rank") == 2, 5)
+        assert await trainer.finish("max_steps", 60.0) == TrainerEnd(4)
 
     world.run(scenario)
     rows = [

@@ -2,8 +2,8 @@
 
 Output goes to `trainer.log` in the state directory, which is bounded: one older file is kept. The last lines are also
 kept in memory, for the error message if the process ends unexpectedly. The process has a session of its own. An
-interrupt typed at the daemon's terminal therefore does not end it before the daemon has decided what to save, and its
-children end with it.
+interrupt typed at the daemon's terminal therefore does not end it before the daemon has decided what to save. Its
+children end with it, also those that a launcher such as torchrun has started in sessions of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from overlay.background_output import BackgroundOutput
+from overlay.system import ThreadExecutor
+from training.supervisor import process_tree
 
 #: At most two files of this size are kept.
 LOG_BYTES = 1 << 20
@@ -26,8 +28,9 @@ LOG_BYTES = 1 << 20
 TAIL_LINES = 12
 TAIL_LINE_BYTES = 400
 
-#: Grace periods after a request to end and after SIGTERM; SIGKILL follows. A leaving daemon has five seconds in all.
+#: A task class ends within this time after it was asked to; a script has `training.finish_s` or `training.stop_s`.
 POLITE_S = 2.0
+#: From SIGTERM to SIGKILL.
 TERMINATE_S = 1.0
 
 #: A child of the trainer may keep its output open after it has ended; its later output is not waited for.
@@ -46,6 +49,11 @@ class OutputLog:
         self._line = b""
         self._file: IO[bytes] | None = None  # used in the writer's thread only
         self._writer = BackgroundOutput(self._append, note=missing_output)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the user has seen the output at the terminal."""
+        return self._on_output is not None
 
     @property
     def last_lines(self) -> list[str]:
@@ -192,14 +200,52 @@ class TrainerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
-    async def end(self, *, polite_s: float = 0.0) -> None:
-        """Wait `polite_s` for it to end by itself, then send SIGTERM, then SIGKILL; returns when it has ended."""
-        for number, grace_s in ((None, polite_s), (signal.SIGTERM, TERMINATE_S if polite_s else 0.0)):
-            if number is not None and grace_s:
-                self.send_signal(number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await asyncio.shield(self.exited)
-                    return
+    async def ends_within(self, seconds: float) -> bool:
+        """Whether it ends by itself in this time."""
+        await asyncio.wait([self.exited], timeout=seconds)
+        return self.exited.done()
+
+    async def end(self, *, polite_s: float = 0.0) -> bool:
+        """Wait `polite_s` for it to end by itself, then send SIGTERM, then SIGKILL. Returns when it has ended, and
+        whether it did so by itself."""
+        if await self.ends_within(polite_s):
+            return True
+        below = await _descendants(self.pid)
+        if polite_s:
+            await self._terminate(below)
+        else:
+            await self._kill(below)
+        return False
+
+    async def terminate(self) -> None:
+        """Send SIGTERM, then SIGKILL; returns when it has ended."""
+        await self._terminate(await _descendants(self.pid))
+
+    async def _terminate(self, below: list[int]) -> None:
+        self.send_signal(signal.SIGTERM)
+        await self.ends_within(TERMINATE_S)
+        await self._kill(below)
+
+    async def _kill(self, below: list[int]) -> None:
+        """`below`: its descendants, found while it lived; without their parent they are not found any more."""
         self.send_signal(signal.SIGKILL)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         await asyncio.shield(self.exited)
+
+    async def processor_seconds(self) -> float | None:
+        """Processor time that it and its descendants have used; None where that is not known."""
+        executor = ThreadExecutor(1)
+        try:
+            return await executor.run(process_tree.processor_seconds, self.pid)
+        finally:
+            executor.close()
+
+
+async def _descendants(pid: int) -> list[int]:
+    executor = ThreadExecutor(1)  # A start is rare, and an executor of its own needs no owner.
+    try:
+        return await executor.run(process_tree.descendants, pid)
+    finally:
+        executor.close()

@@ -2,17 +2,14 @@
 
 Messages pass over a Unix socket (`training.trainer_link.messages`), vectors through shared memory
 (`training.trainer_link.shared_memory`), so nothing here blocks the event loop or imports torch. The trainer sends a
-message at each optimiser step. After `hang_s` without one, or four of its own steps if that is longer, its state is
-`hung` until the next message; after ten times that it is killed. It is not restarted here: the daemon does that, with
-backoff and on the same buffers.
+message at each optimiser step. One that is silent for too long is `hung` until its next message, and later killed
+(`training.supervisor.silence`). It is not restarted here: the daemon does that, with backoff and on the same buffers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,39 +20,44 @@ import numpy as np
 from overlay.environment import Clock, Log
 from overlay.system import ThreadExecutor
 from training.settings import TrainingSettings
-from training.supervisor.process import POLITE_S, OutputLog
+from training.supervisor.launch import Launch
+from training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data
+from training.supervisor.silence import Limits, Silence, SilenceVerdict
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import (
+    BusyWith,
     Evaluation,
     ModelDescription,
     Restored,
     Resume,
     StepOrder,
     StepReport,
+    TrainerEnd,
     TrainerFailed,
     TrainerHello,
+    TrainerLeft,
     Vector,
 )
 from training.trainer_link.shared_memory import SharedVectors
 
 Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied, messages.Written, messages.Described)
 
-#: A trainer is killed after this multiple of the limit for `hung`, and not before `UNKNOWN_PACE_S` while its pace is
-#: unknown: the first step compiles kernels, and writing a large file takes long.
-KILL_FACTOR = 10.0
-UNKNOWN_PACE_S = 600.0
-
 #: A timeout that fires this much too late means that the daemon itself was stopped: it restarts the measurement.
 OVERSLEPT_S = 1.0
 
-#: Settings for glibc's malloc. By default it returns the gradients' pages to the kernel at each optimiser step and
-#: requests them again at the next, which halved the speed of small models on the CPU.
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3)}
-
 #: Durations kept for the median.
 PACE_STEPS = 21
+
+#: A script that has ended waits this long for its state to be written.
+FILE_S = 60.0
+
+LEAVE_CALLED = "the script has called swarm.leave()"
+HANG_HINT = (
+    "in a long pass between two steps call swarm.alive() now and then, or put it into `with swarm.busy(...)`; "
+    "or raise training.hang_s"
+)
 
 
 class NodeStart(NamedTuple):
@@ -101,8 +103,14 @@ class ProcessTrainer:
         self._session: TrainerSession | None = None
         self._failure: TrainerFailed | None = None
         self._on_data: Callable[[DataFromTrainer], None] = ignore_data
+        self._end = TrainerEnd()
         self._one_order = asyncio.Lock()
         self._turn = 0
+        self._silence = Silence(clock.monotonic())
+        self._busy: BusyWith | None = None
+        self._has_left = False
+        #: What the present process has done before: the first of each kind may take long.
+        self._done_before: set[type[messages.Order]] = set()
         self._step_s: deque[float] = deque(maxlen=PACE_STEPS)
         self._evaluation_s: deque[float] = deque(maxlen=PACE_STEPS)
         self._measured: list[Evaluation] = []
@@ -110,6 +118,14 @@ class ProcessTrainer:
     @property
     def state(self) -> str:
         return self._state
+
+    @property
+    def is_script(self) -> bool:
+        return self._command is not None
+
+    @property
+    def busy(self) -> BusyWith | None:
+        return self._busy
 
     @property
     def pid(self) -> int | None:
@@ -121,7 +137,11 @@ class ProcessTrainer:
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         """See `Trainer.start`."""
         await self._end_session(polite_s=0.0)
-        self._failure = None
+        self._failure = self._busy = None
+        self._end = TrainerEnd()
+        self._silence = Silence(self._clock.monotonic())
+        self._has_left = False
+        self._done_before.clear()
         self._set_state("starting")
         try:
             hello = await self._start(restore, resume)
@@ -156,7 +176,7 @@ class ProcessTrainer:
         if first and resume is not None:
             restored = await resume(hello, self.vector)
         memory = messages.Memory(
-            hello.layout.total, initialise=not restored.has_vector, restore=_absolute(restored.file)
+            hello.layout.total, initialise=not restored.has_vector, restore=_absolute(self._restorable(restored.file))
         )
         session.send(memory, self._memory.descriptors)
         await session.expect(messages.Ready, START_TIMEOUT_S)
@@ -166,14 +186,9 @@ class ProcessTrainer:
     async def _open_session(self) -> tuple[TrainerSession, TrainerHello]:
         """Start a process and wait for its `Hello`."""
         try:
+            launch = Launch.of(self._settings, self._command, self._state_dir, is_proven=bool(self._step_s))
             session = self._session = await TrainerSession.open(
-                self._argv(),
-                self._environment(),
-                self._state_dir,
-                self._output,
-                self._log,
-                self._on_heard,
-                self._on_lost,
+                launch, self._output, self._log, self._on_message, self._on_lost
             )
             session.on_data(self._on_data)
             session.send(self._start_message())
@@ -184,26 +199,12 @@ class ProcessTrainer:
             # It has started before with the same code and data, so the fault may pass: a device's memory was full.
             raise TrainerFailed(failure.reason, failure.hint) from failure
 
-    def _argv(self) -> list[str]:
-        # -P keeps the working directory off the start of sys.path, where a folder could hide our own packages.
-        return self._command or [sys.executable, "-P", "-m", "training.trainer"]
-
-    def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
-        environment[messages.DAEMON_VARIABLE] = str(os.getpid())
-        if self._settings.threads:
-            environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self._settings.threads)
-        if self._command is None:
-            root = Path(__file__).resolve().parent.parent.parent
-            # For a checkout that is not installed; site-packages must not come before the standard library.
-            if root.name not in ("site-packages", "dist-packages"):
-                environment["PYTHONPATH"] = os.pathsep.join(
-                    part for part in (str(root), environment.get("PYTHONPATH", "")) if part
-                )
-        environment["PYTHONUNBUFFERED"] = "1"
-        if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
-            environment |= KEEP_MEMORY
-        return environment
+    def _restorable(self, path: str) -> str:
+        """The path, if the file is still there: its checkpoint may have been replaced by newer ones."""
+        if path and not Path(path).exists():
+            self._log.warning("trainer_state_gone", path=path, effect="the trainer starts with a fresh optimiser")
+            return ""
+        return path
 
     def _start_message(self) -> messages.Start:
         settings = self._settings
@@ -220,16 +221,52 @@ class ProcessTrainer:
             start_seed=messages.derive_start_seed(settings.seed, *self._node, self._starts),
         )
 
-    async def stop(self) -> None:
-        """See `Trainer.stop`; takes at most four seconds."""
-        await self._end_session(polite_s=POLITE_S)
+    async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
+        """See `Trainer.finish`."""
+        return await self._dismiss(messages.RunEnded(reason, finish_s), finish_s)
+
+    async def stop(self, stop_s: float = 0.0) -> TrainerEnd:
+        """See `Trainer.stop`. A task class is ended after `POLITE_S`, whatever `stop_s` says."""
+        return await self._dismiss(messages.Stop(stop_s), stop_s)
+
+    async def _dismiss(self, message: messages.RunEnded | messages.Stop, grace_s: float) -> TrainerEnd:
+        """Let the process end by itself. A caller that is cancelled leaves it running, for a later `stop`."""
+        session = self._session
+        if session is not None:
+            if self.is_script and session.process.returncode is None:
+                await self._let_finish(session, message, grace_s)
+            else:
+                session.dismiss(message)
+                await self._end_session(polite_s=0.0 if self._state == "hung" else POLITE_S)
         self._set_state("stopped")
+        return self._end
+
+    async def _let_finish(
+        self, session: TrainerSession, message: messages.RunEnded | messages.Stop, grace_s: float
+    ) -> None:
+        """Wait for a script; its exit code is the user's."""
+        self._set_state("finishing")
+        session.dismiss(message)
+        by_itself = await session.process.ends_within(grace_s)
+        if not by_itself and await session.files_written(FILE_S):
+            # Its process could not end before a thread of ours had written its state to a slow disk.
+            by_itself = await session.process.ends_within(TERMINATE_S)
+        if not by_itself:
+            await session.process.terminate()
+        await self._end_session(polite_s=0.0)
+        self._end = TrainerEnd(session.process.returncode or 0, cut_short=not by_itself)
+        if not by_itself:
+            self._log.warning("script_cut_short", after_s=grace_s, ended_with=session.process.how_it_ended())
+        elif self._end.exit_code:
+            self._log.warning("script_ended", ended_with=session.process.how_it_ended())
+        else:
+            self._log.info("script_ended", ended_with=session.process.how_it_ended())
 
     async def _end_session(self, *, polite_s: float) -> None:
         session, self._session = self._session, None
         if session is not None:
             self._measured += session.take_measured()
-            await session.close(polite_s=0.0 if self._state == "hung" else polite_s)
+            await session.close(polite_s=polite_s)
 
     # --- shared data --------------------------------------------------------------------------------------------
 
@@ -282,10 +319,12 @@ class ProcessTrainer:
                 raise self._failure or TrainerFailed("the trainer is not running", "it has to be started first")
             self._turn += 1
             message = order(self._turn)
+            if self._has_left and isinstance(message, messages.Train | messages.Evaluate):
+                raise TrainerLeft(LEAVE_CALLED)
             began_s = self._clock.monotonic()
             reply = session.ask(message)
             try:
-                await self._watch(session, reply, known_pace=bool(durations_s))
+                await self._watch(session, reply, is_first=type(message) not in self._done_before)
             except asyncio.CancelledError:
                 session.send(messages.Cancel(message.turn))
                 raise
@@ -298,50 +337,77 @@ class ProcessTrainer:
                 raise TrainerFailed(f"the trainer answered {type(message).__name__} with {type(got).__name__}")
             if durations_s is not None:
                 durations_s.append(self._clock.monotonic() - began_s)
+                self._done_before.add(type(message))
             return got
 
     # --- watching -----------------------------------------------------------------------------------------------
 
-    def _silence_limit_s(self) -> float:
-        durations = [statistics.median(known) for known in (self._step_s, self._evaluation_s) if known]
-        return max(self._settings.hang_s, 4 * max(durations, default=0.0))
+    def _limits(self, *, is_first: bool) -> Limits:
+        """`is_first`: the first order of its kind for this process, or one that writes a file."""
+        medians = [statistics.median(known) for known in (self._step_s, self._evaluation_s) if known]
+        return Limits.of(self._settings.hang_s, None if is_first else max(medians, default=0.0))
 
     async def _watch(
-        self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], *, known_pace: bool
+        self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], *, is_first: bool
     ) -> None:
         """Wait for the reply or a failure; mark a trainer that is silent too long as hung, and later kill it."""
-        session.note_heard(self._clock.monotonic())
+        silence, limits = self._silence, self._limits(is_first=is_first)
+        silence.heard(self._clock.monotonic())
         while not reply.done():
-            limit_s = self._silence_limit_s()
-            kill_s = KILL_FACTOR * limit_s
-            if not known_pace and not session.has_progressed:
-                kill_s = max(kill_s, UNKNOWN_PACE_S)
             before_s = self._clock.monotonic()
-            wait_s = session.heard_s + (kill_s if self._state == "hung" else limit_s) - before_s
-            await asyncio.wait([reply], timeout=max(wait_s, 0.001))
+            wait_s = silence.next_check_s(before_s, limits)
+            await asyncio.wait([reply], timeout=wait_s)
             now_s = self._clock.monotonic()
             if reply.done():
                 break
-            if now_s - before_s > max(wait_s, 0.0) + OVERSLEPT_S:
-                session.note_heard(now_s)
-            elif now_s - session.heard_s >= kill_s:
-                await session.kill(f"the trainer was silent for {now_s - session.heard_s:.0f} s and was killed")
-            elif now_s - session.heard_s >= limit_s and self._state == "running":
-                self._log.warning("trainer_hung", silent_s=round(now_s - session.heard_s, 1), limit_s=limit_s)
+            if now_s - before_s > wait_s + OVERSLEPT_S:
+                silence.heard(now_s)
+                continue
+            if silence.wants_sample(now_s, limits):
+                silence.note_processor_time(now_s, await session.process.processor_seconds())
+            await self._judge(session, silence.verdict(now_s, limits), now_s)
+
+    async def _judge(self, session: TrainerSession, verdict: SilenceVerdict, now_s: float) -> None:
+        silent_s, hang_s = self._silence.silent_s(now_s), self._settings.hang_s
+        match verdict:
+            case SilenceVerdict.IDLE_TOO_LONG | SilenceVerdict.SILENT_TOO_LONG:
+                idle = " and used no processor time" if verdict is SilenceVerdict.IDLE_TOO_LONG else ""
+                reason = f"the trainer was silent for {silent_s:.0f} s{idle} (training.hang_s = {hang_s:g})"
+                await session.kill(f"{reason}, so it was killed", HANG_HINT)
+            case SilenceVerdict.STALLED if self._state == "running":
+                self._log.warning("trainer_hung", silent_s=round(silent_s, 1), hang_s=hang_s, hint=HANG_HINT)
                 self._set_state("hung")
 
-    def _on_heard(self, session: TrainerSession) -> None:
+    def _on_message(self, session: TrainerSession, message: messages.FromTrainer) -> None:
+        """Every message is a sign of life; some say what the script does between steps."""
         if session is not self._session:
             return
-        session.note_heard(self._clock.monotonic())
+        now_s = self._clock.monotonic()
+        self._silence.heard(now_s)
         if self._state == "hung":
             self._log.info("trainer_moves_again")
             self._set_state("running")
+        match message:
+            case messages.Busy(what):
+                self._busy = BusyWith(what, now_s)
+                self._silence.begin_busy()
+            case messages.Idle():
+                self._busy = None
+                self._silence.end_busy()
+            case messages.LeaveRequested():
+                self._has_left = True
+                session.fail_order(TrainerLeft(LEAVE_CALLED))
 
     def _on_lost(self, session: TrainerSession, failure: TrainerFailed) -> None:
         """The process has ended by itself; the pending order fails with the same failure."""
-        if session is self._session and self._state in ("running", "hung"):
-            self._failure = failure
+        if session is not self._session or self._state not in ("running", "hung"):
+            return
+        self._failure = failure
+        self._busy = None
+        if isinstance(failure, TrainerLeft):
+            self._log.info("trainer_left", reason=failure.reason)
+            self._set_state("left")
+        else:
             self._log.error("trainer_died", reason=failure.reason, hint=failure.hint)
             self._set_state("crashed")
 

@@ -1,7 +1,10 @@
 """One trainer process and the socket to it: opens both, sends orders, dispatches messages, and closes them.
 
 If the process ends without a `Failed` message, the reason is derived from its exit code and its last lines. Time-outs
-of orders are decided by the caller (`training.supervisor.process_trainer`).
+of orders are decided by the caller (`training.supervisor.process_trainer`), which is told of every message.
+
+The socket of a script may close long before its process ends: rank 0 of several has finished, or the script is part of
+a shell script. So its end decides, not the end of the socket.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from overlay.environment import Log
-from training.supervisor.process import POLITE_S, OutputLog, TrainerProcess
+from training.supervisor.launch import Launch
+from training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
-from training.trainer_link.interface import Evaluation, TrainerFailed
+from training.trainer_link.interface import Evaluation, TrainerFailed, TrainerLeft
 
 Opening = TypeVar("Opening", messages.Hello, messages.Ready)
 
@@ -32,25 +36,27 @@ START_TIMEOUT_S = 1800.0
 
 
 class TrainerSession:
-    """One process and its socket, until either ends."""
+    """One process and its socket, until the process ends."""
 
     def __init__(
         self,
         process: TrainerProcess,
         connection: socket.socket,
+        launch: Launch,
         output: OutputLog,
         log: Log,
-        on_heard: Callable[[TrainerSession], None],
+        on_message: Callable[[TrainerSession, messages.FromTrainer], None],
         on_lost: Callable[[TrainerSession, TrainerFailed], None],
     ) -> None:
         self.process = process
         self.failure: TrainerFailed | None = None
-        self.heard_s = 0.0
-        self.has_progressed = False
         self._connection = connection
+        self._is_script = launch.is_script
+        self._is_proven = launch.is_proven
+        self._is_dismissed = False
         self._output = output
         self._log = log
-        self._on_heard = on_heard
+        self._on_message = on_message
         self._on_lost = on_lost
         self._on_data: Callable[[DataFromTrainer], None] = ignore_data
         self._measured: list[Evaluation] = []
@@ -64,15 +70,14 @@ class TrainerSession:
     @classmethod
     async def open(
         cls,
-        command: list[str],
-        environment: dict[str, str],
-        state_dir: Path,
+        launch: Launch,
         output: OutputLog,
         log: Log,
-        on_heard: Callable[[TrainerSession], None],
+        on_message: Callable[[TrainerSession, messages.FromTrainer], None],
         on_lost: Callable[[TrainerSession, TrainerFailed], None],
     ) -> TrainerSession:
         """Start the process and wait until it has connected. Raises `TrainerFailed`."""
+        command, state_dir = launch.command, launch.state_dir
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         process: TrainerProcess | None = None
         try:
@@ -89,7 +94,7 @@ class TrainerSession:
                 "check the state directory's permissions and free space",
             ) from error
         try:
-            environment[messages.SOCKET_VARIABLE] = str(path)
+            environment = launch.environment | {messages.SOCKET_VARIABLE: str(path)}
             try:
                 process = await TrainerProcess.spawn(command, environment, output)
             except OSError as error:
@@ -100,7 +105,7 @@ class TrainerSession:
                 ) from error
             connection = await _connected(listener, process)
             if connection is None:
-                raise _unexpected_end(process, output, before_hello=True)
+                raise _unexpected_end(process, output, is_fatal=True)
         except BaseException:
             if process is not None:
                 await process.end()
@@ -114,11 +119,7 @@ class TrainerSession:
             else:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-        return cls(process, connection, output, log, on_heard, on_lost)
-
-    def note_heard(self, now_s: float) -> None:
-        """Measure the trainer's silence from `now_s` on."""
-        self.heard_s = now_s
+        return cls(process, connection, launch, output, log, on_message, on_lost)
 
     def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
         """Call `handler` with every message about shared data."""
@@ -169,29 +170,48 @@ class TrainerSession:
             raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of {kind.__name__}", fatal=True)
         return got
 
-    async def kill(self, reason: str) -> None:
+    async def kill(self, reason: str, hint: str) -> None:
         """End the process at once, with this reason; another start may succeed."""
-        self.failure = TrainerFailed(reason, f"what it printed is in {self._output.path}")
+        self.failure = TrainerFailed(reason, hint)
         await self.process.end()
 
-    async def close(self, *, polite_s: float) -> None:
-        """End the process and close the socket; idempotent."""
-        if self.failure is None:
-            self.failure = TrainerFailed("the trainer was stopped")
-            self.send(messages.Stop())
+    def fail_order(self, failure: TrainerFailed) -> None:
+        """The order under way will not be answered."""
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(failure)
+
+    def dismiss(self, message: messages.RunEnded | messages.Stop) -> None:
+        """Tell the process that it is to end; from now on its end is no failure. An order to save that it has not
+        answered yet comes first, so it is answered still."""
+        self._is_dismissed = True
+        self.failure = self.failure or TrainerFailed("the trainer was stopped")
+        self.send(message)
+
+    async def files_written(self, timeout_s: float) -> bool:
+        """Wait until every file is written, or cannot be; whether there was one to wait for."""
+        pending = [file for file in self._files.values() if not file.done()]
+        if pending:
+            await asyncio.wait(pending, timeout=timeout_s)
+        return bool(pending)
+
+    async def close(self, *, polite_s: float) -> bool:
+        """End the process and close the socket; idempotent. Returns whether the process ended by itself."""
+        self.failure = self.failure or TrainerFailed("the trainer was stopped")
         try:
-            await self.process.end(polite_s=polite_s)
+            by_itself = await self.process.end(polite_s=polite_s)
+            # What it has sent last is still to be read: that a file is written.
+            await asyncio.wait([self._reader], timeout=OUTPUT_END_S)
+            return by_itself
         finally:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
             self._connection.close()
-            if self._reply is not None and not self._reply.done():
-                self._reply.set_exception(self.failure)
+            self.fail_order(self.failure)
             for file in self._files.values():
                 self._end_file(file, self.failure)
 
     async def _read(self) -> None:
-        """Dispatch messages until the socket closes; then end the process, and fail what is pending."""
+        """Dispatch messages until the socket closes; when the process has ended too, fail what is pending."""
         decoder = messages.Decoder()
         loop = asyncio.get_running_loop()
         before_hello = True
@@ -203,12 +223,13 @@ class TrainerSession:
                         self._dispatch(message)
         except messages.LinkBroken as error:
             self.failure = self.failure or TrainerFailed(f"the trainer's link is broken: {error}")
-        # A user's own loop may run a little longer after it has closed its end; a crashed process has ended already.
-        await self.process.end(polite_s=POLITE_S)
-        failure = self.failure = self.failure or _unexpected_end(self.process, self._output, before_hello=before_hello)
+        if self._is_dismissed or (self._is_script and self.failure is None):
+            await asyncio.shield(self.process.exited)
+        else:
+            await self.process.end(polite_s=POLITE_S)
+        failure = self.failure = self.failure or self._own_end(before_hello=before_hello)
         self._opening.put_nowait(failure)
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(failure)
+        self.fail_order(failure)
         for file in self._files.values():
             self._end_file(file, failure)
         self._on_lost(self, failure)
@@ -223,11 +244,15 @@ class TrainerSession:
             file.set_exception(end if isinstance(end, TrainerFailed) else TrainerFailed(end.reason, end.hint))
             file.exception()  # Marks the exception as retrieved: nobody may be waiting.
 
+    def _own_end(self, *, before_hello: bool) -> TrainerFailed:
+        """What it means that the process has ended without having been told to."""
+        if self._is_script and self.process.returncode == 0 and not before_hello:
+            return TrainerLeft("the script has returned before the run was over")
+        return _unexpected_end(self.process, self._output, is_fatal=before_hello or not self._is_proven)
+
     def _dispatch(self, message: messages.FromTrainer) -> None:
-        self._on_heard(self)
+        self._on_message(self, message)
         match message:
-            case messages.TrainerProgress():
-                self.has_progressed = True
             case messages.Measurement(step, metrics, samples):
                 self._measured.append(Evaluation(step, metrics, samples))
             case messages.Written() | messages.NotWritten() if message.turn in self._files:
@@ -240,6 +265,7 @@ class TrainerSession:
                 | messages.Described()
                 | messages.NotWritten()
             ):
+                self._is_proven = self._is_proven or isinstance(message, messages.Trained)
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._reply.set_result(message)
             case messages.Hello() | messages.Ready():
@@ -253,7 +279,8 @@ class TrainerSession:
             case messages.Warned():
                 self._log.warning("trainer_warned", about=message.event, message=message.message)
             case messages.Failed():
-                self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=message.fatal)
+                fatal = message.fatal or not self._is_proven
+                self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=fatal)
 
 
 def ignore_data(_: DataFromTrainer) -> None:
@@ -281,8 +308,9 @@ async def _connected(listener: socket.socket, process: TrainerProcess) -> socket
         await asyncio.gather(accepting, return_exceptions=True)
 
 
-def _unexpected_end(process: TrainerProcess, output: OutputLog, *, before_hello: bool) -> TrainerFailed:
-    """The failure of a process that ended without a `Failed` message."""
+def _unexpected_end(process: TrainerProcess, output: OutputLog, *, is_fatal: bool) -> TrainerFailed:
+    """The failure of a process that ended without a `Failed` message. `is_fatal`: if it ended by itself, it would do so
+    again."""
     printed = output.last_lines
     last = printed[-1] if printed else "it printed nothing"
     lines = "".join(f"\n  {line}" for line in printed)
@@ -292,12 +320,14 @@ def _unexpected_end(process: TrainerProcess, output: OutputLog, *, before_hello:
         hint = "it has to call p2pnode.attach(model, optimizer) and swarm.step() until swarm.done"
     else:
         reason = f"the trainer ended with {process.how_it_ended()}: {last}"
-        hint = f"its last lines (more in {output.path}):{lines}"
+        # A script's traceback stands on the terminal already.
+        shown = f"what it printed is above and in {output.path}"
+        hint = shown if output.is_shown else f"its last lines (more in {output.path}):{lines}"
     hidden = hidden_package(output)
     if hidden:
         reason, hint = hidden
-    # A script that ended by itself, or failed before it had a model, would do so again; a signal came from outside.
-    return TrainerFailed(reason, hint, fatal=exited and (before_hello or process.returncode == 0))
+    # A signal came from outside, as for lack of memory.
+    return TrainerFailed(reason, hint, fatal=exited and (is_fatal or process.returncode == 0))
 
 
 def hidden_package(output: OutputLog) -> tuple[str, str] | None:

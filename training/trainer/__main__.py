@@ -93,6 +93,7 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
                 evaluates=True,
                 pid=os.getpid(),
                 host_bytes=host_bytes(spec.optimizer),
+                frozen=runner.model_vector.frozen,
             )
         )
     )

@@ -43,6 +43,11 @@ from training.trainer_link.shared_memory import map_vectors
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
 
+#: `swarm.alive()` sends at most this often.
+ALIVE_INTERVAL_S = 0.2
+
+LOST = "the p2pnode daemon that started this script has ended"
+
 #: The task name of every script: the manifest compares layouts, not file names.
 TASK = "attached"
 
@@ -102,6 +107,8 @@ class AttachedSwarm:
         self._turn_steps = 0
         self._scale = scaler.get_scale() if scaler is not None else 0.0
         self._began_s = 0.0
+        self._alive_s = 0.0
+        self._busy_with: list[str] = []
         self._means = MetricMeans()
         self._samples = 0
 
@@ -202,7 +209,43 @@ class AttachedSwarm:
                 self._next_turn()
         except DaemonGone as gone:
             self._done = True
-            raise SwarmLost("the p2pnode daemon that started this script has ended") from gone
+            raise SwarmLost(LOST) from gone
+
+    def alive(self) -> None:
+        """Say that all is well, in work between two steps that takes long: a silent script counts as stalled after
+        `training.hang_s`. May be called as often as you like, from any thread, and on any rank."""
+        now_s = time.monotonic()
+        if self._connection is not None and now_s - self._alive_s >= ALIVE_INTERVAL_S:
+            self._alive_s = now_s
+            with contextlib.suppress(DaemonGone):
+                self._connection.send(messages.SignOfLife())
+
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Say that the block does something else than a step, however long it takes; `/status` shows `what`."""
+        self._busy_with.append(what)
+        self._tell_busy()
+        try:
+            yield
+        finally:
+            self._busy_with.pop()
+            self._tell_busy()
+
+    def leave(self) -> None:
+        """Let this node leave the swarm. Returns with `done` set and the swarm's weights in the model, without the
+        steps since the last turn; the script may evaluate and save then, as at the end of a run.
+
+        Every rank has to call it. Raises `SwarmLost`.
+        """
+        if self.done:
+            return
+        try:
+            if self._connection is not None:
+                self._connection.send(messages.LeaveRequested())
+            self._next_turn()
+        except DaemonGone as gone:
+            self._done = True
+            raise SwarmLost(LOST) from gone
 
     # --- shared data --------------------------------------------------------------------------------------------
 
@@ -251,6 +294,7 @@ class AttachedSwarm:
                     evaluates=False,
                     pid=os.getpid(),
                     host_bytes=host_bytes(self._optimizer),
+                    frozen=vector.frozen,
                 )
             )
         )
@@ -337,6 +381,12 @@ class AttachedSwarm:
         if connection.interrupted() and self._ranks.count == 1:
             # The daemon no longer waits for this turn. With several ranks all finish it, to stay in step.
             self._next_turn()
+
+    def _tell_busy(self) -> None:
+        if self._connection is not None:
+            message = messages.Busy(self._busy_with[-1]) if self._busy_with else messages.Idle()
+            with contextlib.suppress(DaemonGone):
+                self._connection.send(message)
 
     # --- numbers ------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class DaemonGone(TrainingError):
 
 
 class StopAsked(TrainingError):
-    """The daemon has sent `Stop`."""
+    """The daemon has sent `RunEnded` or `Stop`."""
 
 
 class DaemonConnection:
@@ -52,6 +52,7 @@ class DaemonConnection:
         #: What the swarm is known to have trained of the data that its nodes share; None before the daemon has told.
         self.known: DataKnown | None = None
         self._granted: queue.SimpleQueue[DataGranted] = queue.SimpleQueue()
+        #: A script may call `swarm.alive()` in a thread of its own.
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, name="p2pnode-link", daemon=True).start()
 
@@ -101,7 +102,7 @@ class DaemonConnection:
         if message is None:
             self._inbox.put(None)  # The next call raises too.
             raise DaemonGone
-        if isinstance(message, messages.Stop):
+        if isinstance(message, messages.RunEnded | messages.Stop):
             self._inbox.put(message)
             raise StopAsked
         if isinstance(message, messages.Train | messages.Evaluate | messages.Save | messages.Describe):
@@ -148,7 +149,7 @@ class DaemonConnection:
                     if isinstance(message, DataGranted):
                         self._granted.put(message)
                         continue
-                    self.stopping = self.stopping or isinstance(message, messages.Stop)
+                    self.stopping = self.stopping or isinstance(message, messages.RunEnded | messages.Stop)
                     self._inbox.put(message)
         self.lost = True
         self._inbox.put(None)

@@ -9,6 +9,7 @@ dtype, so that rounding is never pushed.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator
 from typing import Literal
 
@@ -66,6 +67,8 @@ class ModelVector:
         #: What training never changes, by canonical name: frozen parameters and constant buffers.
         self.fixed = frozen | constant
         self.frozen_digest = tensors_digest(sorted(self.fixed.items()))
+        #: A fingerprint of each of them, for messages.
+        self.frozen = {name: _fingerprint(tensor) for name, tensor in sorted(self.fixed.items())}
         self._tensors = [tensor for _, (_, tensor) in named]
         # The vector as the model holds it, on the model's device: the base of the next delta.
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
@@ -231,6 +234,12 @@ def tensors_digest(named: list[tuple[str, Tensor]]) -> str:
         digest.update(digest_head(name, dtype_name(tensor), tuple(tensor.shape)))
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _fingerprint(tensor: Tensor) -> str:
+    """Type, shape, and the CRC-32 of the bytes: enough to name the tensor that differs when the digest does."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return f"{dtype_name(tensor)} {list(tensor.shape)} {zlib.crc32(content):08x}"
 
 
 def _refuse_sharded(model: nn.Module) -> None:

@@ -25,9 +25,10 @@ Vector = npt.NDArray[np.float32]
 class TrainerHello(msgspec.Struct, frozen=True):
     """Describes the trainer's model, once it is built.
 
-    `frozen_digest` covers the tensors that are not in the vector; `task` and `task_version` name what is trained.
-    `evaluates` is False for a user's own loop. `host_bytes` is the memory of this machine that gradients, optimiser and
-    the optimiser's copy for a checkpoint will take from the first step on (`training.trainer.memory_estimate`).
+    `task` and `task_version` name what is trained. `frozen_digest` covers the tensors that are not in the vector;
+    `frozen` has a fingerprint of each by name. `evaluates` is False for a user's own loop. `host_bytes` is the memory
+    of this machine that gradients, optimiser and the optimiser's copy for a checkpoint will take from the first step on
+    (`training.trainer.memory_estimate`).
     """
 
     layout: Layout
@@ -38,6 +39,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
     evaluates: bool
     pid: int
     host_bytes: int = 0
+    frozen: dict[str, str] = {}
 
 
 class StepOrder(msgspec.Struct, frozen=True):
@@ -99,6 +101,13 @@ class ModelDescription(msgspec.Struct, frozen=True):
     local: dict[str, bytes]
 
 
+class BusyWith(msgspec.Struct, frozen=True):
+    """A script's own statement that it works on something else than a step, since `since` (monotonic seconds)."""
+
+    what: str
+    since: float
+
+
 class TrainerFailed(TrainingError):
     """The trainer could not start, or has ended. `reason` is one sentence, `hint` the next step for the user.
 
@@ -123,6 +132,26 @@ class Restored(NamedTuple):
 Resume = Callable[[TrainerHello, Vector], Awaitable[Restored]]
 
 
+class TrainerLeft(TrainerFailed):
+    """The script has returned before the end of the run, with exit code 0, or has called `swarm.leave()`.
+
+    Nothing failed: the node leaves too.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, fatal=True)
+
+
+class TrainerEnd(msgspec.Struct, frozen=True):
+    """How the last process ended. `exit_code` is minus the number of the signal that ended it.
+
+    `cut_short`: it was a script that had not ended by itself in its time, so it was killed.
+    """
+
+    exit_code: int = 0
+    cut_short: bool = False
+
+
 class Trainer(Protocol):
     """One trainer. `start` may be called again after `TrainerFailed`; it reuses the buffers, so the vector survives a
     crash of the process. A new process has not loaded `vector` yet; every `train` and `evaluate` loads it first."""
@@ -132,7 +161,17 @@ class Trainer(Protocol):
 
     @property
     def state(self) -> str:
-        """One of `stopped`, `starting`, `running`, `hung`, `crashed`."""
+        """One of `stopped`, `starting`, `running`, `hung`, `crashed`, `finishing`, `left`."""
+        ...
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is the user's own script, which ends by itself."""
+        ...
+
+    @property
+    def busy(self) -> BusyWith | None:
+        """What the script has said it is busy with, if it has."""
         ...
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
@@ -142,7 +181,8 @@ class Trainer(Protocol):
         ...
 
     async def train(self, order: StepOrder) -> StepReport:
-        """Load `vector`, run `order.local_steps` optimiser steps, write `delta`. Raises `TrainerFailed`."""
+        """Load `vector`, run `order.local_steps` optimiser steps, write `delta`. Raises `TrainerFailed`, and
+        `TrainerLeft` if the script wants no further turn."""
         ...
 
     async def evaluate(self, step: int) -> Evaluation | None:
@@ -175,6 +215,10 @@ class Trainer(Protocol):
         """Send a message about shared data; without a running trainer nothing happens."""
         ...
 
-    async def stop(self) -> None:
-        """End the process, by request and then by signal; idempotent."""
+    async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
+        """The run has ended: tell the process, wait `finish_s` for it to end by itself, then end it by signal."""
+        ...
+
+    async def stop(self, stop_s: float = 0.0) -> TrainerEnd:
+        """The node leaves: as `finish`, within `stop_s`; idempotent. Returns how the last process ended."""
         ...

@@ -88,8 +88,19 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     turn: int
 
 
+class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):
+    """The run has ended, for `reason`. A user's own loop sees `swarm.done`, and the process has `finish_s` to end by
+    itself."""
+
+    reason: str
+    finish_s: float
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End at the next optimiser step. A user's own loop sees `swarm.done`."""
+    """The node leaves: end at the next optimiser step. A user's own loop sees `swarm.done`, and the process has
+    `stop_s` to end by itself."""
+
+    stop_s: float
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -104,6 +115,24 @@ class TrainerProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Sent while an order is outstanding: the optimiser steps done so far."""
 
     optimizer_steps: int
+
+
+class SignOfLife(msgspec.Struct, frozen=True, tag="alive"):
+    """All is well: the silence begins anew."""
+
+
+class Busy(msgspec.Struct, frozen=True, tag="busy"):
+    """From now on, until `Idle`, silence is no hang. `what` is shown in `/status`."""
+
+    what: str
+
+
+class Idle(msgspec.Struct, frozen=True, tag="idle"):
+    """The end of `Busy`."""
+
+
+class LeaveRequested(msgspec.Struct, frozen=True, tag="leave_requested"):
+    """The script wants its node to leave. It answers orders to save and export until `RunEnded`."""
 
 
 class Trained(msgspec.Struct, frozen=True, tag="trained"):
@@ -165,11 +194,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Order = Train | Evaluate | Save | Describe
-FromDaemon = Start | Memory | Train | Evaluate | Save | Describe | Cancel | Stop | DataFromDaemon
+FromDaemon = Start | Memory | Train | Evaluate | Save | Describe | Cancel | RunEnded | Stop | DataFromDaemon
 FromTrainer = (
     Hello
     | Ready
     | TrainerProgress
+    | SignOfLife
+    | Busy
+    | Idle
+    | LeaveRequested
     | Trained
     | Evaluated
     | Copied

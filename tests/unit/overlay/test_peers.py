@@ -62,6 +62,26 @@ def test_a_worker_that_sends_heartbeats_without_progress_is_skipped() -> None:
     assert peer.is_worker(22.0)
 
 
+def test_a_first_step_counts_for_a_barrier_of_a_node_that_began_with_it() -> None:
+    """However long it takes, unless its node announces a stall; a joiner that began later counts for 10 s."""
+    table = PeerTable()
+    table.observe(heartbeat(activity=2), "10.0.0.1", 0.0)
+    table.observe(heartbeat(activity=2), "10.0.0.1", 300.0)
+    peer = table.get(b"n" * 20)
+    assert peer is not None
+
+    assert peer.is_in_first_step
+    assert peer.counts_for_barrier(300.0, since=0.0)
+    assert not peer.is_worker(300.0)
+    assert peer.counts_for_barrier(300.0, since=-10.0)
+    assert not peer.counts_for_barrier(300.0, since=-11.0), "it joined later"
+    table.observe(heartbeat(activity=2, step=1, step_seconds=300.0), "10.0.0.1", 310.0)
+    assert not peer.is_in_first_step
+    assert peer.counts_for_barrier(310.0, since=-11.0)
+    table.observe(heartbeat(activity=4, step=1, step_seconds=0.0), "10.0.0.1", 320.0)
+    assert not peer.counts_for_barrier(320.0, since=0.0), "stalled"
+
+
 def test_changes_of_address_and_eligibility_and_clones_are_reported() -> None:
     """`moved`, `eligible` and `clone`; a clone changes nothing."""
     table = PeerTable()

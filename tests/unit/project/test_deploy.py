@@ -18,6 +18,7 @@ from p2pnode.config.load import load
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
 from tests.harness.repository import ROOT
+from training.settings import TrainingSettings
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
@@ -231,8 +232,9 @@ def test_unit_knows_the_exit_codes() -> None:
 
     assert settings["Restart"] == ["on-failure"]
     assert settings["RestartForceExitStatus"] == [str(int(ExitCode.RESTART))]
-    # Command line, configuration, another swarm, state directory, identity: codes never change their meaning.
-    assert never == {2, 4, 5, 7, 11}
+    # Command line, configuration, another swarm, state directory, identity, a script cut short: codes never change
+    # their meaning.
+    assert never == {2, 4, 5, 7, 11, 12}
     assert never <= {int(code) for code in ExitCode}
 
 
@@ -242,7 +244,7 @@ def test_unit_lets_a_trainer_die_alone() -> None:
 
     assert settings["KillMode"] == ["mixed"]
     assert settings["OOMPolicy"] == ["continue"]
-    assert int(settings["TimeoutStopSec"][0]) > 5
+    assert int(settings["TimeoutStopSec"][0]) > TrainingSettings().stop_s + 5
 
 
 def test_unit_settings_are_settings() -> None:

@@ -32,6 +32,7 @@ IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading
 REAL_ENVIRONMENT = (
     "overlay/system.py",
     "overlay/sockets/transport.py",
+    "training/supervisor/launch.py",
     "training/supervisor/process_trainer.py",
     "training/supervisor/process.py",
     *TRAINERS_SIDE,

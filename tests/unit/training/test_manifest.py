@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from training.layout import Layout, LayoutEntry
-from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
+from training.manifest import NOTHING_FROZEN, PROTOCOL, Manifest, Mismatch, compare, explain, propose
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
@@ -19,7 +19,14 @@ MEAN = LayoutEntry("2.mean", (4,), "float32", "buffer", 16, 4)
 LAYOUT = Layout((WEIGHT, BIAS, MEAN))
 
 HELLO = TrainerHello(
-    layout=LAYOUT, task="digits", task_version="1", frozen_digest="f0", device="cpu", evaluates=True, pid=1
+    layout=LAYOUT,
+    task="digits",
+    task_version="1",
+    frozen_digest="f0",
+    device="cpu",
+    evaluates=True,
+    pid=1,
+    frozen={"0.base": "float32 [2] aa", "0.scale": "float32 [1] bb"},
 )
 
 #: For every field another value than `proposal()` has, and what must be read in the message.
@@ -39,6 +46,7 @@ OTHERS: dict[str, tuple[Any, str, str]] = {
     "barrier_family": ("bsp", "relaxed", "bsp"),
     "max_steps": (500, "0", "500"),
     "until": ("loss<=0.1", "accuracy>=0.95", "loss<=0.1"),
+    "frozen": (HELLO.frozen | {"0.scale": "float32 [1] cc"}, "0.scale float32 [1] bb", "0.scale float32 [1] cc"),
 }
 
 
@@ -90,8 +98,36 @@ def test_the_most_telling_difference_comes_first() -> None:
 
     fields = [item.field for item in compare(mine, theirs)]
 
-    assert sorted(fields) == sorted(OTHERS)
+    # Where the frozen tensors are named, the digest of them all says nothing more.
+    assert sorted(fields) == sorted(OTHERS.keys() - {"frozen_digest"})
     assert fields[:6] == ["protocol", "run", "genesis", "task", "task_version", "layout"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine_shows", "theirs_shows"),
+    [
+        ({"0.base": "float32 [2] aa"}, "0.scale float32 [1] bb", "0.scale is not frozen"),
+        ({"0.base": "x", "0.scale": "y"}, "0.base float32 [2] aa, and 1 more", "0.base x, and 1 more"),
+        ({}, "f0", "f1"),
+    ],
+    ids=["trained there", "two", "older version"],
+)
+def test_a_frozen_tensor_that_differs_is_named(theirs: dict[str, str], mine_shows: str, theirs_shows: str) -> None:
+    """The first one, and how many others; a node that does not name its own gets the digest of them all."""
+    mine = proposal()
+
+    (found,) = compare(mine, msgspec.structs.replace(mine, frozen=theirs, frozen_digest="f1"))
+
+    assert (found.mine, found.theirs) == (mine_shows, theirs_shows)
+
+
+def test_a_model_with_nothing_frozen_differs_from_one_with_frozen_tensors_by_name() -> None:
+    """The digest of no tensors is known, so an empty list is not taken for an older version."""
+    nothing = proposal(hello=msgspec.structs.replace(HELLO, frozen={}, frozen_digest=NOTHING_FROZEN))
+
+    (found,) = compare(nothing, proposal())
+
+    assert (found.field, found.mine) == ("frozen", "0.base is not frozen, and 1 more")
 
 
 def test_the_sentence_names_the_peer_and_all_values() -> None:

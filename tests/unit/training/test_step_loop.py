@@ -304,6 +304,78 @@ def test_a_fatal_failure_ends_the_run() -> None:
     run(scenario())
 
 
+def test_a_trainer_is_restarted_a_number_of_times_in_a_row() -> None:
+    """A completed step begins the count anew; then the failure is raised, with the setting's name."""
+
+    async def scenario() -> None:
+        bench = Bench(max_restarts=3)
+        bench.trainer.crash_next(3)
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(7.0)
+        assert bench.trainer.trained
+        bench.trainer.crash_next(4)
+        with pytest.raises(TrainerFailed, match=r"restarted 3 times in a row: training\.max_restarts") as failure:
+            await running
+        assert failure.value.fatal
+        assert bench.trainer.starts == 1 + 3 + 3
+
+    run(scenario())
+
+
+def test_a_restart_that_fails_counts_as_a_failure() -> None:
+    """A start that fails is as good as a step that does."""
+
+    async def scenario() -> None:
+        bench = Bench(max_restarts=3)
+        bench.trainer.crash_next(1)
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(0.2)
+        bench.trainer.fail_start = TrainerFailed("the device's memory is full")
+        with pytest.raises(TrainerFailed, match=r"memory is full.*restarted 3 times"):
+            await running
+        assert bench.progress.trainer_failures == 4
+
+    run(scenario())
+
+
+def test_evaluations_that_fail_are_counted_in_a_row() -> None:
+    """Each follows a completed step, so they have a count of their own, which a good evaluation begins anew."""
+
+    async def scenario() -> None:
+        bench = Bench(max_restarts=2, eval_steps=1)
+        good = iter([False, False, True])
+
+        async def evaluate(_step: int) -> None:
+            if not next(good, False):
+                raise TrainerFailed("evaluate() raised")
+
+        bench.trainer.evaluate = evaluate  # type: ignore[method-assign]
+        with pytest.raises(TrainerFailed, match="restarted 2 times in a row"):
+            await bench.run()
+        assert bench.trainer.trained == [1, 2, 3, 4, 5, 6]
+        assert bench.trainer.starts == 1 + 2 + 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("after", "level"), [(2, "info"), (0, "warning")])
+def test_a_script_that_leaves_ends_the_run(after: int, level: str) -> None:
+    """It is no failure and no restart; a script that completed no step is warned of."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        bench.trainer.leave_after(after)
+        assert await bench.run() == "script"
+
+        assert bench.progress.step == after
+        assert bench.progress.trainer_failures == 0
+        assert bench.trainer.starts == 1
+        [left] = [record for record in bench.records if record.event == "script_left"]
+        assert left.level == level
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("weight", "theirs", "expected"),
     [

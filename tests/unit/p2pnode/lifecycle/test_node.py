@@ -6,17 +6,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.harness.stub_trainer import StubTrainer
+import pytest
+
+from tests.harness.stub_trainer import StepTime, StubTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import run
 
 
-def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:
+def simulate(
+    scenario: Callable[[Swarm], Awaitable[None]],
+    *,
+    make_trainer: Callable[[str], StubTrainer] = StubTrainer,
+    **settings: Any,
+) -> None:
     """Run a scenario on a simulated network with stub trainers."""
 
     async def main() -> None:
         keys = {key.replace("__", "."): value for key, value in settings.items()}
-        swarm = Swarm(seed=5, settings=keys, make_trainer=lambda name: StubTrainer(name))
+        swarm = Swarm(seed=5, settings=keys, make_trainer=make_trainer)
         try:
             await scenario(swarm)
         finally:
@@ -65,3 +72,26 @@ def test_a_pause_before_training_holds() -> None:
         await swarm.until(lambda: node.progress.step >= 1, within_s=30, what="a step")
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp", "pssp"])
+def test_nodes_that_begin_together_make_their_first_step_together_though_one_compiles(method: str) -> None:
+    """With `min_nodes = 2` the first step of one takes three minutes: the other does not run ahead of it, and both
+    make all steps."""
+
+    def trainer(name: str) -> StubTrainer:
+        slow: StepTime = lambda _generator, step: 180.0 if step == 1 else 1.0  # noqa: E731
+        return StubTrainer(name, step_s=slow if name == "n1" else 1.0)
+
+    async def scenario(swarm: Swarm) -> None:
+        quick, slow = (host.living for host in swarm.start_many(2))
+        await swarm.until(lambda: quick.progress.step >= 1, within_s=60, what="the quick one trains")
+        await asyncio.sleep(120.0)
+        allowed = 1 if method == "bsp" else 5
+        assert (slow.progress.step, quick.progress.step) == (0, allowed)
+        assert quick.state == "waiting"
+        await swarm.until(lambda: not swarm.running(), within_s=200, what="both end")
+        assert all(len(host.trainer.trained) == 20 for host in swarm.hosts.values() if host.trainer is not None)
+
+    settings = {"training__max_steps": 20, "training__min_nodes": 2, "barrier__method": method}
+    simulate(scenario, make_trainer=trainer, **settings)

@@ -1,12 +1,15 @@
-"""The end of a node: lingering, handing over, leaving."""
+"""The end of a node: the script's own end, lingering, handing over, leaving."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+from p2pnode.errors import ExitCode
 from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Swarm
+from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import run
 
 
@@ -58,5 +61,159 @@ def test_a_leaving_node_hands_its_shards_over() -> None:
         assert exchange is not None
         assert len(exchange.store.owned) == len(exchange.store)
         assert not [record for record in swarm.records if record.event == "left_behind"]
+
+    simulate(scenario)
+
+
+def ended(host: Host) -> bool:
+    return host.task is not None and host.task.done()
+
+
+def stub(host: Host) -> StubTrainer:
+    assert host.trainer is not None
+    return host.trainer
+
+
+def test_a_script_has_its_time_after_the_run_while_the_node_lingers() -> None:
+    """Twenty seconds of evaluation and saving after `max_steps` complete beside a linger of three, the status has the
+    deadline, the node owns its shards, and its last checkpoint has the state that the script saved before."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.state_path = Path("/state")
+        host = swarm.start("n0", training__max_steps=2, training__checkpoint_s=1000.0)
+        stub(host).finish_in(20.0)
+        node = host.living
+        await swarm.until(lambda: node.progress.finishing is not None, within_s=15, what="the run ends")
+        began = swarm.clock.monotonic()
+        finishing = node.progress.finishing
+        assert finishing is not None
+        assert (finishing.what, node.state) == ("the run has ended: max_steps", "finished")
+        assert finishing.deadline - finishing.since == 600.0
+        assert len(stub(host).saved) == 1
+        await swarm.until(lambda: not swarm.running(), within_s=60, what="it ends")
+
+        assert 20.0 <= swarm.clock.monotonic() - began <= 22.0
+        assert stub(host).told == ["max_steps"]
+        assert node.exit_code == ExitCode.OK
+        assert node.progress.finishing is None
+        assert len(swarm.of("checkpoint_written")) == len(stub(host).saved) == 1
+        assert not swarm.of("trainer_state_not_saved")
+
+    simulate(scenario, training__linger_s=3.0)
+
+
+def test_the_linger_and_the_script_s_end_take_place_at_the_same_time() -> None:
+    """Beside a node that trains on: after 30 s of linger a script that takes 15 s has ended, though it has waited a few
+    seconds first for the last steps of the other."""
+
+    async def scenario(swarm: Swarm) -> None:
+        other = swarm.start("n0")
+        await swarm.until(lambda: other.living.progress.step >= 3, within_s=60, what="another trains")
+        brief = swarm.start("n1", bootstrap="n0", training__max_seconds=3.0)
+        stub(brief).finish_in(15.0)
+        node = brief.living
+        await swarm.until(lambda: node.phase == "finished", within_s=60, what="its run ends")
+        began = swarm.clock.monotonic()
+        await swarm.until(lambda: node.progress.finishing is not None, within_s=12, what="the script sees the end")
+        exchange = node.exchange
+        assert exchange is not None
+        await swarm.until(lambda: bool(exchange.store.owned), within_s=30, what="it owns shards while it lingers")
+        await swarm.until(lambda: bool(swarm.of("linger_over")), within_s=60, what="the linger is over")
+
+        assert 29.9 <= swarm.clock.monotonic() - began <= 31.0
+        assert stub(brief).state == "stopped"
+
+    simulate(scenario, training__linger_s=30.0, barrier__method="asp")
+
+
+def test_a_script_that_is_cut_short_gives_an_exit_code_of_its_own() -> None:
+    """After `finish_s` at the end of a run, and after `stop_s` on leaving; before, its own code is the daemon's."""
+
+    async def scenario(swarm: Swarm) -> None:
+        late = swarm.start("n0", training__max_steps=1, training__finish_s=5.0)
+        stub(late).finish_in(9.0)
+        await swarm.until(lambda: ended(late), within_s=30, what="it ends")
+        assert late.living.exit_code == ExitCode.CUT_SHORT
+
+        own = swarm.start("n1", training__max_steps=1)
+        stub(own).finish_in(9.0, exit_code=3)
+        await swarm.until(lambda: ended(own), within_s=30, what="it ends")
+        assert own.living.exit_code == 3
+
+        killed = swarm.start("n2", training__max_steps=1)
+        stub(killed).finish_in(1.0, exit_code=-11)
+        await swarm.until(lambda: ended(killed), within_s=30, what="it ends")
+        assert killed.living.exit_code == 128 + 11
+
+        for seconds, code in ((9.0, ExitCode.OK), (11.0, ExitCode.CUT_SHORT)):
+            host = swarm.start(f"stopped after {seconds}")
+            stub(host).finish_in(seconds)
+            await swarm.until(lambda host=host: host.living.progress.step >= 1, within_s=30, what="it trains")  # type: ignore[misc]
+            host.living.leave()
+            began = swarm.clock.monotonic()
+            await swarm.until(lambda host=host: ended(host), within_s=30, what="it ends")  # type: ignore[misc]
+            assert host.living.exit_code == code
+            assert swarm.clock.monotonic() - began <= 13.0
+            assert stub(host).told == ["stop"]
+
+    simulate(scenario)
+
+
+def test_a_node_told_to_leave_while_its_script_finishes_gives_it_stop_s() -> None:
+    """SIGTERM during the final evaluation: ten more seconds, not ten minutes."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0", training__max_steps=1)
+        stub(host).finish_in(500.0)
+        node = host.living
+        await swarm.until(lambda: node.progress.finishing is not None, within_s=15, what="the run ends")
+        node.leave()
+        began = swarm.clock.monotonic()
+        await asyncio.sleep(5.0)
+        finishing = node.progress.finishing
+        assert finishing is not None
+        assert (finishing.what, finishing.deadline - finishing.since) == ("the node leaves", 10.0)
+        await swarm.until(lambda: ended(host), within_s=30, what="it ends")
+
+        assert swarm.clock.monotonic() - began <= 13.0
+        assert stub(host).told == ["max_steps", "stop"]
+        assert node.exit_code == ExitCode.CUT_SHORT
+
+    simulate(scenario)
+
+
+def test_a_script_that_returns_early_ends_its_node_cleanly() -> None:
+    """Its shards go to the other node, which trains on; the end is no failure, and nobody lingers for it."""
+
+    async def scenario(swarm: Swarm) -> None:
+        first, second = swarm.start_many(2)
+        stub(second).leave_after(6)
+        await swarm.until(lambda: ended(second), within_s=120, what="it ends")
+        assert second.task is not None
+        assert second.task.result() == "script"
+        assert second.living.exit_code == ExitCode.OK
+
+        exchange = first.living.exchange
+        assert exchange is not None
+        assert len(exchange.store.owned) == len(exchange.store)
+        assert not [record for record in swarm.records if record.level in ("warning", "error")]
+        [left] = swarm.of("script_left")
+        assert (left.level, left.fields["steps"]) == ("info", stub(second).trained[-1])
+        step = first.living.progress.step
+        await swarm.until(lambda: first.living.progress.step > step + 3, within_s=30, what="the other trains on")
+
+    simulate(scenario, training__linger_s=1000.0)
+
+
+def test_a_script_that_returns_without_a_step_is_warned_of() -> None:
+    """Fewer calls than `local_steps`: the node ends cleanly, and says that it gave the swarm nothing."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        stub(host).leave_after(0)
+        await swarm.until(lambda: ended(host), within_s=30, what="it ends")
+
+        [left] = swarm.of("script_left")
+        assert (left.level, left.fields["steps"], host.living.exit_code) == ("warning", 0, ExitCode.OK)
 
     simulate(scenario)

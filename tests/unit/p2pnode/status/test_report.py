@@ -85,7 +85,7 @@ def test_a_stalled_trainer_is_a_finding() -> None:
 
         assert status.state == "stalled"
         assert [finding.what for finding in status.health if finding.level == "error"] == [
-            "the trainer makes no progress"
+            "the trainer makes no progress: silent for longer than training.hang_s = 10, or failing"
         ]
 
     simulate(scenario)

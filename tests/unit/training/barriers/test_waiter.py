@@ -35,6 +35,7 @@ class FakeOverlay:
         self.steps: dict[bytes, int] = {}
         self.incarnations: dict[bytes, int] = {}
         self.activities: dict[bytes, Activity] = {}
+        self.step_seconds: dict[bytes, float] = {}
         self.silent: dict[bytes, None] = {}
         self.dead: dict[bytes, None] = {}
         self.estimate = 1.0
@@ -43,17 +44,27 @@ class FakeOverlay:
         #: The sample of each draw, the last one from then on; None: all peers.
         self.samples: list[list[int]] | None = None
 
-    def add(self, number: int, step: int, *, known: int | None = None, activity: Activity = Activity.TRAINING) -> None:
+    def add(
+        self,
+        number: int,
+        step: int,
+        *,
+        known: int | None = None,
+        activity: Activity = Activity.TRAINING,
+        step_seconds: float = 0.1,
+    ) -> None:
         """A peer at `step` whose last known heartbeat had `known` completed steps."""
         self.steps[node(number)] = step
         self.incarnations[node(number)] = 1
         self.activities[node(number)] = activity
+        self.step_seconds[node(number)] = step_seconds
         self.hear(node(number), step if known is None else known)
 
     def hear(self, node_id: bytes, step: int) -> None:
         """A heartbeat of the peer arrives."""
         incarnation = self.incarnations[node_id]
-        heartbeat = Heartbeat(node_id, incarnation, incarnation, 8468, "", int(self.activities[node_id]), step, 0.1)
+        activity, step_seconds = int(self.activities[node_id]), self.step_seconds[node_id]
+        heartbeat = Heartbeat(node_id, incarnation, incarnation, 8468, "", activity, step, step_seconds)
         self.peers.observe(heartbeat, "10.0.0.1", self.clock.monotonic())
 
     def population(self) -> Population:
@@ -393,6 +404,36 @@ def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod
         later(4.0, lambda: overlay.steps.update({node(1): 1}))
         waited = await gate.wait(1, 1.0)
         assert 4.0 <= waited <= 4.2
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
+def test_a_first_step_that_takes_minutes_is_waited_for(method: BarrierMethod) -> None:
+    """A node that began with us compiles for three minutes: no barrier lets us run ahead, until it is announced as
+    stalled."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        gate.begin()
+        for number in (1, 2):
+            overlay.add(number, 0, step_seconds=0.0)
+        later(180.0, lambda: overlay.steps.update({node(1): MINE}))
+        later(200.0, lambda: overlay.activities.update({node(2): Activity.STALLED}))
+        assert 200.0 <= await gate.wait(MINE, 1.0) <= 200.2
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_joiner_that_compiles_holds_nobody_up_for_long(method: BarrierMethod) -> None:
+    """It began when we had trained for a minute: in its first step it counts for as long as a stall is allowed."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        gate.begin()
+        await asyncio.sleep(60.0)
+        overlay.add(1, MINE - 9, step_seconds=0.0)
+        waited = await gate.wait(MINE, 1.0)
+        assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
 
     play(scenario, method)
 

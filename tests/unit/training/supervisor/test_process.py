@@ -7,6 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.process.harness.trainer_world import is_running, wait_until
 from training.supervisor.process import LOG_BYTES, LOG_END_S, TAIL_LINE_BYTES, TAIL_LINES, OutputLog, TrainerProcess
 
 
@@ -113,3 +116,31 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         return process.how_it_ended()
 
     assert asyncio.run(scenario()) == "signal SIGKILL"
+
+
+#: A launcher whose rank has a session of its own, as torchrun's have.
+LAUNCHER = """
+import subprocess, sys
+rank = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+print(rank.pid, flush=True)
+rank.wait()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("polite_s", [0.0, 0.01])
+def test_a_killed_trainer_takes_its_ranks_along(tmp_path: Path, polite_s: float) -> None:
+    """Also a rank in a session of its own, which no signal to the launcher's group reaches."""
+
+    async def main() -> int:
+        log = OutputLog(tmp_path / "trainer.log")
+        process = await TrainerProcess.spawn([sys.executable, "-c", LAUNCHER], os.environ, log)
+        async with asyncio.timeout(20):
+            while not log.last_lines:  # noqa: ASYNC110 - what is waited for happens in another process
+                await asyncio.sleep(0.01)
+        assert not await process.end(polite_s=polite_s)
+        return int(log.last_lines[0])
+
+    rank = asyncio.run(main())
+
+    assert wait_until(lambda: not is_running(rank), 5)

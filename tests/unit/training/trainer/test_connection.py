@@ -73,7 +73,7 @@ def test_a_cancelled_turn_is_interrupted_and_the_next_is_not(daemon: Daemon) -> 
 
 def test_a_stop_is_raised_by_every_call_from_then_on(daemon: Daemon) -> None:
     """`receive` and `progress` raise, each time, and the current order is to be abandoned."""
-    daemon.send(messages.Stop())
+    daemon.send(messages.Stop(10.0))
 
     for _ in range(2):
         with pytest.raises(StopAsked):

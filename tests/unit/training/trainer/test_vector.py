@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from training.manifest import NOTHING_FROZEN
 from training.trainer.vector import ModelVector, bare_model, canonical_name
 from training.trainer_link.interface import TrainerFailed
 
@@ -97,6 +98,16 @@ def test_frozen_parameters_are_covered_by_the_digest() -> None:
 
     assert names(first) == ["1.bias", "1.weight"]
     assert first.frozen_digest == trained.frozen_digest != other.frozen_digest
+    assert list(first.frozen) == ["0.bias", "0.weight"]
+    assert first.frozen["0.weight"].startswith("float32 [2, 2] ")
+    assert [name for name in first.frozen if first.frozen[name] != other.frozen[name]] == ["0.weight"]
+
+
+def test_a_model_with_nothing_frozen_has_the_digest_of_nothing() -> None:
+    """The manifest recognises it (`training.manifest.NOTHING_FROZEN`)."""
+    vector = ModelVector(nn.Linear(2, 2))
+
+    assert (vector.frozen, vector.frozen_digest) == ({}, NOTHING_FROZEN)
 
 
 class Buffered(nn.Module):

@@ -10,7 +10,7 @@ from training.trainer_link.interface import StepOrder
 
 def test_messages_survive_any_cut_of_the_stream() -> None:
     """A stream cut into single bytes gives the messages that were sent, in order."""
-    sent = [messages.Train(7, StepOrder(3, 10, 4.5, True)), messages.Cancel(7), messages.Stop()]
+    sent = [messages.Train(7, StepOrder(3, 10, 4.5, True)), messages.Cancel(7), messages.Stop(10.0)]
     stream = b"".join(messages.encode(message) for message in sent)
     decoder = messages.Decoder()
 

@@ -1,0 +1,38 @@
+"""The command and the environment of a trainer process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.harness.repository import ROOT
+from training.settings import TrainingSettings
+from training.supervisor.launch import KEEP_MEMORY, Launch
+
+
+@pytest.mark.parametrize("users", ["", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_a_trainer_keeps_its_memory_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch, users: str) -> None:
+    """The C library keeps freed pages, unless the user's environment configures malloc."""
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    if users:
+        monkeypatch.setenv(users, "2")
+
+    environment = Launch.of(TrainingSettings(), None, Path("state"), is_proven=False).environment
+
+    assert (KEEP_MEMORY.items() <= environment.items()) is not bool(users)
+    assert not users or environment[users] == "2"
+
+
+def test_a_script_has_its_own_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task class finds this checkout; a user's own command finds what the user has set."""
+    monkeypatch.setenv("PYTHONPATH", "users")
+
+    task = Launch.of(TrainingSettings(), None, Path("state"), is_proven=False)
+    script = Launch.of(TrainingSettings(), ["python", "train.py"], Path("state"), is_proven=False)
+
+    assert task.environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}users"
+    assert (script.environment["PYTHONPATH"], script.command) == ("users", ["python", "train.py"])
+    assert (task.is_script, script.is_script) == (False, True)

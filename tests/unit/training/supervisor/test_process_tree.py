@@ -1,0 +1,55 @@
+"""A process with its descendants, as /proc shows them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from training.supervisor import process_tree
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")  # noqa: PTH112
+
+#: A launcher whose rank has a session of its own, as torchrun's have; the rank computes, then waits.
+LAUNCHER = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+"""
+RANK = """
+import time
+while time.process_time() < 0.3: pass
+print(1, flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def launcher() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", LAUNCHER, RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    yield process
+    process.communicate(b"\n", timeout=10)
+
+
+def test_a_rank_in_a_session_of_its_own_belongs_to_its_launcher(launcher: subprocess.Popen[bytes]) -> None:
+    """It is found by its parent, and its processor time is counted."""
+    assert launcher.stdout is not None
+    launcher.stdout.readline()
+
+    [rank] = process_tree.descendants(launcher.pid)
+    used_s = process_tree.processor_seconds(launcher.pid)
+
+    assert os.getsid(rank) != os.getsid(launcher.pid)
+    assert used_s is not None
+    assert used_s >= 0.3
+
+
+def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+    """Neither its time nor its children."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    assert process_tree.processor_seconds(gone.pid) is None
+    assert process_tree.descendants(gone.pid) == []

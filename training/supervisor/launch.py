@@ -1,0 +1,52 @@
+"""How a trainer process is started: its command and its environment variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.settings import TrainingSettings
+from training.trainer_link import messages
+
+#: Settings for glibc's malloc. By default it returns the gradients' pages to the kernel at each optimiser step and
+#: requests them again at the next, which halved the speed of small models on the CPU.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start. `is_script`: it is the user's own, which may end when it likes. `is_proven`: an earlier process of
+    this node has completed a turn, so that a failure of this one may pass."""
+
+    command: list[str]
+    environment: dict[str, str]
+    state_dir: Path
+    is_script: bool
+    is_proven: bool
+
+    @classmethod
+    def of(cls, settings: TrainingSettings, script: list[str] | None, state_dir: Path, *, is_proven: bool) -> Launch:
+        """`script` is the user's own command, or None for the task class of the settings."""
+        # -P keeps the working directory off the start of sys.path, where a folder could hide our own packages.
+        command = script or [sys.executable, "-P", "-m", "training.trainer"]
+        return cls(command, _environment(settings, script), state_dir, script is not None, is_proven)
+
+
+def _environment(settings: TrainingSettings, script: list[str] | None) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment[messages.DAEMON_VARIABLE] = str(os.getpid())
+    if settings.threads:
+        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(settings.threads)
+    if script is None:
+        root = Path(__file__).resolve().parent.parent.parent
+        # For a checkout that is not installed; site-packages must not come before the standard library.
+        if root.name not in ("site-packages", "dist-packages"):
+            environment["PYTHONPATH"] = os.pathsep.join(
+                part for part in (str(root), environment.get("PYTHONPATH", "")) if part
+            )
+    environment["PYTHONUNBUFFERED"] = "1"
+    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
+        environment |= KEEP_MEMORY
+    return environment

@@ -1,0 +1,119 @@
+"""Decides what a silent trainer is: at work, stalled, or hung for good. Pure.
+
+A trainer speaks at each optimiser step, at `swarm.alive()`, and around `swarm.busy()`. A long validation pass is
+silent as a deadlock is; only the processor time that its processes take distinguishes the two. So silence alone
+makes a trainer *stalled*: barriers skip the node, and nothing else happens. It is killed when it was also idle for
+long, or when the silence lasts longer than any pass. A trainer that has said that it is busy is never stalled.
+
+The first turn of a process compiles kernels or fills caches, and barriers wait for it: silence alone does not make it
+stalled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+#: In multiples of `training.hang_s` (docs/faults.md): 10 s, 5 min and 1 h by default.
+IDLE_FACTOR = 30.0
+WORKING_FACTOR = 360.0
+#: The same for the first turn: idle for so long it is stalled, and killed.
+FIRST_STALLED_FACTOR = 10.0
+FIRST_IDLE_FACTOR = 60.0
+
+#: A trainer with a known pace is stalled after so many of its own steps, and killed after this multiple of that.
+STALLED_STEPS = 4.0
+KILL_FACTOR = 10.0
+
+#: Processes that use less than this share of one core are idle. A deadlocked one has threads that wake now and then.
+IDLE_SHARE = 0.02
+
+#: Not more often than this, even with `hang_s = 0`.
+SHORTEST_CHECK_S = 0.05
+
+
+class SilenceVerdict(Enum):
+    """What the supervisor does with the trainer: nothing, announce it as stalled, or kill it."""
+
+    WELL = 1
+    STALLED = 2
+    IDLE_TOO_LONG = 3
+    SILENT_TOO_LONG = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds: of silence until stalled, idle until killed, silent until killed. `first`: only idle time stalls."""
+
+    stalled_s: float
+    idle_s: float
+    silent_s: float
+    first: bool
+
+    @classmethod
+    def of(cls, hang_s: float, pace_s: float | None) -> Limits:
+        """`pace_s`: the median duration of the trainer's turns or evaluations; None in the first turn of a process."""
+        if pace_s is None:
+            return cls(FIRST_STALLED_FACTOR * hang_s, FIRST_IDLE_FACTOR * hang_s, WORKING_FACTOR * hang_s, first=True)
+        stalled_s = max(hang_s, STALLED_STEPS * pace_s)
+        idle_s = max(IDLE_FACTOR * hang_s, KILL_FACTOR * stalled_s)
+        return cls(stalled_s, idle_s, max(WORKING_FACTOR * hang_s, KILL_FACTOR * idle_s), first=False)
+
+
+class Silence:
+    """The trainer's last sign of life and the processor time seen since. Times are monotonic seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._is_busy = False
+        self._heard_at = now
+        #: When its processes were last seen to use the processor, or were heard.
+        self._worked_at = now
+        self._sampled_at = now
+        self._used_s: float | None = None
+
+    def heard(self, now: float) -> None:
+        """The trainer has spoken."""
+        self._heard_at = self._worked_at = now
+        self._used_s = None
+
+    def begin_busy(self) -> None:
+        """The script has said that it is busy: no silence means anything until `end_busy`."""
+        self._is_busy = True
+
+    def end_busy(self) -> None:
+        self._is_busy = False
+
+    def silent_s(self, now: float) -> float:
+        return now - self._heard_at
+
+    def note_processor_time(self, now: float, used_s: float | None) -> None:
+        """Its processes have used `used_s` of processor time since they began; None where that cannot be known.
+
+        The total falls when one of several processes has ended; that is work too.
+        """
+        before_s, since = self._used_s, self._sampled_at
+        self._used_s, self._sampled_at = used_s, now
+        if used_s is None or (before_s is not None and abs(used_s - before_s) >= IDLE_SHARE * (now - since)):
+            self._worked_at = now
+
+    def verdict(self, now: float, limits: Limits) -> SilenceVerdict:
+        """What the silence up to now means."""
+        if self._is_busy:
+            return SilenceVerdict.WELL
+        silent_s, idle_s = now - self._heard_at, now - self._worked_at
+        if silent_s >= limits.silent_s:
+            return SilenceVerdict.SILENT_TOO_LONG
+        if idle_s >= limits.idle_s:
+            return SilenceVerdict.IDLE_TOO_LONG
+        if (idle_s if limits.first else silent_s) >= limits.stalled_s:
+            return SilenceVerdict.STALLED
+        return SilenceVerdict.WELL
+
+    def wants_sample(self, now: float, limits: Limits) -> bool:
+        """Whether it has been silent long enough for its processor time to matter."""
+        return not self._is_busy and now - self._heard_at >= limits.stalled_s / 2
+
+    def next_check_s(self, now: float, limits: Limits) -> float:
+        """Seconds until the verdict may change, or the next sample is due: every half of the limit for stalled."""
+        half_s = max(limits.stalled_s / 2, SHORTEST_CHECK_S)
+        return half_s - self.silent_s(now) % half_s
