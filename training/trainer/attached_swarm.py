@@ -406,9 +406,13 @@ class AttachedSwarm:
 
     # --- files --------------------------------------------------------------------------------------------------
 
+    def _alive(self) -> None:
+        assert self._connection is not None
+        self._connection.send(messages.TrainerProgress(self._turn_steps))
+
     def _described(self, turn: int, folder: str, *, wait: bool) -> messages.Described | messages.NotWritten:
         try:
-            return messages.Described(turn, self._describer.describe(folder, wait=wait))
+            return messages.Described(turn, self._describer.describe(folder, wait=wait, alive=self._alive))
         except CannotWrite as error:
             return messages.NotWritten(turn, error.reason, error.hint)
 

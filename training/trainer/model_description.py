@@ -22,6 +22,8 @@ from training.trainer_link.interface import ModelDescription, TensorSource
 #: Integer buffers of at most this size are sent with every description: counters, as BatchNorm's. Larger ones are
 #: sent only if they have changed since the model was built; otherwise they are written once, as masks are.
 SMALL_BUFFER_BYTES = 64 * 1024
+#: A trainer that says nothing for ten seconds counts as hung.
+ALIVE_INTERVAL_S = 1.0
 MAX_LOCAL_BYTES = 32 * 1024 * 1024
 
 
@@ -43,8 +45,9 @@ class ModelDescriber:
         self._writer: _FixedWriter | None = None
         self._has_warned = False
 
-    def describe(self, folder: str, *, wait: bool) -> ModelDescription:
-        """The model as it is now; the fixed tensors are written to `folder`, if it is named. Raises `CannotWrite`."""
+    def describe(self, folder: str, *, wait: bool, alive: Callable[[], None] = lambda: None) -> ModelDescription:
+        """The model as it is now; the fixed tensors are written to `folder`, if it is named. `alive` is called now and
+        then while they are waited for. Raises `CannotWrite`."""
         unchanged = {
             name: buffer
             for name, buffer in self._vector.local_buffers.items()
@@ -61,7 +64,9 @@ class ModelDescriber:
             raise CannotWrite(Path(folder), reason)
         digest = self._digest(fixed) if fixed else ""
         if folder and fixed:
-            self._write(Path(folder) / fixed_name(digest), fixed, wait=wait)
+            writer = self._write(Path(folder) / fixed_name(digest), fixed)
+            if wait and writer is not None:
+                writer.finish(alive)
         return ModelDescription(self._layout_digest, digest, tuple(sources), local)
 
     def _sources(self, fixed: dict[str, Tensor], local: dict[str, bytes]) -> Iterator[TensorSource]:
@@ -104,13 +109,13 @@ class ModelDescriber:
             self._fixed_digest[names] = tensors_digest(sorted(fixed.items()))
         return self._fixed_digest[names]
 
-    def _write(self, path: Path, fixed: dict[str, Tensor], *, wait: bool) -> None:
+    def _write(self, path: Path, fixed: dict[str, Tensor]) -> _FixedWriter | None:
+        """The writer of that file, begun now or before; None if it is there already."""
         if self._writer is None or self._writer.path != path or self._writer.failed:
             if path.exists():
-                return
+                return None
             self._writer = _FixedWriter(path, fixed)
-        if wait:
-            self._writer.finish()
+        return self._writer
 
 
 class _FixedWriter:
@@ -127,9 +132,11 @@ class _FixedWriter:
     def failed(self) -> bool:
         return self._error is not None
 
-    def finish(self) -> None:
-        """Wait until the file is complete. Raises `CannotWrite`."""
-        self._thread.join()
+    def finish(self, alive: Callable[[], None]) -> None:
+        """Wait until the file is complete, and call `alive` every second. Raises `CannotWrite`."""
+        while self._thread.is_alive():
+            self._thread.join(ALIVE_INTERVAL_S)
+            alive()
         if self._error is not None:
             raise self._error
 

@@ -195,7 +195,7 @@ class TaskRunner:
 
     def describe(self, folder: str, *, wait: bool) -> ModelDescription:
         """See `Trainer.describe`. Raises `CannotWrite`."""
-        return self._describer.describe(folder, wait=wait)
+        return self._describer.describe(folder, wait=wait, alive=lambda: self._progress(0))
 
     def _data_state(self) -> Any:
         for holder in (self._batches, self.task):

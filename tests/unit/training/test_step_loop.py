@@ -19,7 +19,7 @@ from training.exchange.client.push import PushReport
 from training.progress import Progress
 from training.settings import ExchangeSettings, TrainingSettings
 from training.step_loop import CRASH_LOOP_FAILURES, StepLoop
-from training.trainer_link.interface import TrainerFailed
+from training.trainer_link.interface import Evaluation, TrainerFailed
 
 
 class FakeExchange:
@@ -413,5 +413,66 @@ def test_a_push_is_completed_before_the_loop_is_cancelled() -> None:
         await bench.loop.finish_push(5.0)
         assert bench.progress.step == 1
         running.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_end"),
+    [({}, False), ({"max_steps": 1}, True), ({"max_seconds": 9.0}, True), ({"until": "a>=1", "eval_steps": 1}, True)],
+)
+def test_a_run_without_an_end_says_so_at_its_start(settings: dict[str, Any], has_end: bool) -> None:
+    """One line, with the settings that would end it."""
+
+    async def scenario() -> None:
+        bench = Bench(**settings)
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(0.5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+        said = bench.events("run_has_no_end")
+        assert len(said) == (not has_end)
+        assert all("training.max_steps" in fields["hint"] for fields in said)
+
+    run(scenario())
+
+
+def test_metrics_of_one_model_may_be_reported_one_by_one() -> None:
+    """Each model counts once, by the goal's metric: others between do not break the row, and a repetition is none."""
+
+    async def scenario() -> None:
+        bench = Bench(until="accuracy>=0.9", eval_steps=1000)
+        reports = [
+            (1, {"accuracy": 0.95}),
+            (1, {"accuracy": 0.95}),  # the same model
+            (1, {"loss": 3.0}),
+            (2, {"accuracy": 0.8}),
+            (3, {"accuracy": 0.95}),
+            (3, {"loss": 2.0}),
+            (4, {"accuracy": 0.95}),
+        ]
+
+        async def report() -> None:
+            if reports:
+                bench.trainer.measured.append(Evaluation(reports[0][0], reports.pop(0)[1], 10))
+
+        await bench.trainer.start()
+        assert await bench.loop.run(0, report) == "until"
+        assert reports == []
+        assert bench.progress.evaluated_metrics == {"accuracy": 0.95, "loss": 2.0}
+        assert (bench.progress.evaluated_step, bench.progress.evaluated_samples) == (4, 10)
+
+    run(scenario())
+
+
+def test_a_goal_that_another_node_has_reached_ends_the_run_after_the_step() -> None:
+    """It needs no evaluation here; without a goal of its own the node goes on."""
+
+    async def scenario() -> None:
+        for until, end in (("accuracy>=0.9", "until"), ("", "max_steps")):
+            bench = Bench(until=until, eval_steps=1000, max_steps=5)
+            bench.loop.end_by_goal()
+            assert await bench.run() == end
 
     run(scenario())

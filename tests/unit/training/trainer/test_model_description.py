@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from training.model_file import TensorFile, model_pieces, open_fixed
+from training.trainer import model_description
 from training.trainer.convert import convert
 from training.trainer.model_description import MAX_LOCAL_BYTES, SMALL_BUFFER_BYTES, ModelDescriber
 from training.trainer.snapshot import CannotWrite
@@ -197,6 +199,23 @@ def test_a_folder_that_cannot_be_written_is_reported_when_it_is_waited_for(tmp_p
 
     assert described.describer.describe(str(tmp_path / "file" / "model"), wait=True).fixed_digest
     assert list((tmp_path / "file" / "model").iterdir())
+
+
+def test_who_waits_for_the_file_hears_from_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes take longer than a trainer may be silent."""
+    written = threading.Event()
+    monkeypatch.setattr(model_description, "ALIVE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(model_description, "write_whole", lambda _path, _write: written.wait(10))
+    heard: list[int] = []
+
+    def alive() -> None:
+        heard.append(1)
+        if len(heard) == 3:
+            written.set()
+
+    Described(LowRank()).describer.describe(str(tmp_path), wait=True, alive=alive)
+
+    assert len(heard) >= 3
 
 
 def test_what_is_no_tensor_is_named_once(tmp_path: Path) -> None:
