@@ -21,6 +21,7 @@ from training.sharing.member import ADMISSION_S, DataMember
 from training.sharing.messages import ShareData
 from training.sharing.service import DataService
 from training.trainer_link.data_messages import (
+    Claim,
     DataGranted,
     DataKnown,
     DataOpened,
@@ -229,6 +230,23 @@ def test_what_is_trained_reaches_the_others_and_the_next_checkpoint() -> None:
         [known] = [message for message in bench.trainer.sent if isinstance(message, DataKnown)]
         assert known.turn == 7
         assert known.state == bench.service.member.state()
+
+    scene(None, play)
+
+
+def test_a_restarted_trainer_gets_what_the_old_one_had_begun() -> None:
+    """The script opens its data again: its claims come once more, from where the last report stood."""
+    shape = DataShape("samples", 60_000, 1)
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(shape, None))
+        bench.want(1, count=2)
+        first, second = (await bench.granted(1)).claims
+        bench.trainer.handler(DataTrained(1, [PartitionTrained(0, first.partition, 17, False)], -1))
+
+        bench.trainer.handler(DataOpened(shape, None))
+        bench.want(2, count=2)
+        assert (await bench.granted(2)).claims == [Claim(0, first.partition, 17), second]
 
     scene(None, play)
 
