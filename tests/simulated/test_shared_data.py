@@ -138,7 +138,16 @@ def test_a_join_a_leave_and_a_death_in_the_middle_of_an_epoch() -> None:
         await asyncio.sleep(8.0)
         swarm.start("late", bootstrap="n0")
         await asyncio.sleep(6.0)
-        swarm.hosts["n1"].living.leave()
+        leaver, trained = swarm.hosts["n1"], readers(swarm)["n1"].samples_trained
+        before = len(trained)
+        await swarm.until(
+            lambda: len(trained) > before, within_s=5, what="a step that others have not heard of", every_s=0.01
+        )
+        leaver.living.leave()
+        assert leaver.task is not None
+        await leaver.task
+        others = [host.living.data.member for host in swarm.running()]
+        assert [place for place in trained for one in others if one is None or not one.ledger.is_trained(place)] == []
         await asyncio.sleep(4.0)
         await swarm.kill("n2")
         await swarm.until(lambda: complete_epochs(swarm) >= 4, within_s=900, what="four epochs")
