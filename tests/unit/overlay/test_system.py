@@ -8,11 +8,13 @@ import os
 import stat
 import threading
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlay import system
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 
 
@@ -42,6 +44,51 @@ def test_private_files(tmp_path: Path) -> None:
     disk.write("peers", b"[]")
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "peers").stat().st_mode) & 0o400
+
+
+def test_a_file_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It appears whole with `commit`, replaces the former one, takes memory of any type, and is synced part by part."""
+    monkeypatch.setattr(system, "SYNC_BYTES", 8)
+    synced = 0
+    fdatasync = os.fdatasync
+
+    def count(descriptor: int) -> None:
+        nonlocal synced
+        synced += 1
+        fdatasync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", count)
+    disk = FolderDisk(tmp_path)
+    disk.write("folder/x", b"old")
+    file = disk.create("folder/x")
+    for piece in (b"12345678", memoryview(array("f", [1.0, 2.0])), b"", memoryview(array("f")), bytearray(b"end")):
+        file.write(piece)
+    assert disk.read("folder/x") == b"old"
+    assert synced == 2
+
+    file.commit()
+    file.discard()
+    content = b"12345678" + array("f", [1.0, 2.0]).tobytes() + b"end"
+    assert disk.read("folder/x") == content
+    assert disk.names() == ["folder/x"]
+    assert (disk.size("folder/x"), disk.size("folder/y")) == (len(content), None)
+    assert disk.read_at("folder/x", 4, 6) == content[4:10]
+    assert disk.read_at("folder/x", len(content) - 2, 100) == b"nd"
+    with pytest.raises(FileNotFoundError):
+        disk.read_at("folder/y", 0, 1)
+
+
+def test_a_file_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    """The former one stays; giving it up twice is no error."""
+    disk = FolderDisk(tmp_path)
+    disk.write("x", b"old")
+    file = disk.create("x")
+    file.write(b"new")
+    file.discard()
+    file.discard()
+
+    assert disk.names() == ["x"]
+    assert disk.read("x") == b"old"
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])

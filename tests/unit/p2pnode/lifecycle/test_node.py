@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
+from overlay.addresses import Address
+from overlay.peers import Activity
+from p2pnode.lifecycle import node as node_module
+from p2pnode.lifecycle.node import Node
 from tests.harness.stub_trainer import StepTime, StubTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import run
@@ -95,3 +101,60 @@ def test_nodes_that_begin_together_make_their_first_step_together_though_one_com
 
     settings = {"training__max_steps": 20, "training__min_nodes": 2, "barrier__method": method}
     simulate(scenario, make_trainer=trainer, **settings)
+
+
+def test_other_nodes_on_this_machine_that_have_not_begun_are_counted() -> None:
+    """Their memory is free still, and will not be; those that train have theirs, and others are elsewhere."""
+
+    def peer(host: str, activity: Activity) -> Any:
+        return SimpleNamespace(activity=activity, contact=SimpleNamespace(address=Address(host, 8468)))
+
+    peers = [
+        peer("10.0.0.1", Activity.READY),
+        peer("10.0.0.1", Activity.JOINING),
+        peer("127.0.0.1", Activity.READY),
+        peer("10.0.0.1", Activity.TRAINING),
+        peer("10.0.0.2", Activity.READY),
+    ]
+    overlay = SimpleNamespace(address=Address("10.0.0.1", 1), members=lambda: peers)
+
+    assert Node._others_about_to_begin(cast(Any, SimpleNamespace(overlay=overlay))) == 3
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_exchanged() -> None:
+    """The sums are in the message, the trainer's estimate among them, and /status has it."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+        assert host.living.trainer_bytes == 0
+
+        swarm.available_memory = 1000
+        refused = swarm.start("n1", bootstrap="n0")
+        assert refused.task is not None
+        await asyncio.wait([refused.task], timeout=60)
+        assert "more memory" in str(refused.task.exception())
+        assert host.living.state == "training"
+
+    simulate(scenario)
+
+
+def test_the_memory_check_is_told_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes that are waited for, the checkpoints, the trainer's estimate, and the other nodes on the machine."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(node_module, "check_memory", lambda *args, **more: told.append({"nodes": args[3]} | more))
+    monkeypatch.setattr(Node, "_others_about_to_begin", lambda _: 2)
+    start = StubTrainer.start
+
+    async def estimating(self: StubTrainer, *args: Any, **more: Any) -> Any:
+        return msgspec.structs.replace(await start(self, *args, **more), host_bytes=77)
+
+    monkeypatch.setattr(StubTrainer, "start", estimating)
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0", training__min_nodes=3, training__checkpoint_s=5.0)
+        await swarm.until(lambda: bool(told), within_s=30, what="memory is checked")
+        assert told == [{"nodes": 3, "checkpoints": True, "trainer_bytes": 77, "others_here": 2}]
+        assert host.living.trainer_bytes == 77
+
+    simulate(scenario)
