@@ -162,3 +162,25 @@ def test_nodes_on_the_same_data_are_a_finding_on_both() -> None:
         assert "swarm.seed" in found[0][0].do
 
     simulate(scenario, training__min_nodes=2, barrier__method="bsp")
+
+
+def test_a_member_that_waits_for_its_swarm_says_so() -> None:
+    """While no member answers, `health` names the run, why this node does not open the swarm, and the way out."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        host = swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: host.living.state == "training", within_s=60, what="both train")
+        for name in ("n0", "n1"):
+            swarm.hosts[name].living.leave()
+        await swarm.until(lambda: not swarm.running(), within_s=30, what="both have left")
+
+        host = swarm.start("n1")
+        assert not [finding for finding in report(swarm, host).status().health if "waits" in finding.what]
+        await swarm.until(lambda: host.living.waits_for_swarm, within_s=30, what="it waits")
+
+        (finding,) = [finding for finding in report(swarm, host).status().health if "waits" in finding.what]
+        assert finding.what == "no member of run default answers; this node waits"
+        assert "p2pnode start --reopen" in finding.do
+
+    simulate(scenario)
