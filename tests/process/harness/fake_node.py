@@ -77,6 +77,7 @@ STATUS = Status(
         trainer="running",
         trainer_failures=0,
     ),
+    result=None,
     exchange=ExchangeStatus(arithmetic="numpy", shards_owned=3, bytes_received=900),
     memory=MemoryStatus(budget_bytes=None, parts={}, available_bytes=None),
     overlay=OverlayReport(
