@@ -142,9 +142,11 @@ def newest(disk: Disk, log: Log) -> Checkpoint | None:
 
 def trainer_state(disk: Disk, checkpoint: Checkpoint) -> str:
     """The file with the trainer's own state that belongs to a checkpoint; empty if there is none."""
-    # A checkpoint of an earlier version has its file beside it and does not name it.
-    name = checkpoint.state.trainer_state or f"{checkpoint.folder}/{TRAINER_FILE}"
-    return name if disk.size(name) is not None else ""
+    # The file beside it may have come after the marker, and one of an earlier version is not named in the marker.
+    for name in (f"{checkpoint.folder}/{TRAINER_FILE}", checkpoint.state.trainer_state):
+        if name and disk.size(name) is not None:
+            return name
+    return ""
 
 
 def read_vector(disk: Disk, folder: str, layout: Layout, into: Vector) -> None:

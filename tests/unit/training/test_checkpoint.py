@@ -197,6 +197,19 @@ def test_the_trainers_state_of_an_earlier_checkpoint_is_kept_and_found() -> None
     assert not [name for name in disk.names() if name.endswith("trainer.state")]
 
 
+def test_a_trainers_state_that_came_after_the_marker_counts() -> None:
+    """The daemon no longer waited for a long optimiser step; the trainer saved all the same before it ended."""
+    disk = MemoryDisk()
+    earlier = write(disk, 1)
+    disk.write(f"{earlier}/trainer.state", b"earlier")
+    late = write(disk, 2, trainer_state=f"{earlier}/trainer.state")
+    disk.write(f"{late}/trainer.state", b"late")
+    newest = checkpoint.newest(disk, Lines())
+
+    assert newest is not None
+    assert checkpoint.trainer_state(disk, newest) == f"{late}/trainer.state"
+
+
 def test_an_attempt_never_writes_into_an_earlier_checkpoint() -> None:
     """Neither into a complete one of the same step nor into what a failed attempt left."""
     disk = MemoryDisk()
