@@ -129,8 +129,11 @@ class Node:
         return code_of_script(end.exit_code, cut_short=end.cut_short)
 
     def nodes_ready(self) -> int:
-        """Nodes that are ready or train, this one included."""
-        ready = (Activity.READY, Activity.TRAINING)
+        """Nodes that are ready, train or have finished, this one included.
+
+        One that has nothing left to train, as after a restart, would otherwise keep the others waiting.
+        """
+        ready = (Activity.READY, Activity.TRAINING, Activity.FINISHED)
         return 1 + sum(peer.activity in ready for peer in self.overlay.members())
 
     @property

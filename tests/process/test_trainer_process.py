@@ -153,8 +153,7 @@ def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World) -> None:
     async def scenario(world: World) -> None:
         trainer = world.trainer("Slow", options={"seconds": 0.05}, hang_s=1.0)
         hello = await trainer.start()
-        await trainer.train(order(1, 1))  # A first turn may be silent.
-        training = asyncio.create_task(trainer.train(order(2, 20)))
+        training = asyncio.create_task(trainer.train(order(1, 20)))
         await until(lambda: bool(trainer.state == "running") and not training.done())
         await asyncio.sleep(0.2)  # Into the order, so that it has spoken.
         os.kill(hello.pid, signal.SIGSTOP)

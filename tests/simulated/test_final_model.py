@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -204,3 +206,37 @@ def test_nodes_on_the_same_data_are_told_both() -> None:
         assert warned == {"n0": ids["n1"], "n1": ids["n0"]}
 
     simulate(scenario, barrier__method="bsp")
+
+
+def test_a_former_backup_does_not_take_over_with_its_own_bits() -> None:
+    """An owner whose backup differed waits for the new one, and not only for a learner, before it serves final values.
+    Seed 101: the owner of two shards died while their learners fetched the state."""
+
+    async def scenario(world: World) -> None:
+        hosts = world.start_many(5)
+        await world.until(lambda: len(world.of("training_ended")) == 5, within_s=300, what="the end", every_s=0.001)
+        generator = random.Random(101)
+        await asyncio.sleep(generator.uniform(0, 2.5))
+        owners = [host for host in hosts if host.living.exchange.store.owned]
+        died = generator.choice(owners)
+        await world.kill(died.name)
+        await world.ended(*(host for host in hosts if host is not died))
+
+        assert len(world.written()) == 4
+        assert len(set(world.written().values())) == 1
+
+    simulate(scenario, seed=101, delay=(0.02, 0.2), training__min_nodes=5, exchange__pull_codec="bfloat16")
+
+
+def test_nodes_with_nothing_left_to_train_wait_for_none() -> None:
+    """All start again at the last step: one that has finished counts as ready for the others."""
+
+    async def scenario(world: World) -> None:
+        await world.ended(*world.start_many(3))
+        for name in ("n0", "n1", "n2"):
+            world.start(name, bootstrap=None if name == "n0" else "n0")
+        await world.ended(*world.hosts.values(), within_s=60)
+
+        assert len(set(world.written().values())) == 1
+
+    simulate(scenario, training__checkpoint_s=1.0)

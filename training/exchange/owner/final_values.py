@@ -64,7 +64,8 @@ class FinalValues:
         if owned is None or owned.moving or (owned.state.pending and not self._context.synchronous):
             return False
         if owned.backup is None:
-            return not lacks_backup(self._context, owned)
+            # A learner is none: it has no state yet, and the former backup would take over with other bits.
+            return not (self._context.settings.replicas and self._view.has_eligible_others())
         return self._confirmed.get(shard) == self._mark(shard, owned, owned.backup)
 
     def _mark(self, shard: int, owned: Owned, backup: Contact) -> _Mark:
