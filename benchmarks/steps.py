@@ -26,7 +26,7 @@ from benchmarks.bare_loop import TASK
 from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.settings import TrainingSettings
-from training.supervisor.process_trainer import KEEP_MEMORY
+from training.supervisor.launch import KEEP_MEMORY
 
 
 class Case(NamedTuple):
