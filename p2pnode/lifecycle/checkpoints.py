@@ -81,7 +81,8 @@ class CheckpointWriter:
             return
         if self._writing is None or self._writing.done():
             begun = await self._begin(trainer_s=None)
-            self._writing = asyncio.create_task(self._write(begun), name="checkpoint")
+            if begun is not None:
+                self._writing = asyncio.create_task(self._write(begun), name="checkpoint")
 
     async def begin_last(self, trainer_s: float) -> None:
         """Begin the last checkpoint; the trainer has `trainer_s` to copy its state, while the node leaves."""
@@ -89,7 +90,8 @@ class CheckpointWriter:
             return
         await self.stop()
         self._last = begun = await self._begin(trainer_s=trainer_s)
-        self._writing = asyncio.create_task(self._write_vector(begun), name="last-checkpoint")
+        if begun is not None:
+            self._writing = asyncio.create_task(self._write_vector(begun), name="last-checkpoint")
 
     async def finish_last(self) -> None:
         """Finish it when nothing changes any more, with the shards that no peer took over: if all nodes leave together,
@@ -101,7 +103,7 @@ class CheckpointWriter:
             await self._writing
             await self._finish(begun, LAST_FILE_S)
         except OSError as error:
-            self._log.error("checkpoint_not_written", step=begun.state.step, reason=str(error))
+            self._not_written(begun.state.step, error)
         finally:
             await self._abandon(begun)
 
@@ -116,10 +118,14 @@ class CheckpointWriter:
 
     # -- one checkpoint -----------------------------------------------------------------------------------------
 
-    async def _begin(self, trainer_s: float | None) -> _Begun:
-        """What the next step must not change; the step waits for this."""
+    async def _begin(self, trainer_s: float | None) -> _Begun | None:
+        """What the next step must not change; the step waits for this. None if the disk cannot be read."""
         began_s, progress = self._clock.monotonic(), self._progress
-        folder = await self._executor.run(checkpoint.new_folder, self._disk, progress.step)
+        try:
+            folder = await self._executor.run(checkpoint.new_folder, self._disk, progress.step)
+        except OSError as error:
+            self._not_written(progress.step, error)
+            return None
         copied_s: list[float] = []
         saving = asyncio.create_task(self._save_trainer(folder, trainer_s, copied_s), name="save-trainer")
         await asyncio.sleep(0)  # the order to save reaches the trainer before that of the next step
@@ -139,10 +145,14 @@ class CheckpointWriter:
             await self._write_vector(begun)
             await self._finish(begun, None)
         except OSError as error:
-            self._log.error("checkpoint_not_written", step=begun.state.step, reason=str(error))
+            self._not_written(begun.state.step, error)
         finally:
             self._ended_s = self._clock.monotonic()
             await self._abandon(begun)
+
+    def _not_written(self, step: int, error: OSError) -> None:
+        self._log.error("checkpoint_not_written", step=step, reason=str(error))
+        self._ended_s = self._clock.monotonic()
 
     async def _abandon(self, begun: _Begun) -> None:
         begun.snapshot.close()

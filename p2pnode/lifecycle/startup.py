@@ -177,7 +177,12 @@ class Startup:
         self._directory.check_model(hello.layout)
         disk, run = self._environment.disk, self._environment.executor.run
         layout, genesis = hello.layout, (self._directory.genesis or b"").hex()
-        for found in await run(lambda: list(checkpoint.complete(disk, self._log))):
+        try:
+            complete = await run(lambda: list(checkpoint.complete(disk, self._log)))
+        except OSError as error:
+            self._log.warning("checkpoint_unreadable", folder=checkpoint.FOLDER, reason=str(error))
+            return Restored()
+        for found in complete:
             step = found.state.step
             if found.state.layout_digest != layout.digest() or found.state.genesis != genesis:
                 self._log.warning("checkpoint_passed_over", step=step, reason="another model or another swarm")

@@ -382,3 +382,28 @@ def test_no_checkpoint_is_read_or_written_on_the_event_loop(monkeypatch: pytest.
 
     monkeypatch.setattr("tests.harness.swarm.InlineExecutor", MarkingExecutor)
     simulate(scenario)
+
+
+def test_a_disk_that_cannot_be_read_ends_no_node() -> None:
+    """Neither in training, nor on leaving, nor at the next start: each time there is an event that says why."""
+
+    def broken(_folder: str = "") -> list[str]:
+        raise OSError(5, "Input/output error")
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0", training__checkpoint_s=1.0)
+        host.disk.names = broken  # type: ignore[method-assign]
+        await swarm.until(lambda: host.living.progress.step >= 5, within_s=60, what="five steps")
+        host.living.leave()
+        assert host.task is not None
+        assert await host.task == "leave"
+        again = swarm.start("n0")
+        await swarm.until(lambda: again.living.progress.step >= 1, within_s=60, what="it trains")
+
+        refused = [record for record in swarm.records if record.event == "checkpoint_not_written"]
+        assert len(refused) >= 3
+        assert "Input/output error" in refused[0].fields["reason"]
+        unreadable = [record for record in swarm.records if record.event == "checkpoint_unreadable"]
+        assert [record.fields["folder"] for record in unreadable] == ["checkpoints"] * 2
+
+    simulate(scenario)
