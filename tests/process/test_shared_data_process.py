@@ -136,7 +136,7 @@ def test_a_stop_reaches_a_script_that_waits_for_data(world: World) -> None:
             training = asyncio.create_task(trainer.train(order(1)))
             await until(lambda: service._wanted is not None, 60)
             training.cancel()
-            await trainer.stop()
+            await trainer.stop(30.0)
             await asyncio.gather(training, return_exceptions=True)
 
     world.run(scenario)

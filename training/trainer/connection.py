@@ -42,7 +42,6 @@ class DaemonConnection:
         self.stopping = False
         self.lost = False
         self._socket = connection
-        self._sending = threading.Lock()
         self._on_lost = on_lost
         self._inbox: queue.SimpleQueue[messages.FromDaemon | None] = queue.SimpleQueue()
         self._descriptors: list[int] = []

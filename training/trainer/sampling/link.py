@@ -26,7 +26,7 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-from training.trainer_link.messages import TrainerProgress
+from training.trainer_link.messages import SignOfLife
 
 #: How often a waiting script says that it is alive, and looks whether the node stops.
 POLL_S = 0.5
@@ -84,7 +84,7 @@ class DataLink:
             while not connection.stopping and not connection.lost:
                 answer = connection.receive_granted(POLL_S)
                 if answer is None:
-                    connection.send(TrainerProgress(0))
+                    connection.send(SignOfLife())
                 elif answer.number == self._number:
                     return Granted(answer.epoch, answer.claims)
         except DaemonGone:
