@@ -128,13 +128,13 @@ def test_a_swarm_that_was_switched_off_goes_on(start: Callable[..., list[Process
     (resumed,) = nodes[0].events("swarm_resumed")
     assert (resumed["clean"], resumed["deltas_lost"], resumed["level"]) == (True, 0, "info")
 
-    nodes = start(training__min_nodes=1)
+    nodes = start(training__min_nodes=1, training__max_steps=0)  # the directory remembers the last start's end
     until(lambda: min(steps(nodes)) >= max(counted) + 20, START_S, "twenty more steps", nodes)
     reached = steps(nodes)
     for node in nodes:
         node.kill()
 
-    nodes = start(training__min_nodes=1)
+    nodes = start(training__min_nodes=1, training__max_steps=0)  # the directory remembers the last start's end
     until(lambda: all(node.trains for node in nodes), START_S, "it trains again", nodes)
     (resumed,) = nodes[0].events("swarm_resumed")
     assert (resumed["clean"], resumed["level"]) == (False, "warning")
