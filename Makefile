@@ -6,6 +6,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FRAMEWORKS := $(VENV)/.frameworks
 ARGS ?=
 
 # The oldest supported version first: constraints.txt was resolved with it.
@@ -34,10 +35,10 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format docs bench pins clean
+.PHONY: help venv demo test test-frameworks check format docs bench pins clean
 
 help: ## Show the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 # The stamp is written last, so that an interrupted installation is resumed. An environment whose Python is gone (moved
 # folder, upgraded system) is created again.
@@ -54,6 +55,18 @@ demo: $(STAMP) ## Train one model on four daemons of this machine; ARGS go to `p
 
 test: $(STAMP) ## Run the tests; ARGS go to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+# transformers, accelerate, peft and Lightning: 200 MB and half a minute of installation, for the tests named below.
+# Those skip in `make test`, unless this has been run before.
+$(FRAMEWORKS): $(STAMP)
+	@echo "Installing transformers, peft and Lightning into $(VENV) (once)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[frameworks]"
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning; ARGS go to pytest
+	@$(BIN)/python -m pytest tests/unit/p2pnode/integrations tests/unit/training/trainer/test_accelerated.py \
+	  $(ARGS)
+	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning" $(ARGS)
 
 check: $(STAMP) ## Format, lint, types, import rules and known advisories, all as CI has them
 	$(BIN)/ruff format --check .
@@ -75,7 +88,7 @@ bench: $(STAMP) ## Measure the figures of docs/figures.md; ARGS go to the benchm
 pins: ## Resolve constraints.txt again
 	@$(find_python); "$$python" -m venv --clear build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[torch,dev]"
+	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[torch,dev,frameworks]"
 	@{ grep '^#' constraints.txt; build/pins/bin/python -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt
 	@rm -rf build/pins

@@ -23,6 +23,7 @@ SWARMS = frozenset(
         "test_advise_process",
         "test_demo",
         "test_duplicate_identity_process",
+        "test_examples",
         "test_hostile_process",
         "test_member_limits",
         "test_nat_namespaces",

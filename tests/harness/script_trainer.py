@@ -9,6 +9,7 @@ scripts has one history, whatever the machine's speed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -36,6 +37,7 @@ from training.trainer_link.interface import (
     TrainerEnd,
     TrainerFailed,
     TrainerHello,
+    TrainerLeft,
     Vector,
 )
 from training.trainer_link.shared_memory import SharedVectors
@@ -148,10 +150,16 @@ class ScriptTrainer(StubTrainer):
             self.result = self._script()
         except BaseException:
             self.error = traceback.format_exc()
+        finally:
+            with contextlib.suppress(AttributeError, OSError):  # It has not attached, or the daemon has gone.
+                self._script_end.shutdown(socket.SHUT_RDWR)
 
     def _join(self) -> None:
         self._thread.join(ANSWER_S)
         assert not self._thread.is_alive(), f"the script of {self.name} does not end"
+        while data := self._socket.recv(1 << 16):
+            self._inbox.extend(self._decoder.from_trainer(data))
+        self.heard.extend(self._inbox)
         self._socket.close()
         self._script_end.close()
 
@@ -170,6 +178,8 @@ class ScriptTrainer(StubTrainer):
                 if isinstance(message, messages.Measurement):
                     self.measured.append(Evaluation(message.step, message.metrics, message.samples))
                 self.heard.append(message)
+                if isinstance(message, messages.LeaveRequested) and kind is messages.Trained:
+                    raise TrainerLeft("the script has called swarm.leave()")
             data = self._socket.recv(1 << 16)
             if not data:
                 self._thread.join(ANSWER_S)
@@ -222,8 +232,12 @@ def train_together(scripts: dict[str, Callable[[], Any]], folder: Path, steps: i
                 for host in hosts
             )
 
-        await swarm.until(passed, within_s=600, what="the last barrier")
-        value = np.array(swarm.value())
+        def left() -> bool:
+            return all(task.done() for task in tasks)
+
+        await swarm.until(lambda: passed() or left(), within_s=600, what="the last barrier")
+        # Without owners it is what the last node had.
+        value = np.array(next(iter(trainers.values())).vector if left() else swarm.value())
         await swarm.until(lambda: all(task.done() for task in tasks), within_s=600, what="the end of the run")
         for task in tasks:
             task.result()

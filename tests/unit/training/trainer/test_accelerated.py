@@ -76,6 +76,9 @@ def test_a_loop_with_accelerate_trains_in_two_nodes(tmp_path: Path) -> None:
     """The real package: accumulation, bfloat16 and a schedule; both nodes end with one model."""
     accelerate = pytest.importorskip("accelerate", reason="make test-frameworks installs it")
 
+    # It keeps one state per process, and other tests have used it.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
     def script(number: int) -> Any:
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision="bf16")
         torch.manual_seed(number)

@@ -1,0 +1,174 @@
+"""Lightning's real `Trainer` in two nodes, on a model of five parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+lightning = pytest.importorskip("lightning", reason="make test-frameworks installs it")
+
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
+
+from p2pnode.integrations.lightning import SwarmCallback  # noqa: E402
+from training.trainer.attach import NotAttached  # noqa: E402
+from training.trainer_link.messages import Measurement  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
+
+LOCAL_STEPS = 3
+
+
+class Sums(lightning.LightningModule):
+    """Learns the sum of four numbers. `interval` is that of its schedule."""
+
+    def __init__(self, interval: str = "step", optimizers: int = 1) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+        self.interval = interval
+        self.count = optimizers
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.losses.append(float(loss))
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, _: int) -> None:
+        self.log("val_error", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if self.count > 1:
+            return [optimizer] * self.count
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self.interval}}
+
+
+def data(seed: int, size: int = 64) -> TensorDataset:
+    inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def fit(folder: Path, number: int, module: Any = None, **chosen: Any) -> Any:
+    """Train until something ends it; the Trainer."""
+    torch.manual_seed(number)
+    callbacks = [SwarmCallback(), *chosen.pop("callbacks", [])]
+    settings = {
+        "max_epochs": -1,
+        "accelerator": "cpu",
+        "accumulate_grad_batches": 2,
+        "val_check_interval": 5,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+        **chosen,
+    }
+    trainer = lightning.Trainer(default_root_dir=folder / str(number), callbacks=callbacks, **settings)
+    trainer.fit(module or Sums(), DataLoader(data(number), 8, shuffle=True), DataLoader(data(9, 50), 32))
+    return trainer
+
+
+def scripts(folder: Path, make: Callable[[int], dict[str, Any]] = lambda number: {}) -> list[Callable[[], Any]]:
+    return [lambda number=number: fit(folder, number, **make(number)) for number in range(2)]
+
+
+def weights(trainer: Any) -> list[torch.Tensor]:
+    return [value.detach() for value in trainer.lightning_module.parameters()]
+
+
+def measured(trainer: Any) -> list[Measurement]:
+    return [message for message in trainer.heard if isinstance(message, Measurement)]
+
+
+def test_fit_returns_when_the_swarm_is_done_with_its_weights(in_two_nodes: Any, tmp_path: Path) -> None:
+    """Ten turns of three optimiser steps of two batches: samples, losses and the schedule are Lightning's own, whatever
+    `min_steps` asks, and both nodes end with one model."""
+    together = in_two_nodes(*scripts(tmp_path, lambda number: {"min_steps": 500}))
+
+    first, second = together.results.values()
+    assert all(torch.equal(one, two) for one, two in zip(weights(first), weights(second), strict=True))
+    assert first.global_step == 10 * LOCAL_STEPS
+    reports = together.trainers["n0"].reports
+    assert [report.samples for report in reports] == [LOCAL_STEPS * 2 * 8] * 10
+    losses = first.lightning_module.losses
+    for turn, report in enumerate(reports):
+        assert report.loss == pytest.approx(sum(losses[turn * 6 : turn * 6 + 6]) / 6, rel=1e-4)
+        assert report.metrics["learning_rate"] == pytest.approx(0.1 * 0.99 ** ((turn + 1) * LOCAL_STEPS))
+    assert reports[-1].loss < 0.01 * reports[0].loss
+
+
+def test_validation_and_its_checkpoints_are_of_the_shared_weights(in_two_nodes: Any, tmp_path: Path) -> None:
+    """In the middle of turns too: both nodes measure the same, report it under its own name and without what training
+    logs, and the checkpoint of the best validation has the same weights on both."""
+
+    def chosen(number: int) -> dict[str, Any]:
+        return {"callbacks": [ModelCheckpoint(tmp_path / f"kept{number}", monitor="val_error", save_top_k=1)]}
+
+    together = in_two_nodes(*scripts(tmp_path, chosen))
+
+    first, second = (measured(trainer) for trainer in together.trainers.values())
+    assert len(first) > 5
+    assert [message.metrics for message in first] == [message.metrics for message in second]
+    assert {name for message in first for name in message.metrics} == {"error"}
+    assert {message.samples for message in first} == {50}
+    saved = [
+        torch.load(trainer.checkpoint_callback.best_model_path, weights_only=False)["state_dict"]
+        for trainer in together.results.values()
+    ]
+    assert all(torch.equal(value, saved[1][name]) for name, value in saved[0].items())
+
+
+def test_a_trainer_that_ends_first_leaves_with_the_shared_weights(in_two_nodes: Any, tmp_path: Path) -> None:
+    """By `max_steps` in the middle of a turn, or by early stopping: the node leaves cleanly."""
+
+    def chosen(number: int) -> dict[str, Any]:
+        if number:
+            return {"max_steps": 7}
+        return {"callbacks": [EarlyStopping("val_error", stopping_threshold=1e9)]}
+
+    together = in_two_nodes(*scripts(tmp_path, chosen), steps=1000, **{"barrier.method": "asp"})
+
+    for trainer in together.results.values():
+        assert trainer.callbacks[0].swarm.done
+    assert together.results["n1"].global_step == 7
+    vector = together.trainers["n1"].vector
+    assert torch.equal(
+        torch.cat([value.flatten() for value in weights(together.results["n1"])]).sort().values,
+        torch.tensor(vector).sort().values,
+    )
+
+
+def test_a_schedule_by_epochs_is_left_to_lightning(in_two_nodes: Any, tmp_path: Path) -> None:
+    """It counts this node's own data, of which it is warned; the swarm does not move it."""
+
+    def script(number: int) -> Any:
+        with pytest.warns(UserWarning, match="counts epochs of this node's own data"):
+            return fit(tmp_path, number, Sums(interval="epoch"))
+
+    together = in_two_nodes(lambda: script(0), lambda: script(1))
+
+    epochs = len(together.results["n0"].lightning_module.losses) // 8
+    assert together.trainers["n0"].reports[-1].metrics["learning_rate"] == pytest.approx(0.1 * 0.99**epochs)
+
+
+def test_several_optimisers_are_refused(tmp_path: Path) -> None:
+    """With what to do instead, before the node is asked for anything."""
+    module = Sums(optimizers=2)
+    module.automatic_optimization = False
+
+    with pytest.raises(ValueError, match=r"2 optimisers .* in a loop of your own"):
+        fit(tmp_path, 0, module, accumulate_grad_batches=1)
+
+
+def test_outside_of_a_node_fit_says_how_to_start_the_script(tmp_path: Path) -> None:
+    """The error of `p2pnode.attach`, from `fit`."""
+    with pytest.raises(NotAttached, match="p2pnode run -- python"):
+        fit(tmp_path, 0)
