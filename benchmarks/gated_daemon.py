@@ -14,23 +14,22 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.plain_trainer import PlainTrainer
 from benchmarks.probed import Wakes, probe
 from p2pnode import daemon
 from p2pnode.config.load import load
 from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
 from training.trainer_link.interface import (
-    Evaluation,
-    ModelDescription,
     Resume,
     StepOrder,
     StepReport,
+    TrainerEnd,
     TrainerHello,
     Vector,
 )
@@ -40,7 +39,7 @@ from training.trainer_link.shared_memory import SharedVectors
 DELTA_SCALE = 1e-3
 
 
-class GatedTrainer:
+class GatedTrainer(PlainTrainer):
     """Implements `training.trainer_link.interface.Trainer`. Takes whatever the daemon gives a real one, and uses the
     options."""
 
@@ -48,6 +47,7 @@ class GatedTrainer:
         options = settings.options
         self._path = str(options["gate"])
         self._total = int(options["parameters"])
+        super().__init__(Layout((LayoutEntry("weight", (self._total,), "float32", "parameter", 0, self._total),)))
         self._seed = int(options.get("seed", 0))
         self._free_steps = int(options.get("free_steps", 1))
         self._left = 0
@@ -58,7 +58,6 @@ class GatedTrainer:
         self._probe: asyncio.Task[None] | None = None
         self.vector: Vector = np.empty(0, np.float32)
         self.delta: Vector = np.empty(0, np.float32)
-        self.state = "stopped"
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:  # noqa: ARG002
         await asyncio.to_thread(self._fill)
@@ -69,8 +68,7 @@ class GatedTrainer:
         if self._wakes_file:
             self._probe = asyncio.create_task(probe(self._wakes), name="loop-probe")
         self.state = "running"
-        layout = Layout((LayoutEntry("weight", (self._total,), "float32", "parameter", 0, self._total),))
-        return TrainerHello(layout, "gated", "1", "", "stub", evaluates=False, pid=0)
+        return TrainerHello(self._layout, "gated", "1", "", "stub", evaluates=False, pid=0)
 
     def _fill(self) -> None:
         shared = SharedVectors(self._total)
@@ -98,25 +96,8 @@ class GatedTrainer:
         self._left -= 1
         return StepReport(order.step, 0.0, 1, order.local_steps, 1e-3, {})
 
-    async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
-        return None
-
-    async def save(self, path: str) -> Awaitable[None]:  # noqa: ARG002
-        """Nothing to save."""
-        return asyncio.sleep(0)
-
-    def on_data(self, handler: Any) -> None:
-        """It shares no data."""
-
-    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:  # noqa: ARG002
-        """No model to describe."""
-        return ModelDescription("", "", (), {})
-
-    def take_measured(self) -> list[Evaluation]:
-        return []
-
-    async def stop(self) -> None:
-        self.state = "stopped"
+    async def stop(self, stop_s: float = 0.0) -> TrainerEnd:
+        end = await super().stop(stop_s)
         if self._probe is not None:
             probing, self._probe = self._probe, None
             probing.cancel()
@@ -126,6 +107,7 @@ class GatedTrainer:
         if self._gate is not None:
             self._gate.close()
             self._gate = None
+        return end
 
 
 def main(arguments: list[str]) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.plain_trainer import PlainTrainer
 from p2pnode import daemon
 from p2pnode.config.load import load
 from training.layout import Layout, LayoutEntry
@@ -22,8 +22,6 @@ from training.settings import TrainingSettings
 from training.simulation.model.random_streams import DURATIONS, Stream
 from training.simulation.model.step_times import StepTimes
 from training.trainer_link.interface import (
-    Evaluation,
-    ModelDescription,
     Resume,
     StepOrder,
     StepReport,
@@ -34,47 +32,26 @@ from training.trainer_link.interface import (
 SIZE = 64
 
 
-class SleepingTrainer:
+class SleepingTrainer(PlainTrainer):
     """Implements `training.trainer_link.interface.Trainer`. Takes whatever the daemon gives a real one, and uses the
     options."""
 
     def __init__(self, settings: TrainingSettings, **_: Any) -> None:
+        super().__init__(Layout((LayoutEntry("weight", (SIZE,), "float32", "parameter", 0, SIZE),)))
         options = settings.options
         self._model = StepTimes("exp", float(options["mean_s"]))
         self._stream = Stream(int(options["seed"]), DURATIONS, int(options["number"]))
         self.vector: Vector = np.zeros(SIZE, np.float32)
         self.delta: Vector = np.full(SIZE, 1 / 1024, np.float32)
-        self.state = "stopped"
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:  # noqa: ARG002
         self.state = "running"
-        layout = Layout((LayoutEntry("weight", (SIZE,), "float32", "parameter", 0, SIZE),))
-        return TrainerHello(layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
+        return TrainerHello(self._layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
 
     async def train(self, order: StepOrder) -> StepReport:
         seconds = self._model.draw(self._stream)
         await asyncio.sleep(seconds)
         return StepReport(order.step, 1.0 / order.step, 1, order.local_steps, seconds, {})
-
-    async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
-        return None
-
-    async def save(self, path: str) -> Awaitable[None]:  # noqa: ARG002
-        """Nothing to save."""
-        return asyncio.sleep(0)
-
-    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:  # noqa: ARG002
-        """No model to describe."""
-        return ModelDescription("", "", (), {})
-
-    def take_measured(self) -> list[Evaluation]:
-        return []
-
-    def on_data(self, handler: Any) -> None:
-        """It shares no data."""
-
-    async def stop(self) -> None:
-        self.state = "stopped"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,12 +1,16 @@
-"""The models of the benchmark `large`: their sizes are those of GPT-2."""
+"""The models of the benchmark `large`, whose sizes are those of GPT-2, and the trainers that take no time."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from benchmarks.gated_daemon import GatedTrainer
 from benchmarks.gpt import Gpt, GptModel, GptOptions
 from benchmarks.large import SHAPES
+from benchmarks.stub_daemon import SleepingTrainer
+from training.settings import TrainingSettings
+from training.trainer_link.interface import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -30,3 +34,13 @@ def test_the_model_learns_from_its_tokens_alone() -> None:
 
     assert batch.tolist() == next(task.batches()).tolist()
     assert all(parameter.grad is not None for parameter in spec.model.parameters())
+
+
+@pytest.mark.parametrize("kind", [GatedTrainer, SleepingTrainer])
+def test_the_trainers_of_benchmarks_have_all_that_a_daemon_uses(kind: type) -> None:
+    """A daemon that asks for something else fails in the middle of a measurement."""
+    options = {"gate": "", "parameters": 8, "seed": 0, "mean_s": 1.0, "number": 0}
+    trainer = kind(TrainingSettings(options=options))
+    wanted = [name for name in (*vars(Trainer), *Trainer.__annotations__) if not name.startswith("_")]
+
+    assert [name for name in wanted if not hasattr(trainer, name)] == []

@@ -1,0 +1,49 @@
+"""What the trainers of benchmarks have in common: no process, no script, no evaluation, no state of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from training.layout import Layout
+from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.interface import BusyWith, Evaluation, ModelDescription, TensorSource, TrainerEnd
+
+
+class PlainTrainer:
+    """Implements the rest of `training.trainer_link.interface.Trainer`, for a vector that `layout` describes."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.state = "stopped"
+        self.is_script = False
+        self.busy: BusyWith | None = None
+        self._layout = layout
+
+    async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
+        return None
+
+    async def save(self, path: str) -> Awaitable[None]:  # noqa: ARG002
+        """Nothing to save."""
+        return asyncio.sleep(0)
+
+    async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:  # noqa: ARG002
+        tensors = (
+            TensorSource(entry.name, entry.dtype, entry.shape, "vector", entry.name) for entry in self._layout.entries
+        )
+        return ModelDescription(self._layout.digest(), "", tuple(tensors), {})
+
+    def take_measured(self) -> list[Evaluation]:
+        return []
+
+    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+        """It shares no data."""
+
+    def send_data(self, message: DataFromDaemon) -> None:
+        """It shares no data."""
+
+    async def finish(self, reason: str, finish_s: float) -> TrainerEnd:  # noqa: ARG002
+        return await self.stop(finish_s)
+
+    async def stop(self, stop_s: float = 0.0) -> TrainerEnd:  # noqa: ARG002
+        self.state = "stopped"
+        return TrainerEnd()
