@@ -149,6 +149,7 @@ def test_ci_runs_the_readme_commands() -> None:
     assert [line.removesuffix(" </dev/null") for line in lines if line.startswith("make ")] == [
         "make test",
         'make test ARGS="-m long"',
+        "make test-frameworks",
         "make check",
     ]
 
