@@ -15,6 +15,7 @@ from p2pnode.errors import ExitCode, UserError
 from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import OWNER, VirtualLoop
+from training.budget import budget
 from training.shards.applied import DeltaId
 
 SIZE = 256
@@ -461,17 +462,22 @@ def test_another_model_is_refused_with_both_values() -> None:
 
 
 def test_memory_is_checked_before_it_is_taken() -> None:
-    """A founder whose share cannot fit is refused; a joiner whose share fits, but not the whole model, is warned."""
+    """A founder whose share cannot fit is refused; a joiner whose share fits, but not a larger one, is warned."""
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(3)
         await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
-        swarm.available_memory = 3 * SIZE  # a quarter owned and a quarter backed up take 2, everything takes 4
+        config = swarm.running()[0].living.config
+        checkpoints = config.training.checkpoint_s > 0
+        share, half = (budget(SIZE, config.exchange, nodes, checkpoints=checkpoints).to_come for nodes in (4, 2))
+        assert share < half
+        swarm.available_memory = share
         joiner = swarm.start("joiner", bootstrap="n0")
         await swarm.until(lambda: joiner.living.progress.step >= 1, within_s=60, what="the joiner trains")
         assert any(record.event == "memory_tight" and record.node == "joiner" for record in swarm.records)
         assert joiner.living.budget().owned == SIZE
 
+        swarm.available_memory = budget(SIZE, config.exchange, 1, checkpoints=checkpoints).to_come - 1
         alone = swarm.start("alone")
         await swarm.until(lambda: alone.task.done(), within_s=20, what="it ends")
         error = alone.task.exception()
