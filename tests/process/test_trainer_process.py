@@ -148,12 +148,13 @@ def test_a_crash_is_reported_and_the_vector_survives_it(world: World, how: str, 
 
 
 def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World) -> None:
-    """Silence makes it hung, a word makes it running; nothing is lost."""
+    """After its first turn silence makes it hung, a message makes it running; nothing is lost."""
 
     async def scenario(world: World) -> None:
         trainer = world.trainer("Slow", options={"seconds": 0.05}, hang_s=1.0)
         hello = await trainer.start()
-        training = asyncio.create_task(trainer.train(order(1, 20)))
+        await trainer.train(order(1, 1))
+        training = asyncio.create_task(trainer.train(order(2, 20)))
         await until(lambda: bool(trainer.state == "running") and not training.done())
         await asyncio.sleep(0.2)  # Into the order, so that it has spoken.
         os.kill(hello.pid, signal.SIGSTOP)
