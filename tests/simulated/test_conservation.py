@@ -68,7 +68,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         tallies.append(play(seed, 8))
 
     assert sum(tally.taken_over for tally in tallies) >= 20
-    assert sorted(places) == ["_accept_own", "_catch_up", "_copy_own", "_send", "replicate_and_add"]
+    assert sorted(places) == ["_accept_own", "_catch_up", "_copy_own", "_found", "replicate_and_add"]
 
 
 @FIRST_BLOCK
