@@ -158,7 +158,7 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     outer_lr: Annotated[float, Meta(gt=0, le=10, description="Outer learning rate of the owner's rule.")] = 0.7
     outer_momentum: Annotated[
         float,
-        Meta(ge=0, lt=1, description="Outer momentum (Delayed Nesterov); 0.9 only under bsp or with plain SGD."),
+        Meta(ge=0, lt=1, description="Outer momentum (Delayed Nesterov); a higher one learns worse with Adam."),
     ] = 0.5
     robust: Annotated[
         Literal["", "clip", "trimmed-mean"],
