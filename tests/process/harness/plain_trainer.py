@@ -63,6 +63,7 @@ def _serve(connection: DaemonConnection, delta: np.ndarray, step_s: float) -> No
         case messages.Evaluate(turn, _):
             connection.send(messages.Evaluated(turn, None))
         case messages.Save(turn, path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(json.dumps({}))
             connection.send(messages.Copied(turn))
             connection.send(messages.Written(turn))
