@@ -30,7 +30,7 @@ from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
 from training.tasks.text import Text, TextOptions
 
 NODES = 3
-OPTIONS = TextOptions(layers=4, width=160, heads=4, context=64, batch_size=8, learning_rate=1e-3, warmup=100)
+OPTIONS = TextOptions(layers=4, width=160, heads=4, context=32, batch_size=8, learning_rate=1e-3, warmup=100)
 LOCAL_STEPS = 10
 STEPS = 60
 EVAL_STEPS = 10
