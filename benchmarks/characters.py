@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks.daemons import Daemon, Daemons, daemons, status
+from benchmarks.daemons import Daemon, Daemons, daemons, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
 from training.tasks.text import Text, TextOptions
@@ -228,12 +228,8 @@ def swarm(corpus: Corpus, method: BarrierMethod, seed: int, course: Undisturbed 
 
 
 def _address(node: Daemon) -> str:
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
-        if (found := status(node)) is not None and (address := (found.get("node") or {}).get("address")):
-            return str(address)
-        time.sleep(LOOK_S)
-    raise NotMeasured(f"{node.name} has no address; its last lines:\n{node.last_lines()}")
+    found = wait_until(node, lambda shown: bool((shown.get("node") or {}).get("address")), what="listening")
+    return str(found["node"]["address"])
 
 
 def _note(node: Daemon, curve: dict[int, list[float]]) -> None:

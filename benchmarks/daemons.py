@@ -121,13 +121,18 @@ def status(node: Daemon) -> dict[str, Any] | None:
 
 
 def wait_until(
-    node: Daemon, holds: Callable[[dict[str, Any]], bool], *, what: str, look_s: float = LOOK_S
+    node: Daemon,
+    holds: Callable[[dict[str, Any]], bool],
+    *,
+    what: str,
+    look_s: float = LOOK_S,
+    within_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
     """The first status of which `holds` is true. Raises `NotMeasured`."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         found = status(node)
         if found is not None and holds(found):
             return found
         time.sleep(look_s)
-    raise NotMeasured(f"{node.name} was not {what} within {DEADLINE_S:g} s; its last lines:\n{node.last_lines()}")
+    raise NotMeasured(f"{node.name} was not {what} within {within_s:g} s; its last lines:\n{node.last_lines()}")

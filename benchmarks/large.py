@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.daemons import Daemon, daemons, status
+from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.gate import peak_bytes
 from benchmarks.record import NotMeasured, Outcome, Series
 from p2pnode.errors import UserError
@@ -157,13 +157,7 @@ def _hand_over(nodes: list[Daemon], label: str) -> Series:
 
 
 def _until(node: Daemon, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        found = status(node)
-        if found is not None and holds(found):
-            return found
-        time.sleep(0.2)
-    raise NotMeasured(f"{node.name} was not {what} within {DEADLINE_S:g} s; its last lines:\n{node.last_lines()}")
+    return wait_until(node, holds, what=what, look_s=0.2, within_s=DEADLINE_S)
 
 
 def _events(node: Daemon) -> Iterator[dict[str, Any]]:

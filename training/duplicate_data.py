@@ -60,7 +60,7 @@ def delta_digest(delta: Vector) -> bytes | None:
 
 
 class DuplicateData:
-    """Compares this node's first delta with those of others; `twins` are the nodes with the same one."""
+    """Compares this node's first delta with those of others; `nodes` are the nodes with the same one."""
 
     def __init__(self, swarm: Swarm, genesis: bytes, log: Log, draw: random.Random) -> None:
         self._swarm = swarm
@@ -70,7 +70,7 @@ class DuplicateData:
         self._mine: bytes | None = None
         self._asking: asyncio.Task[None] | None = None
         self._theirs: dict[bytes, bytes] = {}
-        self.twins: list[bytes] = []
+        self.nodes: list[bytes] = []
         swarm.register("first_delta", self._on_message)
 
     def after_step(self, delta: Vector) -> None:
@@ -120,6 +120,6 @@ class DuplicateData:
         return Response(msgspec.msgpack.encode(FirstDeltaAnswer(self._mine)))
 
     def _compare(self, node: bytes, digest: bytes) -> None:
-        if digest == self._mine and node not in self.twins and len(self.twins) < MAX_KEPT:
-            self.twins.append(node)
+        if digest == self._mine and node not in self.nodes and len(self.nodes) < MAX_KEPT:
+            self.nodes.append(node)
             self._log.warning("same_data", node=short(node), hint=ADVICE)

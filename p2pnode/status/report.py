@@ -357,10 +357,10 @@ class StatusReport:
             findings.append(_warning(f"deltas of {len(steps)} steps wait for their owners", "see /steps"))
         if node.loop is not None and (missing := node.loop.missing_evaluations()):
             findings.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
-        if node.duplicates is not None and node.duplicates.twins:
-            twins = node.duplicates.twins
-            others = f" and {len(twins) - 1} more" if len(twins) > 1 else ""
-            what = f"this node and {short(twins[0])}{others} train on exactly the same data"
+        if node.duplicates is not None and node.duplicates.nodes:
+            same = node.duplicates.nodes
+            others = f" and {len(same) - 1} more" if len(same) > 1 else ""
+            what = f"this node and {short(same[0])}{others} train on exactly the same data"
             findings.append(_warning(what, ADVICE))
         waiting = node.gate.waiting
         if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:

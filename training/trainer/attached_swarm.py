@@ -121,7 +121,7 @@ class AttachedSwarm:
                 self._next_turn()
             except DaemonGone as gone:
                 self._done = True
-                raise SwarmLost("the p2pnode daemon that started this script has ended") from gone
+                raise SwarmLost(LOST) from gone
         return self._done
 
     # --- called by the script -----------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class AttachedSwarm:
         try:
             self._connection.send(messages.Measurement(step, values, int(samples)))
         except DaemonGone as gone:
-            raise SwarmLost("the p2pnode daemon that started this script has ended") from gone
+            raise SwarmLost(LOST) from gone
 
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
         """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.

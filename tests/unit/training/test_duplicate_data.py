@@ -53,7 +53,7 @@ def test_both_nodes_learn_of_it_whichever_is_first(mine_first: bool) -> None:
             assert msgspec.msgpack.decode(answer, type=FirstDeltaAnswer).digest == digest_of(DELTA)
         await found.stop()
 
-        assert found.twins == [PEERS[0].node_id]
+        assert found.nodes == [PEERS[0].node_id]
         assert [record.fields["node"] for record in log.of("same_data")] == [PEERS[0].node_id[:4].hex()]
 
     exchange_news(scenario)
@@ -67,13 +67,13 @@ def test_an_answer_is_compared_and_another_delta_is_no_finding() -> None:
         other = DuplicateData(swarm, GENESIS, log, random.Random(1))
         other.after_step(DELTA)
         await swarm.asked_all()
-        assert other.twins == []
+        assert other.nodes == []
 
         swarm.answer = msgspec.msgpack.encode(FirstDeltaAnswer(digest_of(DELTA)))
         same = DuplicateData(swarm, GENESIS, log, random.Random(1))
         same.after_step(DELTA)
         await swarm.asked_all()
-        assert sorted(same.twins) == sorted(peer.node_id for peer in PEERS)
+        assert sorted(same.nodes) == sorted(peer.node_id for peer in PEERS)
 
     exchange_news(scenario)
 
@@ -86,6 +86,6 @@ def test_a_malformed_message_and_another_swarm_are_rejected(payload: bytes) -> N
         found = DuplicateData(swarm, GENESIS, log, random.Random(1))
         with pytest.raises(RequestRejected):
             await swarm.receive("first_delta", payload)
-        assert found.twins == []
+        assert found.nodes == []
 
     exchange_news(scenario)
