@@ -288,8 +288,8 @@ class _Interrupts:
 
 @contextlib.contextmanager
 def _one_start_at_a_time(folder: Path, interrupts: _Interrupts) -> Iterator[None]:
-    """Hold the lock of `local/` while nodes start: of two starts at one moment, the second must find the first one's
-    nodes instead of founding too."""
+    """Hold the lock of `local/` while nodes start. Of two starts at one moment, the second must find the nodes of the
+    first instead of founding too."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         with contextlib.ExitStack() as stack:
