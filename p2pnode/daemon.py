@@ -35,6 +35,7 @@ from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import run_of
 from p2pnode.directory_lock import locked
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
+from p2pnode.fresh_directory import emptied_on_failure, is_fresh
 from p2pnode.keys import api_token
 from p2pnode.keys.closed_swarm import ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import find_keys, own_input, save_invitation
@@ -68,7 +69,8 @@ def run(
 
     `invitation` is kept in the state directory, and `given`, the settings chosen for this start, once the node is in
     its swarm. `reopens`: open the swarm again although another node founded it. Raises `UserError` for everything the
-    user can fix; a start that is refused because of its run, its key or another process writes nothing.
+    user can fix. A start that is refused because of its run, its key or another process writes nothing, and one that
+    fails before its node has entered a swarm leaves a fresh directory empty.
     """
     tune_malloc()
     folder = config.state_folder
@@ -77,8 +79,13 @@ def run(
     if config.swarm.discover == "lan" and not mdns.is_installed():
         raise package_missing('swarm.discover = "lan"', "zeroconf", "lan")
     check_run(run_of(folder), config, folder)
+    fresh = is_fresh(folder)
     keys = None if invitation is not None else find_keys(config, os.environ, own_input())
-    with locked(folder), logs.LogStream(sys.stderr) as stream:
+    with (
+        locked(folder),
+        emptied_on_failure(folder, fresh=fresh) as outcome,
+        logs.LogStream(sys.stderr) as stream,
+    ):
         # Again: the first look was at a directory that another process may have been using.
         check_run(run_of(folder), config, folder)
         if invitation is not None:
@@ -88,8 +95,10 @@ def run(
         try:
             import uvloop  # absent on Windows
         except ImportError:
-            return asyncio.run(node)
-        return uvloop.run(node)
+            outcome.exit_code = asyncio.run(node)
+        else:
+            outcome.exit_code = uvloop.run(node)
+        return outcome.exit_code
 
 
 class _Start(NamedTuple):

@@ -93,6 +93,7 @@ def status_text(status: dict[str, Any]) -> str:
             f"{size(exchange.get('bytes_received'))} received, {exchange.get('refused', 0)} refused",
         ),
     ]
+    rows += _result_rows(status.get("result"))
     health = status.get("health") or []
     rows += [
         (
@@ -102,6 +103,21 @@ def status_text(status: dict[str, Any]) -> str:
         for position, entry in enumerate(health)
     ] or [("health", "nothing to report")]
     return "\n".join([str(status.get("summary", "")), "", *(f"{name:<11}{text}" for name, text in rows)])
+
+
+def _result_rows(result: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """How the run ended, and where its model is; nothing while it goes on."""
+    if not result:
+        return []
+    best = result.get("best")
+    ended = f"after {result.get('steps', '?')} steps ({result.get('reason', '?')})"
+    if best:
+        ended += f"; best {best.get('metric', '?')} {number(best.get('value'))} at step {best.get('step', '?')}"
+    rows = [("ended", ended), ("", f"model: {result.get('model') or 'no file was written'}")]
+    rows += [("", f"    {line}") for line in result.get("load") or []]
+    if result.get("may_differ"):
+        rows.append(("", f"it may differ from the model of other nodes: {result['may_differ']}"))
+    return rows
 
 
 def status_line(status: dict[str, Any]) -> str:

@@ -132,10 +132,11 @@ def test_listening_beyond_this_machine_needs_consent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
 def test_a_port_in_use_is_named(kind: socket.SocketKind, tmp_path: Path) -> None:
-    """Either half of the overlay's port is taken: exit code 6, the address, and how to choose another."""
+    """Either half of the overlay's port is taken: exit code 6, the address, how to choose another, and no directory."""
     with held(kind) as port:
         refused = start(tmp_path, "--port", str(port))
 
+    assert not (tmp_path / "state").exists()
     assert refused.code == 6
     assert f"127.0.0.1:{port}" in refused.error
     assert "--port" in refused.hint

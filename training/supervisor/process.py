@@ -15,11 +15,17 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, ParamSpec, TypeVar
 
 from overlay.background_output import BackgroundOutput
 from overlay.system import ThreadExecutor
 from training.supervisor import process_tree
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Environment variable of every process of one start: it finds those whose parent was killed.
+MARK_VARIABLE = "P2PNODE_TRAINER_START"
 
 #: At most two files of this size are kept.
 LOG_BYTES = 1 << 20
@@ -132,8 +138,10 @@ class TrainerProcess:
         output: _Output,
         transport: asyncio.ReadTransport,
         log: OutputLog,
+        mark: str,
     ) -> None:
         self.pid = process.pid
+        self._mark = mark
         self._process = process
         self._output = output
         self._transport = transport
@@ -145,13 +153,14 @@ class TrainerProcess:
         """Start the command. Raises `OSError` if that fails."""
         reading, writing = os.pipe()
         log.begin()
+        mark = os.urandom(8).hex()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
-                env=dict(environment),
+                env={**environment, MARK_VARIABLE: mark},
                 start_new_session=True,
             )
         except BaseException:
@@ -161,13 +170,16 @@ class TrainerProcess:
             os.close(writing)
         loop = asyncio.get_running_loop()
         transport, output = await loop.connect_read_pipe(lambda: _Output(log), os.fdopen(reading, "rb", buffering=0))
-        return cls(process, output, transport, log)
+        return cls(process, output, transport, log, mark)
 
     async def _wait(self) -> int:
         code = await self._process.wait()
         # End the children that it left behind.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        if code < 0:
+            # A launcher that was killed could not end its ranks, which have sessions of their own.
+            _kill_each(await _in_thread(process_tree.with_variable, MARK_VARIABLE, self._mark))
         try:
             async with asyncio.timeout(OUTPUT_END_S):
                 await asyncio.shield(self._output.ended)
@@ -229,23 +241,28 @@ class TrainerProcess:
     async def _kill(self, below: list[int]) -> None:
         """`below`: its descendants, found while it lived; without their parent they are not found any more."""
         self.send_signal(signal.SIGKILL)
-        for pid in below:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _kill_each(below)
         await asyncio.shield(self.exited)
 
     async def processor_seconds(self) -> float | None:
         """Processor time that it and its descendants have used; None where that is not known."""
-        executor = ThreadExecutor(1)
-        try:
-            return await executor.run(process_tree.processor_seconds, self.pid)
-        finally:
-            executor.close()
+        return await _in_thread(process_tree.processor_seconds, self.pid)
 
 
 async def _descendants(pid: int) -> list[int]:
-    executor = ThreadExecutor(1)  # A start is rare, and an executor of its own needs no owner.
+    return await _in_thread(process_tree.descendants, pid)
+
+
+async def _in_thread(function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs) -> R:
+    """Call a function that reads /proc. A start is rare, and an executor of its own needs no owner."""
+    executor = ThreadExecutor(1)
     try:
-        return await executor.run(process_tree.descendants, pid)
+        return await executor.run(function, *arguments, **named)
     finally:
         executor.close()
+
+
+def _kill_each(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

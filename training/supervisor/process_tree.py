@@ -28,6 +28,21 @@ def processor_seconds(pid: int) -> float | None:
     return sum(tree.values()) / os.sysconf("SC_CLK_TCK")
 
 
+def with_variable(name: str, value: str) -> list[int]:
+    """The processes of this user that were started with this environment variable, wherever they are in the tree;
+    empty where /proc is missing. Children inherit it, so it finds those whose parents have ended."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(_PROC):  # noqa: PTH208 - as in `_tree`
+            if not entry.isdecimal():
+                continue
+            with contextlib.suppress(OSError):
+                if wanted in (_PROC / entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return found
+
+
 def _tree(root: int) -> dict[int, int]:
     """Processor time in clock ticks of `root` and its descendants, by process id."""
     ticks: dict[int, int] = {}

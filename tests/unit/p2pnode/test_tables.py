@@ -63,3 +63,27 @@ def test_sizes_and_columns() -> None:
     """Sizes use decimal units; columns are as wide as their widest cell, without trailing spaces."""
     assert [tables.size(count) for count in (999, 1_500_000, 2e15, None)] == ["999 B", "1.5 MB", "2000.0 TB", "-"]
     assert tables.columns(("a", "bb"), [("ccc", "d")]) == "a    bb\nccc  d"
+
+
+def test_the_end_of_a_run_is_shown() -> None:
+    """After the end the text has the reason, the best metric, the file and how to load it; before it, nothing."""
+    result = {
+        "reason": "max_steps",
+        "steps": 400,
+        "best": {"metric": "accuracy", "value": 0.975, "step": 390},
+        "model": "/tmp/model.safetensors",
+        "load": ["from safetensors.torch import load_file"],
+        "may_differ": "2 nodes train on",
+    }
+
+    text = tables.status_text({"result": result})
+
+    for words in (
+        "after 400 steps (max_steps); best accuracy 0.975 at step 390",
+        "model: /tmp/model.safetensors",
+        "    from safetensors.torch import load_file",
+        "other nodes: 2 nodes train on",
+    ):
+        assert words in text
+    assert "model: no file was written" in tables.status_text({"result": {"steps": 3, "reason": "script"}})
+    assert "ended" not in tables.status_text({"result": None})

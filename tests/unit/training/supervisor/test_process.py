@@ -144,3 +144,23 @@ def test_a_killed_trainer_takes_its_ranks_along(tmp_path: Path, polite_s: float)
     rank = asyncio.run(main())
 
     assert wait_until(lambda: not is_running(rank), 5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_ranks_end_with_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    """A rank in a session of its own ends although its launcher had no time to end it."""
+    rank = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+
+    async def scenario() -> int:
+        printed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        log = OutputLog(tmp_path / "trainer.log", lambda data: None if printed.done() else printed.set_result(data))
+        process = await TrainerProcess.spawn([sys.executable, "-c", launcher, rank], os.environ, log)
+        pid = int(await asyncio.wait_for(printed, 10))
+        os.kill(process.pid, 9)
+        await asyncio.wait_for(process.exited, 10)
+        return pid
+
+    pid = asyncio.run(scenario())
+
+    assert wait_until(lambda: not is_running(pid), 10)

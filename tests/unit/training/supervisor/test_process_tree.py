@@ -53,3 +53,14 @@ def test_of_a_process_that_is_gone_nothing_is_known() -> None:
 
     assert process_tree.processor_seconds(gone.pid) is None
     assert process_tree.descendants(gone.pid) == []
+
+
+def test_a_process_is_found_by_its_environment() -> None:
+    """The variable and its whole value count; a part of it is another value."""
+    environment = {**os.environ, "P2PNODE_TEST_MARK": "a-mark-of-this-test"}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    try:
+        assert process_tree.with_variable("P2PNODE_TEST_MARK", "a-mark-of-this-test") == [process.pid]
+        assert process_tree.with_variable("P2PNODE_TEST_MARK", "a-mark") == []
+    finally:
+        process.communicate(b"\n", timeout=10)
