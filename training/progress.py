@@ -7,19 +7,23 @@ from dataclasses import dataclass, field
 from typing import Required, TypedDict
 
 STEPS_KEPT = 1000
+#: `training_share` is that of the last steps.
+SHARE_STEPS = 20
 
 
 class StepRow(TypedDict, total=False):
     """One step in `/steps`: its phases in seconds, and what became of its delta. Without an exchange, only training.
 
     `acknowledged`, `refused` (by reason) and `outstanding` count shards of the delta. `merged`: whose deltas this node
-    added meanwhile, each node's id with its latest step.
+    added meanwhile, each node's id with its latest step. `idle_seconds`: how long the trainer stood still between the
+    step before and this one; training and idle time add up to the time that passes, without pauses.
     """
 
     step: Required[int]
     loss: float | None
     samples: int
     train_seconds: float
+    idle_seconds: float
     push_seconds: float
     wait_seconds: float
     pull_seconds: float
@@ -63,8 +67,20 @@ class Progress:
     trainer_failures: int = 0
     finishing: Finishing | None = None
     steps: deque[StepRow] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    #: Of the last steps: seconds in which the trainer trained, and all seconds from the end of the step before.
+    _turns: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics by name; an evaluated metric replaces one of the same name from training."""
         return {**self.training_metrics, **self.evaluated_metrics}
+
+    def note_turn(self, trained_s: float, passed_s: float) -> None:
+        """The trainer trained `trained_s` of the `passed_s` seconds since the end of the step before."""
+        self._turns.append((min(trained_s, passed_s), passed_s))
+
+    @property
+    def training_share(self) -> float | None:
+        """Share of the time of the last steps in which the trainer trained, from 0 to 1; None before the first step."""
+        passed_s = sum(passed_s for _, passed_s in self._turns)
+        return sum(trained_s for trained_s, _ in self._turns) / passed_s if passed_s > 0.0 else None

@@ -72,6 +72,8 @@ class StepLoop:
         self._resumed.set()
         self._recent: deque[float] = deque(maxlen=20)
         self._base_step = 0
+        #: When the last turn of the trainer ended; None before the first and after a pause.
+        self._turn_ended: float | None = None
         self._restore_file = ""
         #: Steps in a row whose delta was refused because it is not finite.
         self._not_finite = 0
@@ -192,6 +194,7 @@ class StepLoop:
         self._announce_activity()
         # The deltas of the others since the pause are the new base, and this node continues at their step.
         await self._catch_up()
+        self._turn_ended = None
         self._log.info("resumed", step=self.progress.step)
 
     async def _catch_up(self) -> None:
@@ -256,13 +259,16 @@ class StepLoop:
 
     async def _publish(self, step: int, report: StepReport, began: float) -> StepRow:
         """Push the delta and count the step; returns its row for `/steps` so far."""
-        self._note_training(report)
         trained = self._clock.monotonic()
+        idle_s = 0.0 if self._turn_ended is None else began - self._turn_ended
+        self._turn_ended = trained
+        self._note_training(report, trained - began + idle_s)
         row: StepRow = {
             "step": step,
             "loss": report.loss,
             "samples": report.samples,
             "train_seconds": trained - began,
+            "idle_seconds": idle_s,
         }
         if self._settings.enabled:
             weight = self._weight(report.samples)
@@ -303,8 +309,9 @@ class StepLoop:
 
     # -- the trainer --------------------------------------------------------------------------------------------
 
-    def _note_training(self, report: StepReport) -> None:
+    def _note_training(self, report: StepReport, passed_s: float) -> None:
         progress = self.progress
+        progress.note_turn(report.seconds, passed_s)
         progress.loss = report.loss
         progress.samples += report.samples
         progress.optimizer_steps += report.optimizer_steps

@@ -44,6 +44,9 @@ def _training(node: Node) -> Iterator[Family]:
     yield Family("p2pnode_state", "gauge", "1 for the state the node is in.", states)
     yield single("p2pnode_step", "gauge", "Step that this node has completed.", progress.step)
     yield single("p2pnode_step_seconds", "gauge", "Median time of this node's steps.", progress.step_seconds)
+    if progress.training_share is not None:
+        text = "Share of the time of the last steps in which the trainer trained."
+        yield single("p2pnode_training_share", "gauge", text, progress.training_share)
     yield single(
         "p2pnode_optimizer_steps_total", "counter", "Optimiser steps since the start.", progress.optimizer_steps
     )

@@ -141,6 +141,7 @@ class StatusReport:
                 trainer_failures=progress.trainer_failures,
                 busy=self._busy(),
                 finishing=self._finishing(),
+                training_share=progress.training_share,
             ),
             result=self._result(),
             exchange=self._exchange(),

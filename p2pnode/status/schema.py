@@ -89,7 +89,8 @@ class FinishingStatus(Struct, frozen=True, kw_only=True):
 
 
 class TrainingStatus(Struct, frozen=True, kw_only=True):
-    """Progress and metrics. `trainer` is the state of the trainer's process."""
+    """Progress and metrics. `trainer` is the state of the trainer's process. `training_share`: the share of the time of
+    the last steps in which it trained; null before the first step."""
 
     loss: float | None
     metrics: Mapping[str, float | None]
@@ -102,6 +103,7 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
     trainer_failures: Count
     busy: BusyStatus | None = None
     finishing: FinishingStatus | None = None
+    training_share: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 class BestStatus(Struct, frozen=True, kw_only=True):

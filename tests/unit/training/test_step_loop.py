@@ -156,6 +156,25 @@ def test_a_step_is_trained_pushed_counted_waited_for_and_pulled() -> None:
     run(scenario())
 
 
+def test_the_share_of_training_counts_all_that_keeps_the_trainer_waiting() -> None:
+    """Turns of 1 s, and pushes of 2 s between them; a pause of the user's counts for nothing."""
+
+    async def scenario() -> None:
+        bench = Bench(max_steps=3)
+        bench.exchange.push_s = 2.0
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)
+        bench.loop.pause()
+        await asyncio.sleep(50.0)
+        bench.loop.resume()
+        await running
+
+        assert [round(row["idle_seconds"], 6) for row in bench.progress.steps] == [0.0, 0.0, 2.0]
+        assert bench.progress.training_share == pytest.approx(3.0 / 5.0)
+
+    run(scenario())
+
+
 def test_without_an_exchange_the_delta_is_added_here() -> None:
     """`exchange.enabled = false`: nothing is pushed, waited for or pulled."""
 
