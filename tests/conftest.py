@@ -32,6 +32,8 @@ SWARMS = frozenset(
         "test_resume_process",
         "test_sealed_process",
         "test_swarm_process",
+        "test_wan",
+        "test_wan_world",
     }
 )
 
