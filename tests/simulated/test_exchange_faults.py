@@ -35,7 +35,7 @@ def simulate(
     nodes: int = 5,
     shards: int = 2,
     synchronous: bool = False,
-    **changes: float,
+    **changes: float | str,
 ) -> World:
     """A swarm that has settled, then the scenario; returns the world for a look at its records."""
     print(f"seed {seed}")
@@ -119,6 +119,32 @@ def remember(member: Member, term: Term) -> None:
     """The node's disk holds a fence that no other node knows of."""
     rows = dict.fromkeys(range(2), tuple(term))
     member.disk.write(FENCES_FILE, msgspec.msgpack.encode((GENESIS, rows)))
+
+
+# -- the trainer's memory ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_a_delta_may_be_overwritten_once_it_is_taken(codec: str, nodes: int) -> None:
+    """A trainer that goes on overwrites its delta while it is sent, and sent again: the owners add what it was."""
+
+    async def scenario(world: World) -> None:
+        member, delta, taken = world.running()[-1], 3 * ONES, []
+        world.links = Links(loss=0.3)
+
+        def overwrite() -> None:
+            taken.append(value(world))
+            delta.fill(7.0)
+
+        report = await exchange_of(member).push(1, 0, 1.0, delta, overwrite)
+
+        # Before the answers, unless nothing was to be sent.
+        assert taken == [[3.0, 3.0] if nodes == 1 else [0.0, 0.0]]
+        assert (report.outstanding, report.refused) == (0, {})
+        assert value(world) == [3.0, 3.0]
+
+    simulate(scenario, nodes=nodes, codec=codec)
 
 
 # -- fences -----------------------------------------------------------------------------------------------------------

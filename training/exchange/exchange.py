@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -263,8 +263,11 @@ class Exchange:
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    async def push(self, step: int, base_step: int, weight: float, delta: Vector) -> PushReport:
-        return await self.push_client.push(step, base_step, weight, delta)
+    async def push(
+        self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
+    ) -> PushReport:
+        """See `PushClient.push`."""
+        return await self.push_client.push(step, base_step, weight, delta, on_taken)
 
     async def pull(self, step: int) -> PullReport:
         """Bring the replica up to date after the barrier of `step`."""

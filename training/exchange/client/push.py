@@ -7,8 +7,9 @@ stay in the outbox, which continues in the background. A refusal is final and co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from training.encoding import codecs
 from training.encoding.codecs import Vector
@@ -52,8 +53,14 @@ class PushClient:
         """Steps with shards that no owner has acknowledged yet."""
         return self._outbox.steps
 
-    async def push(self, step: int, base_step: int, weight: float, delta: Vector) -> PushReport:
-        """Send the delta of a step, `float32[total]`; returns when every shard has its answer, or at the deadline."""
+    async def push(
+        self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
+    ) -> PushReport:
+        """Send the delta of a step, `float32[total]`; returns when every shard has its answer, or at the deadline.
+
+        Without `on_taken`, `delta` must not change before that. Otherwise `on_taken` is called once, as soon as it may:
+        everything that is still to be sent is encoded or copied then.
+        """
         sent_before = self._counters.bytes_sent
         push = Push(
             genesis=self._context.genesis,
@@ -67,7 +74,11 @@ class PushClient:
         delivery = Delivery(push, {}, asyncio.Event())
         rest = await self._add_unreplicated(delivery, delta)
         if rest:
-            await self._deliver(delivery, rest, delta)
+            await self._encode_all(delivery, rest, delta, borrows=on_taken is None)
+        if on_taken is not None:
+            on_taken()
+        if rest:
+            await self._deliver(delivery)
         return PushReport(
             delivery.acknowledged,
             dict(delivery.refused),
@@ -109,13 +120,15 @@ class PushClient:
             feedback.clear_residual(shard)
         return [shard for shard in range(len(bounds)) if shard not in results]
 
-    async def _deliver(self, delivery: Delivery, shards: list[int], delta: Vector) -> None:
-        """Encode and deliver; returns when every shard has its answer, or at the deadline."""
-        if self._context.settings.codec == "float32":
-            outgoing = self._encode(delta, shards)  # neither computes nor copies
+    async def _encode_all(self, delivery: Delivery, shards: list[int], delta: Vector, *, borrows: bool) -> None:
+        if self._context.settings.codec == "float32" and borrows:
+            outgoing = self._encode(delta, shards, borrows=True)  # neither computes nor copies
         else:
-            outgoing = await self._executor.run(self._encode, delta, shards)
+            outgoing = await self._executor.run(partial(self._encode, delta, shards, borrows=borrows))
         delivery.unacknowledged = {item.shard: item for item in outgoing}
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        """Deliver what is encoded; returns when every shard has its answer, or at the deadline."""
         self._outbox.add(delivery)
         timeout_s = None if self._context.synchronous else self._context.settings.push_deadline_s
         try:
@@ -125,17 +138,18 @@ class PushClient:
             self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
             await self._outbox.detach(delivery)
 
-    def _encode(self, delta: Vector, shards: list[int]) -> list[Outgoing]:
+    def _encode(self, delta: Vector, shards: list[int], *, borrows: bool) -> list[Outgoing]:
         codec = self._context.settings.codec
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]
             values = delta[start:stop]
-            if codec == "float32":
-                encoded: codecs.Encoded = codecs.as_bytes(values)
-            else:
+            is_borrowed = codec == "float32" and borrows
+            if codec != "float32":
                 encoded = self._feedback.encode(shard, values, codec)
-            outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed=codec == "float32"))
+            else:
+                encoded = codecs.as_bytes(values if is_borrowed else values.copy())
+            outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed))
         return outgoing
 
 
