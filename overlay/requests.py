@@ -193,7 +193,7 @@ class RequestService:
                     detail = f"answered as {short(envelope.heartbeat.node_id)}, not as {short(to.node_id)}"
                     raise TransportError("rejected", to.address, detail)
                 self._events.on_response(envelope.heartbeat, to.address)
-                yield ReceivedResponse(envelope.payload, answer.body)
+                yield ReceivedResponse(envelope.payload, answer.body, waited_s=answer.waited_s)
         except TransportError as error:
             if error.address == to.address:
                 self.counters[f"requests_{error.kind}"] += 1

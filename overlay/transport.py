@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from overlay.addresses import Address
 from overlay.errors import OverlayError
@@ -21,9 +21,9 @@ Buffer = bytes | bytearray | memoryview
 MAX_HEAD_BYTES = 16 * 1024 * 1024
 #: Longest datagram that is sent or accepted, in bytes: with IPv6 and UDP headers it fits one Ethernet frame.
 MAX_DATAGRAM_BYTES = 1400
-#: A handler whose peer neither sends the awaited bytes nor reads the response for this long gets a `TransportError`. It
-#: is longer than any wait inside the exchange, which detects a failure within 10 s. It is short enough that dead
-#: streams do not accumulate.
+#: A handler whose peer for this long neither sends one of the awaited bytes nor acknowledges one of the response gets a
+#: `TransportError`. It is longer than any wait inside the exchange, which detects a failure within 10 s. It is short
+#: enough that dead streams do not accumulate.
 HANDLER_SILENCE_S = 30.0
 
 
@@ -34,7 +34,7 @@ class TransportError(OverlayError):
     """A request that did not succeed. `detail` says why; `kind` is one of:
 
     * `refused`: no process listens there.
-    * `timeout`: no byte arrived for `timeout_s`.
+    * `timeout`: for `timeout_s` no byte arrived, and the peer's kernel acknowledged none.
     * `reset`: the stream broke.
     * `closed`: the transport of this node is closed.
     * `foreign`: the response is not from a p2pnode.
@@ -51,17 +51,34 @@ class TransportError(OverlayError):
 class SizedBody:
     """A body that is produced while it is sent, but whose size is known before.
 
-    A stream of known length costs both ends less than a chunked one.
+    A stream of known length costs both ends less than a chunked one. While it is sent, `moved_bytes` shows how far it
+    has come.
     """
 
-    __slots__ = ("_buffers", "size_bytes")
+    __slots__ = ("_buffers", "_moved", "size_bytes")
 
     def __init__(self, buffers: Iterator[Buffer], size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._buffers = buffers
+        self._moved: Callable[[], int] | None = None
+
+    def track(self, moved: Callable[[], int]) -> None:
+        """The transport sends it now; `moved` gives the bytes of the request that the other end has acknowledged."""
+        self._moved = moved
+
+    def moved_bytes(self) -> int:
+        """About how many of its bytes the other end's kernel has acknowledged; 0 before it is sent."""
+        return 0 if self._moved is None else min(max(self._moved(), 0), self.size_bytes)
 
     def __iter__(self) -> Iterator[Buffer]:
         return self._buffers
+
+
+class CountedBody(Protocol):
+    """A received body that knows how many of its bytes have arrived, also inside a read."""
+
+    @property
+    def received_bytes(self) -> int: ...
 
 
 class DirectBody(Protocol):
@@ -101,12 +118,24 @@ class Response:
 class ReceivedResponse:
     """What a caller gets: the head at once, the body as it arrives.
 
-    `node_id` is the responding node where the transport has proof of it, and empty otherwise.
+    `node_id` is the responding node where the transport has proof of it, and empty otherwise. `waited_s` is the time
+    from the last movement of the request, as far as the transport saw it, to the head: how long the peer took to
+    respond, without the transfer of the request. None if the transport does not know it.
     """
 
     head: bytes
     body: AsyncIterator[Buffer]
     node_id: bytes = b""
+    waited_s: float | None = None
+
+
+class Upload(NamedTuple):
+    """What all streams of a node have sent, requests and responses. Bytes that other nodes' kernels have acknowledged
+    since the start, and bytes written and not acknowledged yet. Two readings between which bytes were always queued
+    give the rate of the line: the difference of `acknowledged_bytes` over the time between them."""
+
+    acknowledged_bytes: int
+    queued_bytes: int
 
 
 DatagramHandler = Callable[[bytes, Address], None]
@@ -135,7 +164,13 @@ class Transport(Protocol):
         self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Send a request and read its answer inside the `async with`. `timeout_s` bounds *silence*: connecting, and
-        every wait for the next byte. Raises `TransportError`. Leaving the block early closes the stream."""
+        every time in which no byte arrives and the peer's kernel acknowledges none. Raises `TransportError`. Leaving
+        the block early closes the stream."""
+        ...
+
+    def upload(self) -> Upload:
+        """How much the streams have sent, and how much of it the other ends have acknowledged; a few system calls per
+        open connection."""
         ...
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from overlay.ids import short
 from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.sealer import Sealer
 from overlay.sealing.swarm_key import KeyRing
-from overlay.transport import Body, DatagramHandler, ReceivedResponse, RequestHandler, Transport
+from overlay.transport import Body, DatagramHandler, ReceivedResponse, RequestHandler, Transport, Upload
 
 
 class SealedTransport:
@@ -63,6 +63,10 @@ class SealedTransport:
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """See `Transport.request`."""
         return self._below.request(to, name, head, body, timeout_s=timeout_s)
+
+    def upload(self) -> Upload:
+        """See `Transport.upload`."""
+        return self._below.upload()
 
     async def close(self) -> None:
         """See `Transport.close`."""

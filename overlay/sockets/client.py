@@ -22,21 +22,19 @@ from overlay.sockets.framing import (
     write_body,
 )
 from overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
-from overlay.transport import Body, ReceivedResponse, TransportError
+from overlay.sockets.upload_meter import UploadMeter
+from overlay.transport import Body, ReceivedResponse, SizedBody, TransportError
 
 
 class _Upload:
-    """Sends the message of one request. Extends the deadline while there is progress, and keeps the body's error."""
+    """Sends the message of one request, and keeps the body's error."""
 
-    def __init__(self, head: bytes, body: Body, deadline: asyncio.Timeout, timeout_s: float) -> None:
+    def __init__(self, head: bytes, body: Body) -> None:
         size = known_size(body)
         self.size_bytes = None if size is None else len(framed(head)) + size
         self._head = head
         self._body = BodyWriter(body)
-        self._deadline = deadline
-        self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
-        self._is_timed = True
         self.error: Exception | None = None
 
     def start(self, connection: Connection, request_head: bytes) -> None:
@@ -51,15 +49,8 @@ class _Upload:
         in_chunks = self.size_bytes is None
         beginning = request_head + (chunk(framed(self._head)) if in_chunks else framed(self._head))
         try:
-            await write_body(
-                connection,
-                beginning,
-                self._body,
-                in_chunks=in_chunks,
-                on_asking=self._pause_deadline,
-                on_progress=self._extend_deadline,
-            )
-            self._extend_deadline()
+            # Without a timeout of its own: the task that reads the response notices when nothing moves.
+            await write_body(connection, beginning, self._body, in_chunks=in_chunks, pauses_timeouts=True)
         except BodyFailed as failure:
             self.error = failure.error
             connection.abort()
@@ -67,21 +58,6 @@ class _Upload:
             pass  # the task that reads the response gets the error too, after a response that came first
         finally:
             await self._body.close()
-
-    def _pause_deadline(self) -> None:
-        """Wait without a deadline while the caller produces the next chunk."""
-        self._move_deadline(None)
-
-    def _extend_deadline(self) -> None:
-        self._move_deadline(asyncio.get_running_loop().time() + self._timeout_s)
-
-    def _move_deadline(self, when: float | None) -> None:
-        if self._is_timed and not self._deadline.expired():
-            self._deadline.reschedule(when)
-
-    def stop_timing(self) -> None:
-        """Keep the deadline as it is: the response head has arrived or failed, and its body has another timeout."""
-        self._is_timed = False
 
     async def end(self) -> None:
         """Stop sending. The body is not used after this."""
@@ -98,10 +74,10 @@ class _Upload:
 class StreamClient:
     """Sends requests over pooled connections. `is_open`: whether requests may be sent."""
 
-    def __init__(self, seal: StreamSeal | None, clock: Clock, is_open: Callable[[], bool]) -> None:
+    def __init__(self, seal: StreamSeal | None, clock: Clock, is_open: Callable[[], bool], meter: UploadMeter) -> None:
         self.is_open = is_open
         self.is_sealed = seal is not None
-        self.pool = ConnectionPool(seal, clock)
+        self.pool = ConnectionPool(seal, clock, meter)
         #: Requests in progress, in the order of their start.
         self.active: dict[StreamRequest, bool] = {}
 
@@ -130,6 +106,7 @@ class StreamRequest:
         self._upload: _Upload | None = None
         self._response_body: HttpBody | None = None
         self._is_last = False
+        self._waited_s = 0.0
 
     async def __aenter__(self) -> ReceivedResponse:
         if not self._client.is_open():
@@ -174,28 +151,30 @@ class StreamRequest:
         if head.status != http.OK:
             raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {head.status})")
         reader = BodyReader(body, self._map_error)
-        response = ReceivedResponse(await reader.head(), reader, self._pooled.node_id)
+        response = ReceivedResponse(await reader.head(), reader, self._pooled.node_id, self._waited_s)
         self._response_body = body
         return response
 
     async def _exchange(self, pool: ConnectionPool) -> ResponseHead:
         """Send the request on `_pooled`, or on a new connection, and wait for the response head."""
         message = small_message(self._head, self._body)
-        upload = None
-        try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                if self._pooled is None:
-                    self._pooled = await pool.connect(self._to)
-                connection = self._pooled.connection
-                if message is not None:
-                    connection.write([http.request_head(self._to, self._name, len(message)) + message])
-                else:
-                    upload = self._upload = _Upload(self._head, self._body, deadline, self._timeout_s)
-                    upload.start(connection, http.request_head(self._to, self._name, upload.size_bytes))
-                return await http.read_response_head(connection)
-        finally:
-            if upload is not None:
-                upload.stop_timing()
+        if self._pooled is None:
+            async with asyncio.timeout(self._timeout_s):
+                self._pooled = await pool.connect(self._to)
+        connection = self._pooled.connection
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        if message is not None:
+            connection.write([http.request_head(self._to, self._name, len(message)) + message])
+        else:
+            if isinstance(self._body, SizedBody):
+                sent, before_bytes = connection.sent, connection.sent.acknowledged()
+                self._body.track(lambda: sent.acknowledged() - before_bytes)
+            upload = self._upload = _Upload(self._head, self._body)
+            upload.start(connection, http.request_head(self._to, self._name, upload.size_bytes))
+        head = await http.read_response_head(connection, self._timeout_s)
+        self._waited_s = loop.time() - max(began_s, connection.moved_s)
+        return head
 
     def abort(self) -> None:
         """Close the connection, because this node's transport closes."""

@@ -2,7 +2,8 @@
 
 asyncio's streams copy what they read into bytes objects. Here the kernel (or TLS) writes into the memory that the
 reader names. Bytes that arrive while no read is pending are buffered up to `BUFFER_BYTES`, then reading pauses. So the
-end of a connection is noticed even while no read is pending. One task may read and one may write.
+end of a connection is noticed even while no read is pending. One task may read and one may write. A wait with a timeout
+ends after so long a silence in both directions (`overlay.sockets.silence`), not after so long a transfer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from overlay.errors import OverlayError
+from overlay.sockets.send_queue import SendQueue
+from overlay.sockets.silence import Silence
 from overlay.transport import Buffer
 
 #: Bytes buffered while no read is pending. Of a large read, about this much is copied once more.
@@ -43,19 +46,24 @@ class Connection(asyncio.BufferedProtocol):
         self._unread = bytearray()
         self._target: memoryview | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._writer: asyncio.Future[None] | None = None
         self._is_reading = True
         self._is_full = False
         self._at_end = False
         self._error: Exception | None = None
+        self._sent: SendQueue | None = None
         #: Bytes received so far.
         self.received = 0
+        #: When a wait last noticed that something had moved, in seconds of the loop; 0 if none did.
+        self.moved_s = 0.0
+        #: Whether this side produces the next bytes of what it sends: the peer cannot acknowledge them yet.
+        self.is_producing = False
 
     # --- called by the loop ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._sent = SendQueue(self._transport)
         # With a limit of 0 a writer waits until the kernel has everything, so a buffer may be reused after `drain`.
         # With TLS a limit of 0 would pause a writer permanently (both loops compare with >=). There 1 is enough,
         # because TLS writes a copy, the ciphertext.
@@ -127,6 +135,12 @@ class Connection(asyncio.BufferedProtocol):
         """Number of buffered bytes."""
         return len(self._unread)
 
+    @property
+    def sent(self) -> SendQueue:
+        """What was written, and how much of it the peer's kernel has acknowledged."""
+        assert self._sent is not None
+        return self._sent
+
     # --- reading --------------------------------------------------------------------------------------------------
 
     def take(self, limit: int) -> bytes:
@@ -141,13 +155,19 @@ class Connection(asyncio.BufferedProtocol):
             if self._at_end:
                 self._raise_error()
                 return b""
-            await self._wait(idle_timeout_s)
+            await self._wait(self._silence(idle_timeout_s))
         return self.take(limit)
 
-    async def read_line(self, limit: int, end: bytes, idle_timeout_s: float | None = None) -> bytes:
+    async def read_line(
+        self, limit: int, end: bytes, idle_timeout_s: float | None = None, *, is_prompt: bool = False
+    ) -> bytes:
         """The bytes up to and including `end`; empty if the peer closed first. Raises `ValueError` if there are more
-        than `limit`, `TimeoutError`, `ConnectionClosed`."""
+        than `limit`, `TimeoutError`, `ConnectionClosed`.
+
+        `is_prompt`: bytes of a line that is not complete do not extend the timeout; acknowledged bytes do.
+        """
         searched = 0
+        silence = self._silence(idle_timeout_s)
         while (found := self._unread.find(end, max(0, searched - len(end) + 1), limit)) < 0:
             searched = len(self._unread)
             if searched >= limit:
@@ -157,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._raise_error()
                     return b""
                 raise self._closed_error()
-            await self._wait(idle_timeout_s)
+            await self._wait(silence, counts_received=not is_prompt)
         return self.take(found + len(end))
 
     async def fill(self, target: memoryview, idle_timeout_s: float | None = None) -> None:
@@ -167,6 +187,9 @@ class Connection(asyncio.BufferedProtocol):
         if filled:
             target[:filled] = self._unread[:filled]
             del self._unread[:filled]
+        if filled == len(target):
+            return
+        silence = self._silence(idle_timeout_s)
         while filled < len(target):
             if self._at_end:
                 raise self._closed_error()
@@ -174,24 +197,21 @@ class Connection(asyncio.BufferedProtocol):
             if len(rest) >= DIRECT_READ_BYTES:
                 self._target = rest
                 try:
-                    await self._wait(idle_timeout_s)
+                    await self._wait(silence)
                 finally:
                     left, self._target = self._target, None
                 filled = len(target) - (0 if left is None else len(left))
             else:
-                await self._wait(idle_timeout_s)
+                await self._wait(silence)
                 more = min(len(self._unread), len(rest))
                 rest[:more] = self._unread[:more]
                 del self._unread[:more]
                 filled += more
 
-    async def _wait(self, idle_timeout_s: float | None) -> None:
+    async def _wait(self, silence: Silence | None, *, counts_received: bool = True) -> None:
         """Wait for bytes (for the whole target, if there is one) or the end."""
         reader = self._reader = self._loop.create_future()
-        if idle_timeout_s is not None:
-            self._timer = self._loop.call_later(
-                idle_timeout_s, self._on_idle_timer, reader, self.received, idle_timeout_s
-            )
+        watch = None if silence is None else _Watch(self, reader, silence, counts_received=counts_received)
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
             self.transport.resume_reading()
@@ -199,36 +219,34 @@ class Connection(asyncio.BufferedProtocol):
             await reader
         finally:
             self._reader = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            if watch is not None:
+                watch.cancel()
 
-    def _on_idle_timer(self, reader: asyncio.Future[None], received: int, idle_timeout_s: float) -> None:
-        if self.received == received:
-            if not reader.done():
-                reader.set_exception(TimeoutError())
-            return
-        self._timer = self._loop.call_later(idle_timeout_s, self._on_idle_timer, reader, self.received, idle_timeout_s)
+    def _silence(self, timeout_s: float | None) -> Silence | None:
+        return None if timeout_s is None else Silence(timeout_s, self._loop.time())
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def write(self, pieces: Iterable[Buffer]) -> None:
         """Hand these to the kernel or to TLS. Do not change their memory before `drain` has returned."""
         if not self.transport.is_closing():
-            self.transport.writelines(pieces)
+            listed = list(pieces)
+            self.sent.written += sum(map(len, listed))
+            self.transport.writelines(listed)
 
     async def drain(self, idle_timeout_s: float | None = None) -> None:
-        """Wait until the kernel has everything written. Raises `TimeoutError`, `ConnectionClosed`."""
+        """Wait until the kernel has everything written; `idle_timeout_s` bounds the time in which the peer acknowledges
+        nothing. Raises `TimeoutError`, `ConnectionClosed`."""
+        silence = self._silence(idle_timeout_s)
         while self._is_full and not self.transport.is_closing():
             writer = self._writer = self._loop.create_future()
+            watch = None if silence is None else _Watch(self, writer, silence, counts_received=True)
             try:
-                if idle_timeout_s is None:
-                    await writer
-                else:
-                    async with asyncio.timeout(idle_timeout_s):
-                        await writer
+                await writer
             finally:
                 self._writer = None
+                if watch is not None:
+                    watch.cancel()
         if self._transport is None or self._transport.is_closing():
             raise self._closed_error()
 
@@ -252,6 +270,35 @@ class Connection(asyncio.BufferedProtocol):
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._closed_error()
+
+
+class _Watch:
+    """Fails a wait when the connection has been silent for too long."""
+
+    __slots__ = ("_connection", "_counts_received", "_future", "_loop", "_silence", "_timer")
+
+    def __init__(
+        self, connection: Connection, future: asyncio.Future[None], silence: Silence, *, counts_received: bool
+    ) -> None:
+        self._connection = connection
+        self._future = future
+        self._silence = silence
+        self._counts_received = counts_received
+        self._loop = future.get_loop()
+        self._timer = self._loop.call_later(silence.interval_s, self._look)
+
+    def _look(self) -> None:
+        connection = self._connection
+        moved_bytes = connection.sent.acknowledged() + (connection.received if self._counts_received else 0)
+        left_s = self._silence.look(self._loop.time(), moved_bytes, is_own_turn=connection.is_producing)
+        connection.moved_s = self._silence.moved_s
+        if left_s:
+            self._timer = self._loop.call_later(left_s, self._look)
+        elif not self._future.done():
+            self._future.set_exception(TimeoutError())
+
+    def cancel(self) -> None:
+        self._timer.cancel()
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

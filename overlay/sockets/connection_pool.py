@@ -19,6 +19,7 @@ from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.tickets import TicketVerifier
 from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
 from overlay.sockets.connection import Connection
+from overlay.sockets.upload_meter import UploadMeter
 from overlay.transport import TransportError
 
 #: Idle connections are closed after this, before the server does, so a request rarely meets a closed connection.
@@ -68,7 +69,8 @@ class PooledConnection:
 class ConnectionPool:
     """Has no limit: there are as many connections to a node as concurrent requests, which the caller limits."""
 
-    def __init__(self, seal: StreamSeal | None, clock: Clock) -> None:
+    def __init__(self, seal: StreamSeal | None, clock: Clock, meter: UploadMeter) -> None:
+        self._meter = meter
         self._seal = seal
         self._clock = clock
         self._idle: dict[Address, list[PooledConnection]] = {}
@@ -96,7 +98,11 @@ class ConnectionPool:
             ticket = self._seal.tickets.make_ticket(id_behind(to), self._clock.wall())
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                Connection, to.host, to.port, ssl=context, server_hostname=ticket
+                lambda: Connection(self._meter.opened, self._meter.closed),
+                to.host,
+                to.port,
+                ssl=context,
+                server_hostname=ticket,
             )
         except OSError as error:
             raise _connect_error(to, error, sealed=self._seal is not None) from error

@@ -1,7 +1,8 @@
 """The framing of messages on HTTP streams: how bodies are written in slices, and when a sender may reuse its buffer.
 
-A message is `u32 length (big endian) + head`, then the raw body, in both directions. Bodies are written in slices of 1
-MiB with a yield after each, because a write to a fast peer does not yield. Both were measured with bodies of 100 MB.
+A message is `u32 length (big endian) + head`, then the raw body, in both directions. Bodies are written in slices
+(`SendQueue.slice_bytes`) with a yield after each, because a write to a fast peer does not yield. Both were measured
+with bodies of 100 MB.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from overlay.sockets.http1 import HttpBody
 from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
 
 LENGTH_BYTES = 4
-#: Largest piece written at once.
-SLICE_BYTES = 1 << 20
 #: A chunk up to this size is copied if its memory may change. For a longer one the writer waits until the kernel has
 #: it.
 COPY_BYTES = 1 << 16
@@ -51,6 +50,11 @@ class BodyReader:
         self._small_head_bytes = small_head_bytes
         self._large_head = large_head
         self.broken = False
+
+    @property
+    def received_bytes(self) -> int:
+        """See `overlay.transport.CountedBody`; with the bytes of the framing."""
+        return self._body.received_bytes
 
     async def head(self) -> bytes:
         """The head. Raises `BadFraming` if it is incomplete or longer than `MAX_HEAD_BYTES`."""
@@ -171,15 +175,14 @@ async def write_body(
     *,
     in_chunks: bool,
     idle_timeout_s: float | None = None,
-    on_asking: Callable[[], None] | None = None,
-    on_progress: Callable[[], None] | None = None,
+    pauses_timeouts: bool = False,
 ) -> None:
     """Write `beginning`, then the body slice by slice, in HTTP chunks if `in_chunks`.
 
-    `idle_timeout_s` bounds each write. `on_asking` is called before each chunk is requested from the body,
-    `on_progress` after each chunk and each write. Raises `BodyFailed` and what `Connection.drain` raises.
+    `idle_timeout_s` bounds the silence of each write. With `pauses_timeouts` no wait on this connection times out while
+    the body produces its next chunk. Raises `BodyFailed` and what `Connection.drain` raises.
     """
-    asking, progress = on_asking or _nothing, on_progress or _nothing
+    slice_bytes = connection.sent.slice_bytes
     #: Small pieces are collected, so that each system call writes many bytes.
     pieces: list[Buffer] = []
     size = 0
@@ -190,7 +193,6 @@ async def write_body(
         pieces.clear()
         size = 0
         await connection.drain(idle_timeout_s)
-        progress()
         # A write to a fast peer does not yield: without this, a large body would block the loop.
         await asyncio.sleep(0)
 
@@ -198,9 +200,11 @@ async def write_body(
     while True:
         if body.waits and pieces:
             await flush()
-        asking()
-        given = await body.next()
-        progress()
+        connection.is_producing = pauses_timeouts
+        try:
+            given = await body.next()
+        finally:
+            connection.is_producing = False
         if given is None:
             break
         view = memoryview(given).cast("B")
@@ -208,8 +212,8 @@ async def write_body(
             view = memoryview(bytes(view))
         if in_chunks:
             pieces.append(b"%x\r\n" % len(view))
-        for start in range(0, len(view), SLICE_BYTES):
-            piece = view[start : start + SLICE_BYTES]
+        for start in range(0, len(view), slice_bytes):
+            piece = view[start : start + slice_bytes]
             pieces.append(piece)
             size += len(piece)
             if size >= COPY_BYTES or len(view) > COPY_BYTES:
@@ -220,7 +224,3 @@ async def write_body(
         pieces.append(b"0\r\n\r\n")
     if pieces:
         await flush()
-
-
-def _nothing() -> None:
-    pass

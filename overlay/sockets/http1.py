@@ -88,10 +88,11 @@ async def read_request_head(connection: Connection) -> RequestHead | None:
     return RequestHead(path[len(PATH) :] if is_ours else "", _size(fields), _is_last(version, fields))
 
 
-async def read_response_head(connection: Connection) -> ResponseHead:
-    """The head of the response. Raises `NotOurHttp`, `ConnectionClosed`."""
+async def read_response_head(connection: Connection, idle_timeout_s: float | None = None) -> ResponseHead:
+    """The head of the response; `idle_timeout_s` bounds the time in which nothing of the request moves. Raises
+    `TimeoutError`, `NotOurHttp`, `ConnectionClosed`."""
     try:
-        found = await _read_head(connection)
+        found = await _read_head(connection, idle_timeout_s)
     except ConnectionClosed as error:
         beginning = connection.take(len(_VERSION))
         if beginning != _VERSION[: len(beginning)]:
@@ -109,9 +110,11 @@ async def read_response_head(connection: Connection) -> ResponseHead:
     return ResponseHead(int(parts[1]), is_ours, size_bytes, _is_last(parts[0], fields))
 
 
-async def _read_head(connection: Connection) -> tuple[bytes, dict[bytes, bytes]] | None:
+async def _read_head(
+    connection: Connection, idle_timeout_s: float | None = None
+) -> tuple[bytes, dict[bytes, bytes]] | None:
     try:
-        head = await connection.read_line(MAX_HTTP_HEAD_BYTES, b"\r\n\r\n")
+        head = await connection.read_line(MAX_HTTP_HEAD_BYTES, b"\r\n\r\n", idle_timeout_s, is_prompt=True)
     except ValueError as error:
         raise NotOurHttp(f"a head with {error}") from error
     if not head:
@@ -153,7 +156,13 @@ class HttpBody:
         self._is_chunked = size_bytes is None
         self._left = size_bytes or 0
         self._started = False
+        self._received_before = connection.received
         self.is_at_end = size_bytes == 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that have arrived since the head, also within a read that is not complete."""
+        return self._connection.received - self._received_before
 
     async def read(self) -> bytes:
         """The next bytes, at least one; empty at the end. Raises `TimeoutError`, `ConnectionClosed`, `NotOurHttp`."""

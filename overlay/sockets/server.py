@@ -26,6 +26,7 @@ from overlay.sockets.framing import (
     write_body,
 )
 from overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
+from overlay.sockets.upload_meter import UploadMeter
 from overlay.transport import HANDLER_SILENCE_S, Request, RequestHandler, RequestRejected, Response, TransportError
 
 #: Idle connections are kept longer than clients keep them (`overlay.sockets.connection_pool.KEEP_ALIVE_S`).
@@ -38,7 +39,8 @@ _NOT_A_REQUEST = b"This port belongs to a p2pnode; its status page is on another
 class StreamServer:
     """`new_connection` is the protocol factory for accepted connections."""
 
-    def __init__(self, on_request: RequestHandler, log: Log, counters: Counter[str]) -> None:
+    def __init__(self, on_request: RequestHandler, log: Log, counters: Counter[str], meter: UploadMeter) -> None:
+        self._meter = meter
         self._on_request = on_request
         self._log = log
         self._counters = counters
@@ -54,9 +56,11 @@ class StreamServer:
         if self._closed:  # accepted before the listener was closed
             connection.abort()
             return
+        self._meter.opened(connection)
         self._connections[connection] = _ServerConnection(self, connection)
 
     def _on_close(self, connection: Connection) -> None:
+        self._meter.closed(connection)
         serving = self._connections.pop(connection, None)
         if serving is not None:
             serving.on_close()
@@ -184,6 +188,9 @@ class _ServerConnection:
             if not body.is_at_end and not connection.has_ended:
                 await _discard(body)
             return reusable and body.is_at_end and not self.is_last
+        except TimeoutError:
+            connection.abort()  # what is still buffered would keep a connection that is closed in order
+            raise
         finally:
             self.is_busy = False
 

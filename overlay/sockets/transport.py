@@ -24,7 +24,8 @@ from overlay.sockets.listener import Listener, bind_pair
 from overlay.sockets.server import StreamServer
 from overlay.sockets.ticket_gate import TicketGate
 from overlay.sockets.udp import DatagramSocket
-from overlay.transport import MAX_DATAGRAM_BYTES, MAX_HEAD_BYTES, Body, DatagramHandler, RequestHandler
+from overlay.sockets.upload_meter import UploadMeter
+from overlay.transport import MAX_DATAGRAM_BYTES, MAX_HEAD_BYTES, Body, DatagramHandler, RequestHandler, Upload
 
 #: Longest wait of `close` for cancelled handlers and handshakes, each.
 CLOSE_TIMEOUT_S = 0.4
@@ -51,7 +52,8 @@ class SocketTransport:
         self._datagrams: DatagramSocket | None = None
         self._listener: Listener | None = None
         self._server: StreamServer | None = None
-        self._client = StreamClient(seal, clock, lambda: self._is_open)
+        self._meter = UploadMeter()
+        self._client = StreamClient(seal, clock, lambda: self._is_open, self._meter)
 
     @property
     def is_open(self) -> bool:
@@ -77,7 +79,7 @@ class SocketTransport:
         self._opened = True
         host = await _literal_address(self.address.host)
         datagrams, stream, self.address = bind_pair(host, self.address.port)
-        self._server = StreamServer(on_request, self._log, self._counters)
+        self._server = StreamServer(on_request, self._log, self._counters, self._meter)
         try:
             if self._seal is None:
                 self._listener = Listener(stream, lambda stream, _host: self._begin_handshake(stream))
@@ -97,6 +99,10 @@ class SocketTransport:
         self._datagrams = DatagramSocket(datagrams, on_datagram, self._log, longest_bytes=longest_bytes)
         self._is_open = True
         return self.address
+
+    def upload(self) -> Upload:
+        """See `Transport.upload`."""
+        return self._meter.read()
 
     def send(self, to: Address, datagram: bytes) -> None:
         """See `Transport.send`."""

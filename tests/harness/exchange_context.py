@@ -54,6 +54,9 @@ class ScriptedSwarm:
         self.suspected: list[bytes] = []
         self.watched: list[bytes] = []
         self.worker_count = 1.0
+        #: How long each request takes, and for how much of it the transport says that the peer took it to respond.
+        self.request_s = 0.0
+        self.waited_s: float | None = None
 
     @staticmethod
     def _peer(contact: Contact) -> Any:
@@ -113,8 +116,10 @@ class ScriptedSwarm:
         answer = self.answers[name](to, payload)
         if isinstance(answer, Exception):
             raise answer
+        if self.request_s:
+            await asyncio.sleep(self.request_s)
         head, buffers = answer if isinstance(answer, tuple) else (answer, [])
-        yield ReceivedResponse(encode(head), chunks(buffers))
+        yield ReceivedResponse(encode(head), chunks(buffers), waited_s=self.waited_s)
 
     def sent(self, name: str, kind: Any) -> list[Any]:
         """The messages of all requests of this name."""

@@ -6,7 +6,7 @@ All chance comes from one `random.Random(seed)`, all time from the loop.
 
 Faults: `partition`/`cut`/`heal`, `pause`/`resume` (SIGSTOP), `crash` (kill, or power loss), `unreachable` (accepts no
 streams), `behind` (a NAT, tests/harness/nat.py). The numbers `delay`, `loss`, `duplicate` and `bandwidth` may change at
-any moment.
+any moment. `line` gives a host a line of its own, whose rate all its streams share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from overlay.transport import (
     PortInUse,
     RequestHandler,
     TransportError,
+    Upload,
 )
+from tests.harness.line import Line
 from tests.harness.nat import Nat
 from tests.harness.streams import Pipe, Stream, StreamRequest
 
@@ -80,6 +82,8 @@ class Network:
         self._groups: dict[str, int] = {}
         self._paused: dict[Address, deque[tuple[bytes, Address]]] = {}
         self._held: dict[Pipe, bool] = {}
+        #: Lines of hosts: up and down.
+        self._lines: dict[str, tuple[Line, Line]] = {}
         self._calm = True
         self._ports = 0
 
@@ -113,6 +117,20 @@ class Network:
 
     def host(self, address: Address) -> MemoryTransport | None:
         return self._hosts.get(address)
+
+    def line(self, host: str, up: float, down: float | None = None) -> tuple[Line, Line]:
+        """Connect a host by a line of so many bytes per second in each direction; all its streams share it in turn.
+        Datagrams pass beside it: their loss and delay are the network's."""
+        lines = Line(self.loop, up), Line(self.loop, up if down is None else down)
+        self._lines[host] = lines
+        return lines
+
+    def lines_between(self, source: Address, target: Address) -> list[Line]:
+        """What a stream from one host to the other passes through, in order."""
+        if not self._lines or source.host == target.host:
+            return []
+        ends = self._lines.get(source.host), self._lines.get(target.host)
+        return [lines[way] for way, lines in enumerate(ends) if lines is not None]
 
     def stream_port(self) -> int:
         self._ports = (self._ports + 1) % 20000
@@ -291,6 +309,9 @@ class MemoryTransport:
         self._on_datagram: DatagramHandler | None = None
         self._open = False
         self.context: Context | None = None  # of the process that opened it
+        #: Bytes of streams that were written here, and that have arrived at the other ends.
+        self.written_bytes = 0
+        self.arrived_bytes = 0
 
     @property
     def is_open(self) -> bool:
@@ -321,6 +342,9 @@ class MemoryTransport:
 
     def closed_error(self, to: Address) -> TransportError:
         return TransportError("closed", to, "was not asked: the transport of this node is closed")
+
+    def upload(self) -> Upload:
+        return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes)
 
     async def close(self) -> None:
         if self._open:

@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from overlay.addresses import Address
@@ -24,8 +25,10 @@ from overlay.transport import (
     Request,
     RequestRejected,
     Response,
+    SizedBody,
     TransportError,
 )
+from tests.harness.line import PIECE_BYTES, Line
 
 if TYPE_CHECKING:
     from tests.harness.network import MemoryTransport, Network
@@ -55,6 +58,9 @@ class Pipe:
         self._discards = False
         self._room: asyncio.Future[None] | None = None
         self._chunks: deque[tuple[Buffer, int]] = deque()
+        #: Bytes written at the near end, and arrived at the far end.
+        self.written_bytes = 0
+        self.received_bytes = 0
         self._reader: asyncio.Future[None] | None = None
         self.error: Exception | None = None
 
@@ -65,6 +71,14 @@ class Pipe:
         if self._dead:
             return
         network = self.network
+        self._count(size, 0)
+        if lines := network.lines_between(self.source, self.target):
+            pieces = [PIECE_BYTES] * (size // PIECE_BYTES) + [size % PIECE_BYTES]
+            for piece in pieces[:-1]:
+                self._pass(lines, self._era, piece, after, None, ())
+            self._pass(lines, self._era, pieces[-1], after, arrive, args)
+            network.traffic.bytes += size
+            return
         ready = network.loop.time() + after
         if network.bandwidth is not None:
             ready = self._busy_until = max(ready, self._busy_until) + size / network.bandwidth
@@ -73,18 +87,47 @@ class Pipe:
         arrival = max(after_last, ready + network.draw_delay(self.source, self.target))
         self._last_arrival = arrival
         network.traffic.bytes += size
-        network.loop.call_at(arrival, self._arrive, self._era, arrive, args)
+        network.loop.call_at(arrival, self._arrive, self._era, size, arrive, args)
+
+    def _pass(
+        self, lines: list[Line], era: int, size: int, after: float, arrive: Callable[..., None] | None, args: Any
+    ) -> None:
+        """Send one piece through the lines; the propagation delay is that of the network."""
+        network = self.network
+
+        def fly() -> None:
+            after_last = math.nextafter(self._last_arrival, math.inf)
+            delay_s = network.draw_delay(self.source, self.target) + after
+            arrival = self._last_arrival = max(after_last, network.loop.time() + delay_s)
+            network.loop.call_at(arrival, land)
+
+        def land() -> None:
+            if len(lines) > 1:
+                lines[1].carry(self, size, partial(self._arrive, era, size, arrive, args))
+            else:
+                self._arrive(era, size, arrive, args)
+
+        lines[0].carry(self, size, fly)
+
+    def _count(self, written: int, arrived: int) -> None:
+        self.written_bytes += written
+        self.received_bytes += arrived
+        if (sender := self._stream.sender_of(self)) is not None:
+            sender.written_bytes += written
+            sender.arrived_bytes += arrived
 
     async def write(self, chunk: Buffer, silence_s: float | None = None) -> None:
         """Send one chunk of the body when the window allows it; the chunk may be reused when this returns."""
         while self._flying >= WINDOW and not self._discards:
             self._room = self.network.loop.create_future()
-            try:
-                async with asyncio.timeout(silence_s):
-                    await self._room
-            except TimeoutError:
-                self.error = TransportError("timeout", self.target, f"took nothing for {silence_s} s")
-                raise self.error from None
+            began_s = self.network.loop.time()
+            while not self._room.done():
+                heard_s = max(began_s, self._stream.heard_s)
+                left_s = None if silence_s is None else heard_s + silence_s - self.network.loop.time()
+                if left_s is not None and left_s <= 1e-6:
+                    self.error = TransportError("timeout", self.target, f"took nothing for {silence_s} s")
+                    raise self.error
+                await asyncio.wait([self._room], timeout=left_s)
         if self._discards:
             return
         self._flying += 1
@@ -98,9 +141,14 @@ class Pipe:
         """What is on the way vanishes, as does what is sent from now on; only `farewell` still arrives."""
         self._era += 1
         self._held.clear()
+        self.drop_unsent()
         if farewell is not None:
             self.send(farewell, *args)
         self._dead = True
+
+    def drop_unsent(self) -> None:
+        """What has not arrived yet never will."""
+        self._count(self.received_bytes - self.written_bytes, 0)
 
     def discard(self) -> None:
         """The reader is gone: let the writer continue, and drop what it writes."""
@@ -109,14 +157,22 @@ class Pipe:
 
     # -- on the way
 
-    def _arrive(self, era: int, arrive: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _arrive(self, era: int, size: int, arrive: Callable[..., None] | None, args: tuple[Any, ...]) -> None:
         if era != self._era:
             return
         if self._held or self.network.stream_held(self.source, self.target):
-            self._held.append((arrive, args))
+            self._held.append((self._land, (size, arrive, args)))
             self.network.hold(self)
         else:
+            self._land(size, arrive, args)
+
+    def _land(self, size: int, arrive: Callable[..., None] | None, args: tuple[Any, ...]) -> None:
+        if size:
+            self._count(0, min(size, self.written_bytes - self.received_bytes))
+        if arrive is not None:
             arrive(*args)
+        else:
+            self._stream.hear()
 
     def release(self) -> None:
         """The way is open again (unless it was closed meanwhile): what was held up arrives now."""
@@ -180,12 +236,21 @@ class Pipe:
     async def _arrival(self) -> None:
         loop = self.network.loop
         self._reader = loop.create_future()
-        timer = loop.call_later(self._silence_s, self.fail, self._silence())
+        self._timer = loop.call_later(self._silence_s, self._check_silence, loop.time())
         try:
             await self._reader
         finally:
-            timer.cancel()
+            self._timer.cancel()
             self._reader = None
+
+    def _check_silence(self, began_s: float) -> None:
+        """Nothing has arrived for the reader: has anything moved, in either direction?"""
+        loop = self.network.loop
+        left_s = max(began_s, self._stream.heard_s) + self._silence_s - loop.time()
+        if left_s > 1e-6:
+            self._timer = loop.call_later(left_s, self._check_silence, began_s)
+        else:
+            self.fail(self._silence())
 
     def _silence(self) -> TransportError:
         return TransportError("timeout", self.source, f"was silent for {self._silence_s:g} s")
@@ -216,7 +281,9 @@ class Stream:
         self._head = head
         self._body = body
         self._timeout_s = timeout_s
-        self._heard = 0.0
+        #: When something last moved, in either direction, and when the peer began to respond.
+        self.heard_s = 0.0
+        self._waited_s = 0.0
         self._answer: asyncio.Future[bytes] = self.network.loop.create_future()
         self._sender: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -230,20 +297,26 @@ class Stream:
         self.hear()
         self._watch = network.loop.call_later(self._timeout_s, self._check_silence)
         small = inline(self._body)
+        if isinstance(self._body, SizedBody):
+            self._body.track(lambda: self.up.received_bytes)
         size = len(self._head) + sum(map(len, small or ()))
         there, back = network.draw_delay(self.client.address, self.to), network.draw_delay(self.to, self.client.address)
         self.up.send(self._opened, small, size=size, after=there + back)
         if small is None:
             self._sender = network.loop.create_task(self._send_body(), name=f"body-{self._name}")
-        return ReceivedResponse(await self._answer, self.down)
+        return ReceivedResponse(await self._answer, self.down, waited_s=self._waited_s)
 
     def hear(self) -> None:
-        self._heard = self.network.loop.time()
+        self.heard_s = self.network.loop.time()
+
+    def sender_of(self, pipe: Pipe) -> MemoryTransport | None:
+        """Who writes into a pipe; None while nobody has accepted the request."""
+        return self.client if pipe is self.up else self.server
 
     def _check_silence(self) -> None:
         if self._answer.done():
             return
-        left_s = self._heard + self._timeout_s - self.network.loop.time()
+        left_s = self.heard_s + self._timeout_s - self.network.loop.time()
         if left_s > 1e-6:
             self._watch = self.network.loop.call_later(left_s, self._check_silence)
         else:
@@ -262,6 +335,7 @@ class Stream:
             await body.close()
 
     def _answered(self, head: bytes, small: tuple[Buffer, ...] | None) -> None:
+        self._waited_s = self.network.loop.time() - self.heard_s
         self.hear()
         if small is not None:
             self.down.fill(small)
@@ -278,6 +352,8 @@ class Stream:
         if self._watch is not None:
             self._watch.cancel()
         complete = self.down.ended
+        self.up.drop_unsent()
+        self.down.drop_unsent()
         self.down.close()
         self.down.discard()
         self.client.streams.pop(self, None)

@@ -51,7 +51,9 @@ class ExchangeRpc:
         timeout_s = self._timeouts.timeout_s(kind, to.node_id)
         try:
             async with self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:
-                self._timeouts.on_response(kind, to.node_id, self._clock.monotonic() - began)
+                # The time that the peer took, without the transfer of the body: that depends on the line and the body.
+                took_s = self._clock.monotonic() - began if answer.waited_s is None else answer.waited_s
+                self._timeouts.on_response(kind, to.node_id, took_s)
                 yield answer
         except TransportError as error:
             if error.kind == "timeout":

@@ -1,9 +1,9 @@
 """Adaptive request timeouts: median response time plus four median absolute deviations, between a floor and a ceiling.
 
-A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for. Response times are measured
-per kind of request and per peer, so that one slow peer delays no other. For a peer without measurements those of all
-peers count. After a timeout the next one is longer, up to the ceiling (RFC 6298 section 5.5): the peer may have become
-slower than any measurement. Pure.
+A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for, and a response time begins
+when the peer has the request. Response times are measured per kind of request and per peer, so that one slow peer
+delays no other. For a peer without measurements those of all peers count. After a timeout the next one is longer, up to
+the ceiling (RFC 6298 section 5.5): the peer may have become slower than any measurement. Pure.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AdaptiveTimeouts:
         return min(wanted_s, limits.ceiling_s)
 
     def on_response(self, kind: Kind, peer: bytes, seconds: float) -> None:
-        """The answer began so many seconds after the request."""
+        """The answer began so many seconds after the last byte of the request had arrived."""
         key = (kind, peer)
         own = self._measured.pop(key, None) or deque(maxlen=MAX_MEASUREMENTS)
         own.append(seconds)

@@ -112,9 +112,11 @@ class Member:
         )
 
 
-async def ask(member: Member, to: Address, name: str = "who", body: Any = ()) -> tuple[bytes, bytes, bytes]:
+async def ask(
+    member: Member, to: Address, name: str = "who", body: Any = (), *, timeout_s: float = 5.0
+) -> tuple[bytes, bytes, bytes]:
     """Head and body of the response, and the id of the responder."""
-    async with member.transport.request(to, name, b"head", body, timeout_s=5) as answer:
+    async with member.transport.request(to, name, b"head", body, timeout_s=timeout_s) as answer:
         return answer.head, b"".join([bytes(chunk) async for chunk in answer.body]), answer.node_id
 
 

@@ -147,7 +147,7 @@ def run(request: pytest.FixtureRequest) -> Run:
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(main())
-        assert unhandled == []
+        assert unhandled == [], unhandled
 
     return on_loop
 

@@ -12,6 +12,7 @@ import pytest
 
 from overlay.addresses import Address, NodeAddress
 from overlay.sockets.connection_pool import ConnectionPool, PooledConnection
+from overlay.sockets.upload_meter import UploadMeter
 from overlay.system import SystemClock
 from overlay.transport import TransportError
 from tests.unit.overlay.sockets.wire import Wire
@@ -32,7 +33,7 @@ def failure_of(error: OSError, seal: Any = None) -> TransportError:
 
         asyncio.get_running_loop().create_connection = create_connection  # type: ignore[method-assign, assignment]
         with pytest.raises(TransportError) as caught:
-            await ConnectionPool(seal, SystemClock()).connect(PEER)
+            await ConnectionPool(seal, SystemClock(), UploadMeter()).connect(PEER)
         assert caught.value.__cause__ is error
         return caught.value
 
@@ -84,7 +85,7 @@ def test_connections_are_reused_last_in_first_out() -> None:
     """A released connection is taken again, the newest one first; there is none for another address."""
 
     async def main() -> None:
-        pool = ConnectionPool(None, SystemClock())
+        pool = ConnectionPool(None, SystemClock(), UploadMeter())
         first, second = (PooledConnection(Wire(b"", [1]).connection, None, b"") for _ in range(2))
         for pooled in (first, second):
             assert pooled.is_new
@@ -102,7 +103,7 @@ def test_connections_that_have_ended_are_not_reused() -> None:
     """A connection that the peer has closed, or that has unread bytes, is dropped."""
 
     async def main() -> None:
-        pool = ConnectionPool(None, SystemClock())
+        pool = ConnectionPool(None, SystemClock(), UploadMeter())
         ended, unread = Wire(), Wire()
         await unread.stop()
         for wire in (ended, unread):
@@ -121,7 +122,7 @@ def test_a_connection_to_another_node_is_refused() -> None:
 
     async def main() -> None:
         seal: Any = type("Seal", (), {"credentials": type("Credentials", (), {"client": None})()})()
-        pool = ConnectionPool(seal, SystemClock())
+        pool = ConnectionPool(seal, SystemClock(), UploadMeter())
         wire = Wire()
         pool.release(PEER, PooledConnection(wire.connection, None, b"a" * 20))
         with pytest.raises(TransportError, match="this node asked for") as caught:
@@ -135,7 +136,7 @@ def test_a_closed_pool_keeps_nothing() -> None:
     """`close` drops idle connections, and one that is released later is dropped too."""
 
     async def main() -> None:
-        pool = ConnectionPool(None, SystemClock())
+        pool = ConnectionPool(None, SystemClock(), UploadMeter())
         for _ in range(2):
             pool.release(PEER, PooledConnection(Wire().connection, None, b""))
             pool.close()

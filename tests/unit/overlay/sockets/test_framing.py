@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from overlay.sockets.connection import Connection
 from overlay.sockets.framing import (
     COPY_BYTES,
-    SLICE_BYTES,
     SMALL_MESSAGE_BYTES,
     BadFraming,
     BodyFailed,
@@ -25,15 +24,17 @@ from overlay.sockets.framing import (
     write_body,
 )
 from overlay.sockets.http1 import HttpBody
+from overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, Probe, SendQueue, acknowledged_by_count
 from overlay.transport import MAX_HEAD_BYTES, Body, SizedBody
-from tests.unit.overlay.sockets.wire import Wire
+from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 
 class Sink(Connection):
-    """A connection that keeps a copy of every write."""
+    """A connection that keeps a copy of every write. `count`: what counts the acknowledged bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Probe | None = acknowledged_by_count) -> None:
         super().__init__()
+        self._sent = SendQueue(SocketWire(), count, None)
         self.writes: list[bytes] = []
         self.drains = 0
 
@@ -45,10 +46,10 @@ class Sink(Connection):
         self.drains += 1
 
 
-def written(body: Body, *, in_chunks: bool = False, **callbacks: Callable[[], None]) -> Sink:
+def written(body: Body, *, in_chunks: bool = False, count: Probe | None = acknowledged_by_count) -> Sink:
     async def main() -> Sink:
-        sink = Sink()
-        await write_body(sink, b"begin", BodyWriter(body), in_chunks=in_chunks, **callbacks)
+        sink = Sink(count)
+        await write_body(sink, b"begin", BodyWriter(body), in_chunks=in_chunks)
         return sink
 
     return asyncio.run(main())
@@ -113,12 +114,30 @@ def test_chunked_bodies() -> None:
     assert b"".join(sink.writes) == b"begin3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
 
 
-def test_callbacks_of_the_writer() -> None:
-    """`on_asking` comes before each request for a chunk, and `on_progress` after each chunk and each write."""
-    calls: list[str] = []
-    written(produced(b"abc"), on_asking=lambda: calls.append("asking"), on_progress=lambda: calls.append("progress"))
+@pytest.mark.parametrize("pauses", [True, False])
+def test_timeouts_pause_while_the_body_is_produced(pauses: bool) -> None:
+    """A request's body may take its time, and a response's body must not keep a silent request alive."""
+    seen: list[bool] = []
+    sink: list[Sink] = []
 
-    assert calls == ["progress", "asking", "progress", "progress", "asking", "progress"]
+    async def body() -> AsyncIterator[bytes]:
+        seen.append(sink[0].is_producing)
+        yield b"abc"
+        seen.append(sink[0].is_producing)
+
+    async def main() -> None:
+        sink.append(Sink())
+        await write_body(sink[0], b"", BodyWriter(body()), in_chunks=True, pauses_timeouts=pauses)
+        assert seen == [pauses, pauses]
+        assert not sink[0].is_producing
+
+    asyncio.run(main())
+
+
+def test_slices_are_small_where_acknowledgements_are_not_counted() -> None:
+    """Nothing is known of a slice in the kernel's buffer there, so that a slice must not take long."""
+    sink = written([bytes(3 * SMALL_SLICE_BYTES)], count=None)
+    assert [len(data) for data in sink.writes] == [SMALL_SLICE_BYTES + 5] + [SMALL_SLICE_BYTES] * 2
 
 
 def test_a_body_that_raises() -> None:

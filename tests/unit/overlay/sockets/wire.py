@@ -59,8 +59,26 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._ended
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert (high, low) == (0, None)
+
+
+class SocketWire(asyncio.WriteTransport):
+    """A transport with a socket, whose buffers the test sets."""
+
+    def __init__(self) -> None:
+        super().__init__({"socket": object()})
+        self.buffered_bytes = 0
+        self.closing = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered_bytes
+
+    def is_closing(self) -> bool:
+        return self.closing
 
 
 async def all_of(body: HttpBody) -> bytes:

@@ -79,3 +79,19 @@ def test_a_silent_peer_is_given_longer_next_time() -> None:
         assert seen[2] > seen[1]
 
     run(scenario())
+
+
+def test_the_transfer_of_a_body_is_no_response_time() -> None:
+    """A large body takes seconds on a slow line: the next timeout follows what the peer took after it."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [PEER])
+        rpc = rpc_of(swarm)
+        swarm.request_s, swarm.waited_s = 30.0, 0.1
+        swarm.answers["push"] = lambda *_: TransferResult([], [])
+        for _ in range(8):
+            async with rpc.request("push", PEER, LocateOwners(GENESIS, [], [])):
+                pass
+        assert rpc._timeouts.timeout_s("push", PEER.node_id) == REQUEST.floor_s
+
+    run(scenario())

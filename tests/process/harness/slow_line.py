@@ -1,0 +1,90 @@
+"""A slow line on the loopback: relays TCP connections to a node at a bounded rate, with small buffers.
+
+The relay takes no more than the line carries, so that the sender's kernel sees acknowledgements at the rate of the
+line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from overlay.addresses import Address
+
+LOCAL = "127.0.0.1"
+#: Small receive buffers: what a sender's kernel counts as acknowledged is soon past the line.
+BUFFER_BYTES = 16 * 1024
+
+
+class SlowLine:
+    """Relays connections to `target`. `rate`: bytes per second, towards the target and back; None: unlimited."""
+
+    def __init__(self, target: Address, *, rate: float | None = None, rate_back: float | None = None) -> None:
+        self.target = target
+        self.rate = rate
+        self.rate_back = rate_back
+        #: Bytes carried towards the target, and back.
+        self.carried = [0, 0]
+        self._open = asyncio.Event()
+        self._open.set()
+        self._listener: socket.socket | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    async def __aenter__(self) -> Address:
+        listener = self._listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        listener.bind((LOCAL, 0))
+        listener.listen()
+        listener.setblocking(False)
+        self._spawn(self._accept(listener))
+        return Address(*listener.getsockname())
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._listener is not None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._listener.close()
+
+    def stop(self) -> None:
+        """The line carries nothing until `go_on`; its connections stay."""
+        self._open.clear()
+
+    def go_on(self) -> None:
+        self._open.set()
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks[task] = None
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            near, _ = await loop.sock_accept(listener)
+            self._spawn(self._relay(near))
+
+    async def _relay(self, near: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        far = socket.socket()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        for one in (near, far):
+            one.setblocking(False)
+        try:
+            await loop.sock_connect(far, (self.target.host, self.target.port))
+            await asyncio.gather(self._carry(near, far, 0), self._carry(far, near, 1))
+        except OSError:
+            pass
+        finally:
+            near.close()
+            far.close()
+
+    async def _carry(self, source: socket.socket, target: socket.socket, way: int) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(source, BUFFER_BYTES // 2):
+            await self._open.wait()
+            if rate := (self.rate, self.rate_back)[way]:
+                await asyncio.sleep(len(data) / rate)
+            await loop.sock_sendall(target, data)
+            self.carried[way] += len(data)
+        target.shutdown(socket.SHUT_WR)
+        raise OSError("ended")

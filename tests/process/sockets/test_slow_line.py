@@ -1,0 +1,126 @@
+"""Requests over a line that is slower than any timeout: what moves is waited for, what stands still is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from overlay.addresses import NodeAddress
+from overlay.sockets import connection as connection_module
+from overlay.sockets import send_queue
+from overlay.transport import SizedBody
+from tests.process.harness.members import Member, until
+from tests.process.harness.members import ask as ask_member
+from tests.process.harness.slow_line import SlowLine
+from tests.process.harness.sockets import MB, Node, Run, ask, failure, pattern, run
+
+__all__ = ["run"]
+
+TIMEOUT_S = 0.4
+
+
+@pytest.fixture(params=["counts", "queue"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With exact counts of acknowledged bytes, and with the length of the send queue alone."""
+    if request.param == "queue":
+
+        def without_counts(transport: Any) -> send_queue.SendQueue:
+            return send_queue.SendQueue(transport, None)
+
+        monkeypatch.setattr(connection_module, "SendQueue", without_counts)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_an_upload_that_moves_is_not_given_up(run: Run) -> None:
+    """3 MB in 1.5 s: a megabyte takes longer than the timeout, and so does what the kernel still holds at the end."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two, SlowLine(two.address, rate=2 * MB) as line:
+            began = time.monotonic()
+            body = SizedBody(iter([bytes(3 * MB)]), 3 * MB)
+            head, _ = await ask(one, line, "count", b"", body, timeout_s=TIMEOUT_S)
+            assert head == str(3 * MB).encode()
+            assert time.monotonic() - began > 3 * TIMEOUT_S
+            assert body.moved_bytes() == 3 * MB
+
+    run(main())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_sealed_upload_that_moves_is_not_given_up(run: Run) -> None:
+    """The same over TLS, whose own buffers hide from the sender what the kernel has not taken yet."""
+
+    async def main() -> None:
+        async with Member() as one, Member() as two, SlowLine(two.sockets.address, rate=2 * MB) as line:
+            home = NodeAddress.of(line, two.identity.node_id)
+            _, back, _ = await ask_member(one, home, "echo", pattern(2 * MB), timeout_s=TIMEOUT_S)
+            assert len(back) == 2 * MB
+
+    run(main())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_line_that_stops_is_given_up_as_soon_as_ever(run: Run) -> None:
+    """In the middle of an upload: the timeout after the last byte that got through, not one more."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            line = SlowLine(two.address, rate=2 * MB)
+            async with line as address:
+                asyncio.get_running_loop().call_later(1.0, line.stop)
+                began = time.monotonic()
+                error = await failure(ask(one, address, "count", b"", [bytes(8 * MB)], timeout_s=TIMEOUT_S))
+                assert error.kind == "timeout"
+                assert 1.0 < time.monotonic() - began < 1.0 + 2 * TIMEOUT_S
+
+    run(main())
+
+
+def test_a_response_that_moves_is_not_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the client, nor by the server, whose slices take longer than its own bound too."""
+    monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", TIMEOUT_S)
+
+    async def main() -> None:
+        async with Node() as one, Node() as two, SlowLine(two.address, rate_back=2 * MB) as line:
+            _, body = await ask(one, line, "give", str(3 * MB).encode(), timeout_s=TIMEOUT_S)
+            assert len(body) == 3 * MB
+
+    run(main())
+
+
+def test_a_reader_that_takes_nothing_is_given_up_by_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel's buffer fills; then nothing is acknowledged, and the server ends the connection."""
+    monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", TIMEOUT_S)
+
+    async def main() -> None:
+        async with (
+            Node() as one,
+            Node() as two,
+            one.transport.request(two.address, "give", str(64 * MB).encode(), timeout_s=5.0),
+        ):
+            await until(lambda: not two.transport._server._connections, "it was closed")  # type: ignore[union-attr]
+
+    run(main())
+
+
+def test_the_meter_shows_the_rate_of_the_line(run: Run) -> None:
+    """Between two readings with bytes queued, the acknowledged bytes are those that the line carried."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two, SlowLine(two.address, rate=2 * MB) as line:
+            task = asyncio.ensure_future(ask(one, line, "count", b"", [bytes(4 * MB)], timeout_s=5.0))
+            await asyncio.sleep(0.5)
+            first, began = one.transport.upload(), time.monotonic()
+            await asyncio.sleep(1.0)
+            second, took_s = one.transport.upload(), time.monotonic() - began
+            assert first.queued_bytes
+            assert second.queued_bytes
+            rate = (second.acknowledged_bytes - first.acknowledged_bytes) / took_s
+            assert 0.7 * 2 * MB < rate < 1.3 * 2 * MB
+            await task
+            assert one.transport.upload().acknowledged_bytes >= 4 * MB
+
+    run(main())

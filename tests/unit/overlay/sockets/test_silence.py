@@ -1,0 +1,50 @@
+"""When a connection has been silent for too long: pure decisions over bytes and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from overlay.sockets.silence import LOOKS, Silence
+
+TIMEOUT_S = 4.0
+
+
+def given_up_at(
+    moved_bytes: Callable[[float], int], *, own_turn_until_s: float = -1.0, limit_s: float = 100.0
+) -> float:
+    """The time at which a wait that began at 0 is given up; looks come when they are asked for."""
+    silence, now_s, left_s = Silence(TIMEOUT_S, 0.0, moved_bytes(0.0)), 0.0, TIMEOUT_S / LOOKS
+    while left_s and now_s < limit_s:
+        now_s += left_s
+        left_s = silence.look(now_s, moved_bytes(now_s), is_own_turn=now_s <= own_turn_until_s)
+    return now_s
+
+
+def test_nothing_moves() -> None:
+    """The wait ends at its timeout, not a look later."""
+    assert given_up_at(lambda _now: 7) == pytest.approx(TIMEOUT_S, rel=2e-3)
+
+
+@pytest.mark.parametrize("rate", [1, 1000])
+def test_what_moves_is_waited_for(rate: int) -> None:
+    """However slow: a byte per second for longer than any timeout is no silence."""
+    assert given_up_at(lambda now: int(now * rate)) >= 100.0
+
+
+@pytest.mark.parametrize("died_s", [0.3, 2.0, 9.9, 31.4])
+def test_a_peer_that_dies_is_given_up_within_the_timeout(died_s: float) -> None:
+    """Counted from its last byte: never later than the timeout, and at most one look earlier."""
+    waited_s = given_up_at(lambda now: int(1000 * min(now, died_s))) - died_s
+    assert TIMEOUT_S * (1 - 1.01 / LOOKS) <= waited_s <= TIMEOUT_S * 1.001
+
+
+def test_time_in_which_this_side_produces_does_not_count() -> None:
+    """The timeout starts when the peer has something to acknowledge again."""
+    assert given_up_at(lambda _now: 0, own_turn_until_s=20.0) == pytest.approx(20.0 + TIMEOUT_S, rel=2e-3)
+
+
+def test_a_count_that_falls_is_no_movement() -> None:
+    """A look that fails gives a smaller number; the right one after it is nothing new."""
+    assert given_up_at(lambda now: 0 if 1.0 < now < 3.0 else 10) <= TIMEOUT_S * 1.001
