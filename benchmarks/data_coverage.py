@@ -57,6 +57,12 @@ def measure(arguments: argparse.Namespace) -> Outcome:
                 "%",
                 [100 * total("twice_after_death") / trained],
             ),
+            Series(
+                "shared data: trained only after an epoch later than the next had begun",
+                "%",
+                [100 * total("late") / trained],
+                "≤ 0",
+            ),
             Series("shared data: samples trained", "", [trained]),
         ],
     )

@@ -18,7 +18,7 @@ from p2pnode.directory_lock import LOCK_FILE
 KEPT_PREFIX = "trainer.log"
 
 
-class Outcome:
+class StartOutcome:
     """How a start went. `exit_code` is set by the caller; a start that raised has none."""
 
     exit_code: int | None = None
@@ -35,13 +35,13 @@ def is_fresh(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def emptied_on_failure(folder: Path, *, fresh: bool) -> Iterator[Outcome]:
+def emptied_on_failure(folder: Path, *, fresh: bool) -> Iterator[StartOutcome]:
     """Within the lock of the directory: empty it again if it was `fresh` and the start fails.
 
     A start fails if it raises, or ends with an exit code other than 0, before its node has entered a swarm: from then
     on the directory has a record (`p2pnode.config.directory_record`), and stays as it is.
     """
-    outcome = Outcome()
+    outcome = StartOutcome()
     try:
         yield outcome
     finally:
