@@ -81,7 +81,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     state_bytes = vector_bytes * (1 if settings.outer_momentum == 0.0 else 2 if alone else 3)
     share_bytes = round(state_bytes / nodes)
     shard_bytes = -(-state_bytes // settings.shards)
-    encoded_bytes = codecs.size_bytes(settings.codec, values)
+    encoded_bytes = codecs.max_bytes(settings.codec, values, settings.sparse_values)
     copied_bytes = vector_bytes + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)

@@ -132,12 +132,18 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(description="False: this node trains alone, nothing is pushed or pulled. For comparison only."),
     ] = True
     codec: Annotated[
-        Literal["float32", "bfloat16", "int8"],
+        Literal["float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(
-            description="Encoding of pushed deltas: 4, 2 or 1 byte per value; the rounding error is added to the next "
-            "delta."
+            description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; what it lacks is added to "
+            "the next delta."
         ),
     ] = "bfloat16"
+    sparse_values: Annotated[
+        int,
+        Meta(
+            ge=1, le=4096, description='Values that codec = "sparse" sends of each 4,096: the largest; 1.8 bytes each.'
+        ),
+    ] = 128
     pull_codec: Annotated[Literal["float32", "bfloat16"], Meta(description="Encoding of pulled values.")] = "float32"
     shards: Annotated[
         int,

@@ -1,14 +1,17 @@
-"""Codecs for float32 values: unchanged, as bfloat16 rounded to nearest even, or as int8 with a scale per block.
+"""Codecs for float32 values: unchanged, as bfloat16, as int8 or int4 with a scale per block, or the largest alone.
 
 The daemon has no torch and NumPy has no bfloat16, so the conversion works on bit patterns. Compiled kernels
-(`training.kernels`) need one pass; without them NumPy makes several, with the same bits. An int8 block is a
-little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes. The error of a value is at most half a
-scale. With error feedback (Seide et al., Interspeech 2014) the rounding errors of one delta are added to the next, so
-that none is lost. The sender keeps them (`training.exchange.client`). Pure.
+(`training.kernels`) need one pass; without them NumPy makes several, with the same bits. bfloat16 is rounded to nearest
+even. An int8 block is a little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes. The error of
+a value is at most half a scale. `training.encoding.int4` and `training.encoding.sparse` describe the others. The size
+of a sparse encoding depends on the values. With error feedback (Seide et al., Interspeech 2014) what one delta lacks is
+added to the next, so that none is lost; under sparse it decays meanwhile. The sender keeps it
+(`training.exchange.client`). Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -16,13 +19,14 @@ import numpy.typing as npt
 
 from overlay.transport import Buffer
 from training import kernels
+from training.encoding import int4, sparse
 
-CodecName = Literal["float32", "bfloat16", "int8"]
+CodecName = Literal["float32", "bfloat16", "int8", "int4", "sparse"]
 Vector = npt.NDArray[np.float32]
 Encoded = bytes | bytearray | memoryview
 
 #: The codecs' numbers in a frame header.
-CODES: dict[CodecName, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
+CODES: dict[CodecName, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "sparse": 4}
 NAMES: dict[int, CodecName] = {number: name for name, number in CODES.items()}
 
 #: Values that share a scale: an outlier spoils only these, and the scales are 0.4 % of the bytes.
@@ -34,41 +38,83 @@ _MIN_VALUE = np.float32(1e-30)
 #: Values encoded at a time, so that all passes over a piece find it in the cache.
 _PIECE_VALUES = 32 * BLOCK_VALUES
 
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+#: Values of each block of 4,096 that sparse sends by default.
+SPARSE_VALUES = sparse.PER_BLOCK
+
+_CUT_VALUES = {"int8": BLOCK_VALUES, "int4": int4.BLOCK_VALUES, "sparse": sparse.BLOCK_VALUES}
+
+
+def has_fixed_size(codec: CodecName) -> bool:
+    """Whether the number of values alone determines the bytes of an encoding (`size_bytes`)."""
+    return codec != "sparse"
 
 
 def size_bytes(codec: CodecName, values: int) -> int:
-    """Bytes on the wire for this number of values."""
-    if codec == "int8":
-        return values + 4 * -(-values // BLOCK_VALUES)
-    return values * _VALUE_BYTES[codec]
+    """Bytes on the wire for this number of values. Raises `ValueError` for sparse, whose size depends on the values."""
+    if codec == "sparse":
+        raise ValueError("the size of a sparse encoding depends on the values")
+    return kernels.size_bytes(codec, values)
+
+
+def max_bytes(codec: CodecName, values: int, sparse_values: int = sparse.BLOCK_VALUES) -> int:
+    """The most bytes for this number of values, with so many values sent of each sparse block: by default all."""
+    return sparse.max_bytes(values, sparse_values) if codec == "sparse" else size_bytes(codec, values)
+
+
+def decay(codec: CodecName) -> float:
+    """What a residual is multiplied by when it is added to the next delta."""
+    return sparse.DECAY if codec == "sparse" else 1.0
 
 
 def count_values(codec: CodecName, payload_bytes: int) -> int:
-    """Values in this number of bytes. Raises `ValueError` if it is not a whole number of values."""
-    if codec == "int8":
-        blocks, rest = divmod(payload_bytes, _BLOCK.itemsize)
-        if 0 < rest <= 4:
-            raise ValueError(f"{payload_bytes} bytes of int8 end inside a block")
-        return blocks * BLOCK_VALUES + max(0, rest - 4)
-    count, rest = divmod(payload_bytes, _VALUE_BYTES[codec])
+    """Values in this number of bytes, of int4 one too many where their number is odd. Raises `ValueError` if it is not
+    a whole number of values, and for sparse."""
+    if codec in ("int8", "int4"):
+        unit = cut_values(codec)
+        head = size_bytes(codec, unit) - unit // (1 if codec == "int8" else 2)
+        blocks, rest = divmod(payload_bytes, size_bytes(codec, unit))
+        if 0 < rest <= head:
+            raise ValueError(f"{payload_bytes} bytes of {codec} end inside a block")
+        return blocks * unit + max(0, rest - head) * (1 if codec == "int8" else 2)
+    count, rest = divmod(payload_bytes, size_bytes(codec, 1))
     if rest:
         raise ValueError(f"{payload_bytes} bytes of {codec} end inside a value")
     return count
 
 
+def count_sparse(data: memoryview, most: int) -> int:
+    """How many of the next `most` values of an array a sparse encoding has. Raises `ValueError` if it is none."""
+    return min(most, sparse.check(data, most) * sparse.BLOCK_VALUES)
+
+
+def cuts(data: memoryview, codec: CodecName, unit: int) -> Iterator[tuple[int, int]]:
+    """Where to cut an encoding, in bytes, after every `unit` values, a multiple of `cut_values`."""
+    start = stop = 0
+    if has_fixed_size(codec):
+        unit_bytes = size_bytes(codec, unit)
+        for start in range(0, len(data), unit_bytes):
+            yield start, start + unit_bytes
+        return
+    while stop < len(data):
+        start = stop
+        for _ in range(unit // sparse.BLOCK_VALUES):
+            if stop < len(data):
+                stop = sparse.block_end(data, stop)
+        yield start, stop
+
+
 def cut_values(codec: CodecName) -> int:
     """An encoding may be cut after any multiple of this number of values."""
-    return BLOCK_VALUES if codec == "int8" else 1
+    return _CUT_VALUES.get(codec, 1)
 
 
 def values_within(codec: CodecName, limit_bytes: int) -> int:
-    """The largest number of values that fits into `limit_bytes` and after which an encoding may be cut."""
+    """The largest number of values that always fits into `limit_bytes` and after which an encoding may be cut."""
     unit = cut_values(codec)
-    return limit_bytes // size_bytes(codec, unit) * unit
+    return limit_bytes // max_bytes(codec, unit) * unit
 
 
-def encode(values: Vector, codec: CodecName) -> Encoded:
+def encode(values: Vector, codec: CodecName, sparse_values: int = SPARSE_VALUES) -> Encoded:
     """Encode values, little-endian. Only for finite input: rounding would turn a NaN into infinity."""
     if codec == "float32":
         return values.astype("<f4", copy=False).tobytes()
@@ -76,6 +122,8 @@ def encode(values: Vector, codec: CodecName) -> Encoded:
         encoded = np.empty(size_bytes(codec, values.size), dtype=np.uint8)  # a bytearray would be zeroed first
         kernels.COMPILED.encode_bfloat16(values, encoded)
         return encoded.data
+    if codec == "sparse" or (kernels.COMPILED is not None and kernels.fits(values)):
+        return encode_with_feedback(values, np.zeros(values.size, dtype=np.float32), codec, sparse_values)
     data = bytearray(size_bytes(codec, values.size))
     for start in range(0, values.size, _PIECE_VALUES):
         piece = np.ascontiguousarray(values[start : start + _PIECE_VALUES])
@@ -88,12 +136,17 @@ def as_bytes(values: Vector) -> memoryview:
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
-def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> Encoded:
-    """Encode `delta + residual` with a lossy codec; both are `float32[n]`.
+def encode_with_feedback(
+    delta: Vector, residual: Vector, codec: CodecName, sparse_values: int = SPARSE_VALUES
+) -> Encoded:
+    """Encode `delta + decay · residual` with a lossy codec; both are `float32[n]`, and `decay(codec)` is 1 except for
+    sparse, which sends the `sparse_values` largest of each 4,096 values.
 
-    `residual` becomes the rounding error. A delta that is not finite is encoded too, for its owner to refuse, and sets
-    the residual to zero.
+    `residual` becomes what the encoding lacks. A delta that is not finite is encoded too, for its owner to refuse, and
+    sets the residual to zero.
     """
+    if codec == "sparse":
+        return _encode_sparse(delta, residual, sparse_values)
     if kernels.COMPILED is not None and kernels.fits(delta, residual):
         encoded = np.empty(size_bytes(codec, delta.size), dtype=np.uint8)
         if not kernels.COMPILED.encode_with_feedback(delta, residual, codec, encoded):
@@ -113,6 +166,24 @@ def encode_with_feedback(delta: Vector, residual: Vector, codec: CodecName) -> E
     return data
 
 
+def _encode_sparse(delta: Vector, residual: Vector, per_block: int) -> Encoded:
+    if kernels.COMPILED is not None and kernels.fits(delta, residual):
+        buffer = np.empty(sparse.max_bytes(delta.size, per_block), dtype=np.uint8)
+        written, is_finite = kernels.COMPILED.encode_sparse_with_feedback(
+            delta, residual, sparse.DECAY, buffer, per_block
+        )
+        # A slice would keep the whole buffer, of which an encoding with many zeros needs little.
+        encoded: Encoded = buffer.data[:written] if 2 * written > buffer.size else bytes(buffer.data[:written])
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            residual *= np.float32(sparse.DECAY)
+            residual += delta
+        encoded, is_finite = sparse.encode(residual, per_block)
+    if not is_finite:
+        residual[:] = 0.0
+    return encoded
+
+
 def _encode_piece(values: Vector, codec: CodecName, into: bytearray, at_byte: int, rounded: Vector | None) -> None:
     """Encode contiguous values, whole blocks except in the last piece; `rounded` receives them decoded."""
     if codec == "bfloat16":
@@ -126,6 +197,9 @@ def _encode_piece(values: Vector, codec: CodecName, into: bytearray, at_byte: in
             np.bitwise_and(raised, np.uint32(0xFFFF0000), out=rounded.view(np.uint32))
         raised >>= np.uint32(16)
         np.frombuffer(into, dtype="<u2", count=values.size, offset=at_byte)[:] = raised
+        return
+    if codec == "int4":
+        int4.encode_piece(values, into, at_byte, rounded)
         return
     blocks = values.size // BLOCK_VALUES
     whole = blocks * BLOCK_VALUES
@@ -157,8 +231,12 @@ def _quantised(blocks: Vector) -> tuple[Vector, Vector]:
 
 
 def decode(data: Buffer, codec: CodecName, into: Vector) -> None:
-    """Decode into `into`, which has exactly as many values. Raises `ValueError` if the sizes differ."""
+    """Decode into `into`, which has exactly as many values. Raises `ValueError` if the sizes differ, or the bytes are
+    no valid encoding; then nothing is written."""
     view = memoryview(data).cast("B")
+    if codec == "sparse":
+        sparse.decode(view, into)
+        return
     if len(view) != size_bytes(codec, into.size):
         raise ValueError(f"{len(view)} bytes of {codec} are not {into.size} values")
     if codec == "float32":
@@ -169,6 +247,8 @@ def decode(data: Buffer, codec: CodecName, into: Vector) -> None:
         bits = into.view(np.uint32)
         bits[:] = np.frombuffer(view, dtype="<u2")
         bits <<= np.uint32(16)
+    elif codec == "int4":
+        int4.decode(view, into)
     else:
         _decode_blocks(view, into)
 

@@ -2,7 +2,8 @@
 
 A frame is a 32-byte header and a payload. The header names the shard, which of its arrays the payload belongs to, the
 offset, the codec, the payload's size, and the step and version. The head of the request lists the shards and their
-lengths, so the sizes in frames never determine how much the receiver allocates. Pure.
+lengths, so the sizes in frames never determine how much the receiver allocates. A sparse payload ends with a block; its
+size is bounded by what the values could need at most. Pure.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class BadFrame(TrainingError):
     """A body does not match its head."""
 
 
-def framed_bytes(codec: CodecName, values: int) -> int:
-    """Bytes of an array with its frame headers."""
-    return codecs.size_bytes(codec, values) + HEADER_BYTES * -(
-        -values // codecs.values_within(codec, MAX_PAYLOAD_BYTES)
-    )
+def framed_bytes(codec: CodecName, values: int, encoded_bytes: int | None = None) -> int:
+    """Bytes of an array with its frame headers. For sparse the caller gives the bytes without."""
+    if encoded_bytes is None:
+        encoded_bytes = codecs.size_bytes(codec, values)
+    return encoded_bytes + HEADER_BYTES * -(-values // codecs.values_within(codec, MAX_PAYLOAD_BYTES))
 
 
 def frames(
@@ -93,10 +94,9 @@ def encoded_frames(
 ) -> Iterator[Buffer]:
     """As `frames`, for values that are already encoded, without a copy."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
-    frame_bytes = codecs.size_bytes(codec, per_frame)
     view = memoryview(payload)
-    for number, start in enumerate(range(0, len(view), frame_bytes)):
-        piece = view[start : start + frame_bytes]
+    for number, (start, stop) in enumerate(codecs.cuts(view, codec, per_frame)):
+        piece = view[start:stop]
         yield header(shard, number * per_frame, len(piece), codec, part, step=step, version=version)
         yield piece
 
@@ -209,6 +209,7 @@ async def read_encoded(
     Raises `BadFrame` if they are not the given part of the given shard.
     """
     encoded = memoryview(b"")
+    pieces: list[memoryview] = []
     filled = at_byte = 0
     codec: CodecName = "float32"
     while filled < size:
@@ -220,23 +221,53 @@ async def read_encoded(
         if filled and codecs.NAMES[head.codec] != codec:
             raise BadFrame(f"shard {shard} changes its codec at value {filled}")
         codec = codecs.NAMES[head.codec]
-        try:
-            count = codecs.count_values(codec, head.payload_bytes)
-        except ValueError as error:
-            raise BadFrame(str(error)) from error
-        if filled + count < size and count % codecs.cut_values(codec):
-            raise BadFrame(f"shard {shard} is cut inside a block, after value {filled + count}")
-        if count == 0 or filled + count > size:
-            raise BadFrame(f"shard {shard} has {size} values, a frame brings {count} more after {filled}")
-        if not filled:
-            encoded = allocate(codecs.size_bytes(codec, size))
-        payload = encoded[at_byte : at_byte + head.payload_bytes]
+        count = 0
+        if codecs.has_fixed_size(codec):
+            count = _announced(head, codec, filled, size)
+            if not filled:
+                encoded = allocate(codecs.size_bytes(codec, size))
+            payload = encoded[at_byte : at_byte + head.payload_bytes]
+            at_byte += head.payload_bytes
+        else:
+            if head.payload_bytes > codecs.max_bytes(codec, size - filled):
+                raise BadFrame(f"{head.payload_bytes} bytes of {codec} are more than {size - filled} values need")
+            payload = (new_memory if filled else allocate)(head.payload_bytes)
+            pieces.append(payload)
         await reader.fill(payload)
         if has_checksum and zlib.crc32(payload) != head.step:
             raise BadFrame(f"shard {shard} was damaged in transfer, after value {filled}")
-        at_byte += head.payload_bytes
+        if pieces:
+            count = _found(payload, filled, size)
         filled += count
+    if pieces:
+        encoded = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     return encoded, codec
+
+
+def _announced(head: FrameHeader, codec: CodecName, filled: int, size: int) -> int:
+    """How many values a frame of a codec of fixed size brings. Raises `BadFrame`."""
+    if head.payload_bytes and head.payload_bytes == codecs.size_bytes(codec, size - filled):
+        return size - filled
+    try:
+        count = codecs.count_values(codec, head.payload_bytes)
+    except ValueError as error:
+        raise BadFrame(str(error)) from error
+    if filled + count < size and count % codecs.cut_values(codec):
+        raise BadFrame(f"shard {head.shard} is cut inside a block, after value {filled + count}")
+    if count == 0 or filled + count > size:
+        raise BadFrame(f"shard {head.shard} has {size} values, a frame brings {count} more after {filled}")
+    return count
+
+
+def _found(payload: memoryview, filled: int, size: int) -> int:
+    """How many values a sparse payload has. Raises `BadFrame`, also for one that could not be decoded."""
+    try:
+        count = codecs.count_sparse(payload, size - filled)
+    except ValueError as error:
+        raise BadFrame(str(error)) from error
+    if count == 0:
+        raise BadFrame(f"a frame brings nothing after value {filled}")
+    return count
 
 
 async def read_array(reader: FrameReader, shard: int, part: Part, size: int) -> tuple[Vector, memoryview, CodecName]:

@@ -23,9 +23,12 @@ Vector = npt.NDArray[np.float32]
 Data = npt.NDArray[Any]
 
 #: The version of the functions, as in `kernels.c`. A library of another version is not used.
-CONTRACT = 2
+CONTRACT = 3
 #: Values that share a scale in int8; `BLOCK` in C.
 BLOCK_VALUES = 1024
+#: The same for int4, and the values of which sparse sends the largest; `INT4_BLOCK` and `SPARSE_BLOCK` in C.
+INT4_BLOCK_VALUES = 64
+SPARSE_BLOCK_VALUES = 4096
 #: For fewer values a call through ctypes costs more than NumPy's passes.
 MIN_VALUES = 256
 
@@ -35,6 +38,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "encode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
     "encode_bfloat16_with_feedback": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _SIZE]),
     "encode_int8_with_feedback": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _SIZE]),
+    "encode_int4_with_feedback": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _SIZE]),
+    "encode_sparse_with_feedback": (ctypes.c_ssize_t, [_POINTER, _POINTER, _FLOAT, _POINTER, _SIZE, _SIZE]),
+    "check_sparse": (ctypes.c_ssize_t, [_POINTER, _SIZE, _SIZE]),
+    "decode_sparse": (ctypes.c_ssize_t, [_POINTER, _SIZE, _POINTER, _SIZE]),
+    "decode_int4": (None, [_POINTER, _POINTER, _SIZE]),
     "decode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
     "decode_int8": (None, [_POINTER, _POINTER, _SIZE]),
     "add": (None, [_POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
@@ -59,6 +67,16 @@ class CompiledKernels:
         if found != CONTRACT:
             raise OSError(f"{path.name} is of version {found}, not {CONTRACT}")
         self._library = library
+        self._encoders = {
+            "bfloat16": library.encode_bfloat16_with_feedback,
+            "int8": library.encode_int8_with_feedback,
+            "int4": library.encode_int4_with_feedback,
+        }
+        self._decoders = {
+            "bfloat16": library.decode_bfloat16,
+            "int8": library.decode_int8,
+            "int4": library.decode_int4,
+        }
 
     def encode_bfloat16(self, values: Vector, data: Data) -> None:
         """float32 to bfloat16, rounded to nearest, ties to even."""
@@ -67,23 +85,39 @@ class CompiledKernels:
         self._library.encode_bfloat16(_at(values), _into(data), count)
 
     def encode_with_feedback(self, delta: Vector, residual: Vector, codec: str, data: Data) -> bool:
-        """Encode `delta + residual` as bfloat16 or int8; `residual` becomes the rounding error. Returns whether all of
-        it is finite."""
+        """Encode `delta + residual` as bfloat16, int8 or int4; `residual` becomes the rounding error. Returns whether
+        all of it is finite."""
         count = _count(delta, residual)
         _check_size(data, codec, count)
-        encode = (
-            self._library.encode_bfloat16_with_feedback
-            if codec == "bfloat16"
-            else self._library.encode_int8_with_feedback
-        )
+        encode = self._encoders[codec]
         return bool(encode(_at(delta), _into(residual), _into(data), count))
 
     def decode(self, data: Data, codec: str, into: Vector) -> None:
-        """bfloat16 or int8 to float32."""
+        """bfloat16, int8 or int4 to float32."""
         count = _count(into)
         _check_size(data, codec, count)
-        decode = self._library.decode_bfloat16 if codec == "bfloat16" else self._library.decode_int8
-        decode(_at(data), _into(into), count)
+        self._decoders[codec](_at(data), _into(into), count)
+
+    def encode_sparse_with_feedback(
+        self, delta: Vector, residual: Vector, decay: float, data: Data, per_block: int
+    ) -> tuple[int, bool]:
+        """Encode `decay · residual + delta` as sparse, with `per_block` values of each whole block. `residual` becomes
+        what was not sent. Returns the bytes written to `data`, and whether all of it is finite."""
+        count = _count(delta, residual)
+        if data.nbytes < sparse_bytes(count, per_block):
+            raise ValueError(f"{data.nbytes} bytes are not enough for {count} values")
+        encode = self._library.encode_sparse_with_feedback
+        written = int(encode(_at(delta), _into(residual), decay, _into(data), per_block, count))
+        return abs(written), written >= 0
+
+    def check_sparse(self, data: Data, count: int) -> int:
+        """How many whole blocks the sparse encoding of an array of `count` values, or its beginning, has. Negative if
+        it is none: the number of the error."""
+        return int(self._library.check_sparse(_at(data), data.nbytes, count))
+
+    def decode_sparse(self, data: Data, into: Vector) -> int:
+        """sparse to float32. Returns 0, or the negative number of an error: then nothing is written."""
+        return int(self._library.decode_sparse(_at(data), data.nbytes, _into(into), _count(into)))
 
     def add(self, value: Vector, delta: Vector, weight: float, lr: float) -> None:
         """value += lr · (weight · delta)"""
@@ -162,8 +196,29 @@ def _count(*vectors: Vector) -> int:
     return count
 
 
+def size_bytes(codec: str, count: int) -> int:
+    """Bytes of this number of values in a codec whose size depends on their number alone."""
+    if codec == "int8":
+        return count + 4 * -(-count // BLOCK_VALUES)
+    if codec == "int4":
+        return -(-count // 2) + 2 * -(-count // INT4_BLOCK_VALUES)
+    return count * {"float32": 4, "bfloat16": 2}[codec]
+
+
+def sparse_bytes(count: int, per_block: int) -> int:
+    """The most bytes of this number of values as sparse, with `per_block` values of each whole block."""
+    blocks, rest = divmod(count, SPARSE_BLOCK_VALUES)
+    whole = _sparse_block_bytes(per_block)
+    return blocks * whole + (_sparse_block_bytes(-(-per_block * rest // SPARSE_BLOCK_VALUES)) if rest else 0)
+
+
+def _sparse_block_bytes(sent: int) -> int:
+    """A count, two magnitudes, and an index of 12 bits and a code of 2 for each value."""
+    return (1 if sent < 0x80 else 2) + 4 + (3 * sent + 1) // 2 + (sent + 3) // 4
+
+
 def _check_size(data: Data, codec: str, count: int) -> None:
-    wanted = 2 * count if codec == "bfloat16" else count + 4 * -(-count // BLOCK_VALUES)
+    wanted = size_bytes(codec, count)
     if data.nbytes != wanted:
         raise ValueError(f"{data.nbytes} bytes of {codec} are not {count} values")
 

@@ -1,4 +1,4 @@
-"""Error feedback: keeps what a lossy codec rounds off and adds it to the next delta (Seide et al. 2014, 1-bit SGD)."""
+"""Error feedback: adds what a lossy codec left out of a delta to the next one (Seide et al. 2014, 1-bit SGD)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from training.encoding.codecs import CodecName, Vector
 class ErrorFeedback:
     """The residual of this node's deltas, `float32[total]`; allocated with the first lossy delta."""
 
-    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, bounds: Sequence[tuple[int, int]], sparse_values: int = codecs.SPARSE_VALUES) -> None:
         self._bounds = bounds
+        self._sparse_values = sparse_values
         self._residual: Vector | None = None
         #: Shards whose residual may differ from zero.
         self.residual_shards: set[int] = set()
@@ -27,8 +28,8 @@ class ErrorFeedback:
         return self._residual[start:stop]
 
     def encode(self, shard: int, values: Vector, codec: CodecName) -> codecs.Encoded:
-        """Encode values and residual; what this rounds off is the new residual."""
-        encoded = codecs.encode_with_feedback(values, self.residual(shard), codec)
+        """Encode values and residual, which becomes what the encoding lacks."""
+        encoded = codecs.encode_with_feedback(values, self.residual(shard), codec, self._sparse_values)
         self.residual_shards.add(shard)
         return encoded
 

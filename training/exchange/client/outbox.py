@@ -43,7 +43,7 @@ class Outgoing:
 
     @property
     def framed_bytes(self) -> int:
-        return framed_bytes(self.codec, self.values)
+        return framed_bytes(self.codec, self.values, len(self.encoded))
 
     def item(self) -> IncomingDelta:
         """The same shard as its owner receives it; it refers to no memory of the trainer."""

@@ -45,7 +45,7 @@ class PushClient:
         self._executor = context.environment.executor
         self._deltas = deltas
         self._outbox = Outbox(context, directory, deltas)
-        self._feedback = ErrorFeedback(self._store.bounds)
+        self._feedback = ErrorFeedback(self._store.bounds, context.settings.sparse_values)
         self._runs = _runs(self._store.bounds)
 
     @property

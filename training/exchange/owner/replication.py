@@ -152,7 +152,7 @@ class DeltaReplicator:
         size = sum(len(item.encoded) for item, _ in pairs)
         self._counters.bytes_sent += size
         try:
-            framed = sum(framed_bytes(item.codec, item.delta.size) for item, _ in pairs)
+            framed = sum(framed_bytes(item.codec, item.delta.size, len(item.encoded)) for item, _ in pairs)
             body = sized(stream(), framed)
             async with self._rpc.request("forward", to, message, body) as answer:
                 results = self._rpc.decoded(to, answer.head, ForwardAnswer).results

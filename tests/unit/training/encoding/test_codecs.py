@@ -1,4 +1,4 @@
-"""float32, bfloat16 and int8 on the wire: rounding, bounds, sizes, error feedback, nothing non-finite overlooked."""
+"""float32, bfloat16, int8 and int4 on the wire: rounding, sizes, error feedback, nothing non-finite overlooked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 
 EXACT_ON_SMALL_INTEGERS: list[CodecName] = ["float32", "bfloat16"]
-CODECS: list[CodecName] = ["float32", "bfloat16", "int8"]
-LOSSY: list[CodecName] = ["bfloat16", "int8"]
+#: Those whose size depends on the number of values alone.
+CODECS: list[CodecName] = ["float32", "bfloat16", "int8", "int4"]
+LOSSY: list[CodecName] = ["bfloat16", "int8", "int4"]
+#: The values of a block on which a codec is exact, if the last one is among them: whole multiples of its scale.
+LARGEST: dict[CodecName, int] = {"float32": 127, "bfloat16": 127, "int8": 127, "int4": 7}
 
 
 def round_trip(values: Vector, codec: CodecName) -> Vector:
@@ -104,22 +107,24 @@ def test_float32_is_exact_for_every_bit_pattern() -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 1023, 65537])
 def test_sizes_even_and_odd(codec: CodecName, size: int) -> None:
     """Any number of values travels, none included, in exactly its bytes."""
-    # With 127 in every block the scale of int8 is 1, and whole numbers are exact in every codec.
-    values = np.arange(size, dtype=np.float32) % 128
-    values[::1024] = 127
+    # With the largest level in every block the scale is 1, and whole numbers are exact in every codec.
+    largest = LARGEST[codec]
+    values = np.arange(size, dtype=np.float32) % (largest + 1)
+    values[:: codecs.cut_values(codec)] = largest
 
     encoded = codecs.encode(values, codec)
 
     assert len(encoded) == codecs.size_bytes(codec, size)
-    assert codecs.count_values(codec, len(encoded)) == size
+    assert codecs.count_values(codec, len(encoded)) == size + (codec == "int4" and size % 2)
     assert np.array_equal(round_trip(values, codec), values)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_strided_slice_is_encoded_in_its_order(codec: CodecName) -> None:
     """A view with gaps, or backwards, is encoded as the values it shows."""
-    values = np.arange(64, dtype=np.float32)
-    values[62:] = 127
+    largest = LARGEST[codec]
+    values = np.arange(64, dtype=np.float32) % (largest + 1)
+    values[62:] = largest
 
     assert np.array_equal(round_trip(values[::2], codec), values[::2])
     assert np.array_equal(round_trip(values[::-1], codec), values[::-1])
@@ -163,12 +168,13 @@ def test_a_wrong_number_of_bytes_is_refused_and_writes_nothing(codec: CodecName,
 
 
 def test_the_wire_is_little_endian() -> None:
-    """Golden bytes: 1.0 and −2.5 in each codec; the int8 scale is 2.5 / 127."""
+    """Golden bytes: 1.0 and −2.5 in each codec; the scales are 2.5 / 127 and 2.5 / 7, and int4's levels 3 and −7."""
     values = np.array([1.0, -2.5], dtype=np.float32)
 
     assert codecs.encode(values, "float32").hex() == "0000803f000020c0"
     assert codecs.encode(values, "bfloat16").hex() == "803f20c0"
     assert codecs.encode(values, "int8").hex() == np.float32(2.5 / 127).tobytes().hex() + "3381"
+    assert codecs.encode(values, "int4").hex() == "b73e" + "93"
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -205,8 +211,8 @@ def test_nothing_and_denormals_are_finite() -> None:
 
 def test_the_codec_numbers_never_change() -> None:
     """The numbers are sent in frame headers: they are part of the protocol."""
-    assert codecs.CODES == {"float32": 0, "bfloat16": 1, "int8": 2}
-    assert codecs.NAMES == {0: "float32", 1: "bfloat16", 2: "int8"}
+    assert codecs.CODES == {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "sparse": 4}
+    assert codecs.NAMES == {0: "float32", 1: "bfloat16", 2: "int8", 3: "int4", 4: "sparse"}
 
 
 # -- int8 -------------------------------------------------------------------------------------------------------------
@@ -266,11 +272,28 @@ def test_what_is_not_finite_stays_so(codec: CodecName, poison: float, size: int)
     assert not residual.any()
 
 
-@pytest.mark.parametrize("bytes_", [1, 2, 3, 4, 1028 + 1, 1028 + 4])
-def test_int8_cut_inside_a_block_is_no_number_of_values(bytes_: int) -> None:
+@pytest.mark.parametrize(
+    ("codec", "bytes_"),
+    [("int8", 1), ("int8", 2), ("int8", 3), ("int8", 4), ("int8", 1028 + 1), ("int8", 1028 + 4)]
+    + [("int4", 1), ("int4", 2), ("int4", 34 + 1), ("int4", 34 + 2)],
+)
+def test_a_cut_inside_a_block_is_no_number_of_values(codec: CodecName, bytes_: int) -> None:
     """A scale without values, or a part of a scale, is refused."""
     with pytest.raises(ValueError, match="inside a block"):
-        codecs.count_values("int8", bytes_)
+        codecs.count_values(codec, bytes_)
+
+
+def test_int4_is_off_by_half_a_scale_at_most() -> None:
+    """In each block of 64 the error is at most max|x| / 14, and the rounding of the scale to bfloat16."""
+    random = np.random.default_rng(5)
+    values = random.standard_normal(10_000).astype(np.float32)
+    values *= np.repeat(10.0 ** random.integers(-20, 20, 100), 100).astype(np.float32)
+
+    error = np.abs(round_trip(values, "int4").astype(np.float64) - values)
+
+    for start in range(0, values.size, 64):
+        block = slice(start, start + 64)
+        assert error[block].max() <= np.abs(values[block]).max() / 14 * (1 + 2**-7)
 
 
 # -- error feedback ---------------------------------------------------------------------------------------------------
@@ -308,5 +331,5 @@ def test_nothing_is_lost_over_many_deltas(codec: CodecName) -> None:
         arrived += into
         sent += delta
 
-    np.testing.assert_allclose(arrived + residual, sent, rtol=0, atol=1e-4)
-    assert np.abs(residual).max() < 5.0 / (127 if codec == "int8" else 256)
+    np.testing.assert_allclose(arrived + residual, sent, rtol=0, atol=1e-3 if codec == "int4" else 1e-4)
+    assert np.abs(residual).max() < 5.0 / {"bfloat16": 256, "int8": 127, "int4": 7}[codec]

@@ -21,9 +21,12 @@ from training.encoding.frames import (
     FrameReader,
     Part,
     encoded_frames,
+    framed_bytes,
     frames,
     header,
+    new_memory,
     read_array,
+    read_encoded,
 )
 
 SHARD = 7
@@ -54,7 +57,7 @@ def as_sent(values: Vector, codec: CodecName) -> Vector:
     return into
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])
 @pytest.mark.parametrize("size", [1, 2, 3, 262_143, 262_144, 262_145, 600_001])
 def test_an_array_survives_its_frames(codec: CodecName, size: int) -> None:
     """Values, payload and codec come back whole, over one frame or several, at and around the cut."""
@@ -67,7 +70,7 @@ def test_an_array_survives_its_frames(codec: CodecName, size: int) -> None:
     assert found == codec
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])
 def test_encoded_frames_are_the_same_on_the_wire(codec: CodecName) -> None:
     """A payload that is encoded already gives the very bytes that encoding on the way gives."""
     values = ramp(700_000)
@@ -155,18 +158,17 @@ def test_the_values_do_not_share_memory_with_the_transport() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])
 def test_a_body_cut_anywhere_is_a_bad_frame(codec: CodecName) -> None:
     """However many bytes of a two-frame array arrive, fewer than all is `BadFrame`, never a shorter array."""
     first = max(3, codecs.cut_values(codec))
     values = ramp(first + 3)
+    payloads = [bytes(codecs.encode(part, codec)) for part in (values[:first], values[first:])]
+    offsets = [0, first]
     whole = b"".join(
-        [
-            head(0, codecs.size_bytes(codec, first), codec),
-            codecs.encode(values[:first], codec),
-            head(first, codecs.size_bytes(codec, 3), codec),
-            codecs.encode(values[first:], codec),
-        ]
+        piece
+        for offset, payload in zip(offsets, payloads, strict=True)
+        for piece in (head(offset, len(payload), codec), payload)
     )
     assert np.array_equal(read([whole], values.size)[0], as_sent(values, codec))
 
@@ -226,9 +228,62 @@ def test_a_body_that_is_not_what_was_announced(buffers: list[bytes], reason: str
         read(buffers, 2)
 
 
+def test_a_sparse_frame_is_bounded_by_its_values() -> None:
+    """A frame that announces more bytes than its values can have is refused before memory is allocated for it."""
+    allocated: list[int] = []
+
+    def allocate(size_bytes: int) -> memoryview:
+        allocated.append(size_bytes)
+        return new_memory(size_bytes)
+
+    async def scenario(payload_bytes: int) -> None:
+        body = stream([head(payload_bytes=payload_bytes, codec="sparse"), bytes(payload_bytes)])
+        await read_encoded(FrameReader(body), SHARD, Part.DELTA, 100, allocate)
+
+    most = codecs.max_bytes("sparse", 100)
+    with pytest.raises(BadFrame, match=f"{most + 1} bytes of sparse are more than 100 values need"):
+        asyncio.run(scenario(most + 1))
+    assert not allocated
+    with pytest.raises(BadFrame, match="more blocks"):
+        asyncio.run(scenario(most))
+    assert allocated == [most]
+
+
+@pytest.mark.parametrize("size", [1, 4096, 598_016, 598_017, 1_300_000])
+def test_a_sparse_array_has_the_announced_size(size: int) -> None:
+    """The body has as many bytes as `framed_bytes` says, in frames of at most 598,016 values, and none is over 1 MiB
+    even if every value is sent."""
+    values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+
+    for share in (128, 4096):
+        payload = codecs.encode(values, "sparse", share)
+        buffers = list(encoded_frames(SHARD, payload, "sparse", Part.DELTA))
+        assert sum(len(buffer) for buffer in buffers) == framed_bytes("sparse", size, len(payload))
+        assert max(len(buffer) for buffer in buffers) <= MAX_PAYLOAD_BYTES
+        read_back, encoded, _ = read(buffers, size)
+        assert bytes(encoded) == bytes(payload)
+        assert np.array_equal(read_back, codecs.decoded(payload, "sparse", size))
+
+
+@pytest.mark.parametrize("damage", ["a flipped count", "an empty frame", "cut inside a block"])
+def test_a_damaged_sparse_array_is_a_bad_frame(damage: str) -> None:
+    """What could not be decoded is refused while it is read, so that no later reader has to."""
+    values = ramp(8192)
+    payload = bytearray(codecs.encode(values, "sparse"))
+    if damage == "a flipped count":
+        payload[0] ^= 1
+    half = 100 if damage == "cut inside a block" else 0 if damage == "an empty frame" else 230
+    parts = [payload[:half], payload[half:]]
+    second = 0 if damage == "an empty frame" else 4096
+    buffers = [head(0, half, "sparse"), parts[0], head(second, len(parts[1]), "sparse"), parts[1]]
+
+    with pytest.raises(BadFrame):
+        read(buffers, values.size)
+
+
 def test_an_unknown_codec_is_a_bad_frame() -> None:
     """A codec number from the future, or from nowhere, is refused before its payload is read."""
-    for number in (3, 7, 255):
+    for number in (5, 7, 255):
         raw = struct.pack("<IIIBBHqQ", SHARD, 0, 8, number, Part.DELTA, 0, 0, 0)
         with pytest.raises(BadFrame, match=f"codec {number}"):
             read([raw], 2)
