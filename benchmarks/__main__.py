@@ -4,7 +4,8 @@ Without names the standing ones run: start, loop_delay, steps, overlay_sockets, 
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
 `agreement`, `robust`, `process_faults` and `memory` take minutes too, `large` as well and up to 20 GB of memory, and
-`characters` half an hour; `partition` and `slow_joiner` need network namespaces, and so root. A missed aim is said and
+`characters` half an hour; `partition`, `slow_joiner` and `wan` need network namespaces, and so root, and `wan` takes
+half an hour, with hivemind an hour and a half. A missed aim is said and
 shown in the table; it is no failure of the command.
 """
 
@@ -38,6 +39,7 @@ BY_NAME = (
     "process_faults",
     "partition",
     "slow_joiner",
+    "wan",
     "data_coverage",
     "soak",
     "exchange",
@@ -62,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "--minutes",
         type=float,
         default=0.0,
-        help="fuzz, soak, overlay_churn, overlay_liveness: how long; 0: each one's own",
+        help="fuzz, soak, overlay_churn, overlay_liveness, wan: how long; 0: each one's own",
     )
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")
@@ -70,11 +72,17 @@ def parser() -> argparse.ArgumentParser:
         "--peers", type=int, action="append", default=[], help="exchange, peers, memory: group size; again for more"
     )
     line.add_argument(
-        "--parameters", type=float, action="append", default=[], help="exchange, peers, memory, large: in millions"
+        "--parameters", type=float, action="append", default=[], help="exchange, peers, memory, large, wan: in millions"
     )
-    line.add_argument("--ways", action="append", default=[], help='exchange: such as "bfloat16, plain"')
     line.add_argument(
-        "--hivemind", type=Path, default=None, help="peers: Python of an environment with hivemind 1.1.12"
+        "--ways",
+        action="append",
+        default=[],
+        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"',
+    )
+    line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
+    line.add_argument(
+        "--hivemind", type=Path, default=None, help="peers, wan: Python of an environment with hivemind 1.1.12"
     )
     line.add_argument(
         "--data-dir", type=Path, default=None, help="outer_rule, codecs, barriers: folder with the MNIST files"
@@ -134,17 +142,19 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
     parts = [name]
     if name == "process_faults" and arguments.seed:
         parts.append(f"--seed {arguments.seed}")
-    if name in ("fuzz", "soak", "overlay_churn", "overlay_liveness") and arguments.minutes:
+    if name in ("fuzz", "soak", "overlay_churn", "overlay_liveness", "wan") and arguments.minutes:
         parts.append(f"--minutes {arguments.minutes:g}")
     if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")
     if arguments.nodes and name.startswith("overlay_"):
         parts.append(f"--nodes {arguments.nodes}")
-    if name in ("exchange", "peers", "memory", "large"):
+    if name == "wan":
+        parts += [f"--scenario {one}" for one in arguments.scenario]
+    if name in ("exchange", "peers", "memory", "large", "wan"):
         parts += [f"--peers {peers}" for peers in arguments.peers]
         parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
         parts += [f"--ways '{way}'" for way in arguments.ways]
-    if name == "peers" and arguments.hivemind is not None:
+    if name in ("peers", "wan") and arguments.hivemind is not None:
         parts.append("--hivemind …/bin/python")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")

@@ -20,7 +20,7 @@ LINES = ROOT / "benchmarks" / "performance.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
 #: What the page shows, in this order. docs/figures.md shows only those of their figures that have an aim.
-SHOWN = ("peers", "exchange", "kernels", "step", "barriers", "characters")
+SHOWN = ("peers", "wan", "exchange", "kernels", "step", "barriers", "characters")
 #: Those whose lines have curves: what the names begin with, and the axes.
 CURVES = {
     "barriers": ("virtual seconds to 92 %, ", "virtual seconds", "accuracy, percent"),

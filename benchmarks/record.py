@@ -42,6 +42,7 @@ AIMS_ALONE = (
     "overlay_liveness",
     "overlay_population",
     "overlay_sampling",
+    "wan",
 )
 
 _AIM = re.compile(r"(≤|≥) (-?[\d.]+)")

@@ -58,7 +58,7 @@ class Machine:
                     if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
                         raise OSError(ctypes.get_errno(), f"cannot enter {self.name}")
                 results.append(call())
-            except (UserError, OSError) as error:
+            except (UserError, OSError, AssertionError) as error:
                 errors.append(error)
 
         thread = threading.Thread(target=enter)
@@ -73,11 +73,18 @@ class LanNode(ProcessNode):
     """A daemon on one of the machines. Its API is on that machine's loopback."""
 
     def __init__(
-        self, folder: Path, name: str, settings: dict[str, Any], *, machine: Machine, bootstrap: str = ""
+        self,
+        folder: Path,
+        name: str,
+        settings: dict[str, Any],
+        *,
+        machine: Machine,
+        bootstrap: str = "",
+        script: Sequence[str] = (),
     ) -> None:
         self.machine = machine
         values = {"node.host": machine.address, "swarm.allow_open": True, **settings}
-        super().__init__(folder, name, values, bootstrap=bootstrap, prefix=machine.prefix)
+        super().__init__(folder, name, values, bootstrap=bootstrap, prefix=machine.prefix, script=script)
 
     def post(self, path: str) -> None:
         self.machine.inside(lambda: super(LanNode, self).post(path))
@@ -87,6 +94,16 @@ class LanNode(ProcessNode):
             return self.machine.inside(super().status)
         except OSError:
             return {}
+
+    def steps(self, limit: int) -> list[dict[str, Any]]:
+        """Its last steps, oldest first. Raises `UserError` or `AssertionError` where it cannot be asked."""
+
+        def ask() -> list[dict[str, Any]]:
+            client = self.client()
+            assert client is not None, f"{self.name} does not run"
+            return client.steps(limit)
+
+        return self.machine.inside(ask)
 
 
 class Lan:

@@ -26,21 +26,29 @@ POLL_INTERVAL_S = 0.05
 
 
 class ProcessNode:
-    """`p2pnode start` on a state directory. `settings` are dotted keys. `prefix` is put before the command. `ask`
-    requests the API where it cannot be reached from here."""
+    """`p2pnode start` on a state directory, or `p2pnode run` of a training `script`. `settings` are dotted keys.
+    `prefix` is put before the command."""
 
     def __init__(
-        self, folder: Path, name: str, settings: dict[str, Any], *, bootstrap: str = "", prefix: Iterable[str] = ()
+        self,
+        folder: Path,
+        name: str,
+        settings: dict[str, Any],
+        *,
+        bootstrap: str = "",
+        prefix: Iterable[str] = (),
+        script: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.state_dir = folder / name
         self.log_file = folder / f"{name}.log"
         self.signalled = False
         values = {"node.host": "127.0.0.1", "node.port": 0, "status.port": 0, "training.threads": 1, **settings}
-        arguments = ["start", "--state-dir", str(self.state_dir)]
+        arguments = ["run" if script else "start", "--state-dir", str(self.state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
         for key, value in values.items():
             arguments += ["--set", f"{key}={_toml(value)}"]
+        arguments += ["--", *script] if script else []
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as output:
             self.process = subprocess.Popen(

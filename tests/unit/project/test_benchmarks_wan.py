@@ -1,0 +1,92 @@
+"""What the benchmark `wan` makes of notes, rows and logs, and how it reads its ways."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import wan_window
+from benchmarks.record import NotMeasured
+from benchmarks.wan import SCENARIOS, settings_of
+from benchmarks.wan_trainer import Ages
+from training.layout import shard_bounds
+
+#: Two turns of 8 s with 2 s between them, and one that ends after the measured time.
+NOTES = [
+    {"step": 1, "began_s": 0.0, "ended_s": 8.0, "oldest": 1, "age": 0.5},
+    {"step": 2, "began_s": 10.0, "ended_s": 18.0, "oldest": 3, "age": 1.5},
+    {"step": 3, "began_s": 20.0, "ended_s": 28.0, "oldest": 2, "age": 1.0},
+]
+
+
+def test_only_training_inside_the_measured_time_counts() -> None:
+    """From 4 to 24 s there are 4, 8 and 4 seconds of training, and two steps."""
+    assert wan_window.training_share(NOTES, 4.0, 24.0) == pytest.approx(16 / 20)
+    assert wan_window.steps_made(NOTES, 4.0, 24.0) == pytest.approx(2.0)
+    assert wan_window.training_share(NOTES, 30.0, 40.0) == 0.0
+
+
+def test_a_node_has_means_per_step_and_the_events_of_its_log() -> None:
+    """Counts of rows are divided by the steps, refusals summed over their reasons, and only warnings counted."""
+    rows = [
+        {"step": 1, "outstanding": 4, "refused": {}, "pull_missing": 0, "pulled": 64, "push_seconds": 1.0},
+        {"step": 2, "outstanding": 0, "refused": {"stale": 2, "late": 1}, "pull_missing": 6, "pulled": 58},
+    ]
+    entries = [("warning", "push_unfinished"), ("info", "joined"), ("error", "trainer_failed")]
+    log = "\n".join(json.dumps({"level": level, "event": event}) for level, event in entries)
+
+    found = wan_window.node(
+        NOTES, rows, began_s=4.0, ended_s=24.0, sent_bytes=10_000_000, log=f"not json\n{log}\n{log}", left=1, lost=2
+    )
+
+    assert (found.unacknowledged, found.refused, found.missing, found.pulled) == (2.0, 1.5, 3.0, 61.0)
+    assert (found.oldest, found.age, found.left, found.lost) == (3, 1.25, 1, 2)
+    assert found.sent_per_step == pytest.approx(5.0)
+    assert found.warnings == {"push_unfinished": 2, "trainer_failed": 2}
+    assert found.phases_s["push"] == 1.0
+
+
+def test_a_line_that_is_still_written_is_no_note() -> None:
+    """The end of a file without its newline is left for later."""
+    assert wan_window.notes('{"step": 1}\n{"step": 2}\n{"st') == [{"step": 1}, {"step": 2}]
+    assert wan_window.notes("") == []
+
+
+def test_ages_are_turns_since_a_shard_changed() -> None:
+    """A shard that changes in a thirtieth of its values is new; the others are a turn older."""
+    vector = np.zeros(200_000, np.float32)
+    ages = Ages(vector, 4)
+    ages.look()
+    assert ages.turns == [1, 1, 1, 1]
+    start, stop = shard_bounds(len(vector), 4)[2]
+    random = np.random.default_rng(5)
+    for turn in range(2, 12):
+        vector[start + random.choice(stop - start, (stop - start) // 30, replace=False)] = turn
+        ages.look()
+        assert ages.turns == [turn, turn, 0, turn]
+    ages.look()
+    assert ages.turns == [12, 12, 1, 12]
+
+
+def test_a_way_is_settings() -> None:
+    """Keys without a dot are of the exchange, values are read as they are written in TOML; anything else is refused."""
+    assert settings_of("codec=sparse, overlap=true, barrier.method=asp, replicas=0") == {
+        "exchange.codec": "sparse",
+        "exchange.overlap": True,
+        "barrier.method": "asp",
+        "exchange.replicas": 0,
+    }
+    assert settings_of("") == {}
+    with pytest.raises(NotMeasured, match="sparse"):
+        settings_of("sparse")
+
+
+def test_the_cables_of_a_scenario_make_its_path() -> None:
+    """Two cables together have the delay, jitter and loss that the scenario names."""
+    cable = SCENARIOS["E"].cables[0]
+    assert 2 * cable.delay_s == pytest.approx(0.03)
+    assert 2 * cable.jitter_s == pytest.approx(0.05)
+    assert 1 - (1 - cable.loss) ** 2 == pytest.approx(0.01)
+    assert [cable.up_mbit for cable in SCENARIOS["D"].cables] == [100, 100, 100, 5]
