@@ -14,6 +14,7 @@ import msgspec
 
 from overlay.addresses import Address, usable_host
 from overlay.kademlia.messages import GENESIS_BYTES, swarm_tag
+from overlay.line_rate import MeasuredLine
 from overlay.peers import Activity, Contact, Heartbeat
 
 #: What changed. `role`: activity or eligibility, which samples and placement depend on. `heartbeat`: anything else that
@@ -24,8 +25,18 @@ LocalChange = Literal["heartbeat", "role", "address", "swarm"]
 class LocalNode:
     """The state of this node that its messages carry."""
 
-    def __init__(self, node_id: bytes, incarnation: int, boot_id: int, run: str, address: Address) -> None:
-        """`address`: where the node is to listen; `listens_at` replaces it by the bound one."""
+    def __init__(
+        self,
+        node_id: bytes,
+        incarnation: int,
+        boot_id: int,
+        run: str,
+        address: Address,
+        line: MeasuredLine | None = None,
+    ) -> None:
+        """`address`: where the node is to listen; `listens_at` replaces it by the bound one. `line`: its line, as the
+        transport measures it."""
+        self.line = line or MeasuredLine()
         self.node_id = node_id
         self.run = run
         self.bound = address

@@ -29,6 +29,7 @@ from overlay.identity import Identity
 from overlay.ids import short
 from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.server import SwarmServer
+from overlay.line_rate import MeasuredLine
 from overlay.local_node import LocalChange, LocalNode
 from overlay.membership.failure_detector import FailureDetector
 from overlay.membership.members import MemberList
@@ -69,7 +70,7 @@ class Overlay:
         """`gateway` maps a port in the router, `lan` announces the node in the local network; None: without."""
         node, swarm, clock, rng = settings.node, settings.swarm, environment.clock, environment.entropy.random
         address = Address(node.host, node.port or 1)
-        self.local = local = LocalNode(identity.node_id, incarnation, boot_id, swarm.run, address)
+        self.local = local = LocalNode(identity.node_id, incarnation, boot_id, swarm.run, address, transport.line)
         self._identity = identity
         self._advertise = node.advertise
         self._transport = transport
@@ -309,6 +310,15 @@ class Overlay:
     async def candidates(self, key: bytes) -> list[Contact]:
         """The nodes that should own `key`, best first."""
         return await self._candidates.of(key)
+
+    def capacity(self, node_id: bytes) -> int:
+        """The capacity class that a node, this one included, has announced; 0: none."""
+        return self._candidates.capacity(node_id)
+
+    @property
+    def line(self) -> MeasuredLine:
+        """The measured rates of this node's line."""
+        return self.local.line
 
     # -- streams -------------------------------------------------------------------------------------------------
 

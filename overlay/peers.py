@@ -88,6 +88,8 @@ class Peer:
     last_progress: float
     round_trip_s: float | None = None
     round_trip_deviation_s: float = 0.0
+    #: The capacity class that it announced last (`overlay.capacity`); 0: none.
+    capacity: int = 0
 
     @property
     def node_id(self) -> bytes:
@@ -194,6 +196,12 @@ class PeerTable:
         self._sharing[group] += change
         if not self._sharing[group]:
             del self._sharing[group]
+
+    def note_capacity(self, node_id: bytes, capacity: int) -> None:
+        """A known peer announced its capacity class. A restarted peer keeps its class until it announces another."""
+        peer = self._peers.get(node_id)
+        if peer is not None:
+            peer.capacity = capacity
 
     def remove(self, node_id: bytes) -> Peer | None:
         """Remove a peer and return it, if it was known."""

@@ -50,12 +50,17 @@ RATE_LIMIT_DELAY_S = 1.0
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """Head of every request and response but `hello`. `to` is the expected node id; empty in responses."""
+    """Head of every request and response but `hello`. `to` is the expected node id; empty in responses.
+
+    `capacity` is the sender's capacity class (`overlay.capacity`). It is sent only where it is known, and is not part
+    of the heartbeat, because earlier versions refuse a longer heartbeat and ignore a longer envelope.
+    """
 
     tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
     heartbeat: Heartbeat
     to: Annotated[bytes, Meta(max_length=ID_BYTES)]
     payload: bytes
+    capacity: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -71,6 +76,10 @@ class StreamEvents(Protocol):
 
     def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
         """The peer at this address answered a request."""
+        ...
+
+    def on_capacity(self, node_id: bytes, capacity: int) -> None:
+        """A peer announced its capacity class."""
         ...
 
     def on_failure(self, to: Contact, reason: str) -> None:
@@ -136,6 +145,8 @@ class RequestService:
             raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
         source = Address(incoming.source.host, heartbeat.port)
         self._events.on_request(heartbeat, source)
+        if envelope.capacity:
+            self._events.on_capacity(heartbeat.node_id, envelope.capacity)
         if heartbeat.node_id == local.node_id:
             raise self._refused(
                 "own_id", f"{short(heartbeat.node_id)} is this node's own id: another process uses its key"
@@ -156,7 +167,7 @@ class RequestService:
             reply = await handler(Contact(heartbeat.node_id, address), envelope.payload, incoming.body)
         finally:
             self._open.leave(party)
-        return Response(_ENCODER.encode(Envelope(local.tag, local.heartbeat, b"", reply.head)), reply.body)
+        return Response(_envelope(local, b"", reply.head), reply.body)
 
     async def _refuse_beyond_rate(self, wait_s: float) -> None:
         """Refuse a request beyond the rate, after a delay. `wait_s` is 0 within the rate."""
@@ -181,7 +192,7 @@ class RequestService:
         if not self._events.takes_streams(to.node_id):
             self.counters["requests_not_made_nat"] += 1
             raise TransportError("refused", to.address, "is behind a NAT that accepts no incoming connections")
-        head = _ENCODER.encode(Envelope(local.tag, local.heartbeat, to.node_id, payload))
+        head = _envelope(local, to.node_id, payload)
         self.counters["requests_out"] += 1
         try:
             target = NodeAddress.of(to.address, to.node_id)
@@ -193,6 +204,8 @@ class RequestService:
                     detail = f"answered as {short(envelope.heartbeat.node_id)}, not as {short(to.node_id)}"
                     raise TransportError("rejected", to.address, detail)
                 self._events.on_response(envelope.heartbeat, to.address)
+                if envelope.capacity:
+                    self._events.on_capacity(to.node_id, envelope.capacity)
                 yield ReceivedResponse(envelope.payload, answer.body, waited_s=answer.waited_s)
         except TransportError as error:
             if error.address == to.address:
@@ -200,6 +213,12 @@ class RequestService:
                 if error.kind in ("refused", "timeout", "reset"):
                     self._events.on_failure(to, str(error))
             raise
+
+
+def _envelope(local: LocalNode, to: bytes, payload: bytes) -> bytes:
+    """The envelope of a payload; without the capacity class while it is unknown."""
+    fields = (local.tag, local.heartbeat, to, payload)
+    return _ENCODER.encode((*fields, local.line.capacity) if local.line.capacity else fields)
 
 
 def _open(head: bytes) -> Envelope | None:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from overlay.addresses import Address
 from overlay.errors import OverlayError
+from overlay.line_rate import MeasuredLine
 
 Buffer = bytes | bytearray | memoryview
 
@@ -132,10 +133,12 @@ class ReceivedResponse:
 class Upload(NamedTuple):
     """What all streams of a node have sent, requests and responses. Bytes that other nodes' kernels have acknowledged
     since the start, and bytes written and not acknowledged yet. Two readings between which bytes were always queued
-    give the rate of the line: the difference of `acknowledged_bytes` over the time between them."""
+    give the rate of the line: the difference of `acknowledged_bytes` over the time between them. `received_bytes`: what
+    they have received since the start."""
 
     acknowledged_bytes: int
     queued_bytes: int
+    received_bytes: int = 0
 
 
 DatagramHandler = Callable[[bytes, Address], None]
@@ -149,6 +152,11 @@ class Transport(Protocol):
     @property
     def counters(self) -> Mapping[str, int]:
         """Datagrams sent, received and dropped before they were handed on, by reason; for `/status`."""
+        ...
+
+    @property
+    def line(self) -> MeasuredLine:
+        """The measured rates of this node's line."""
         ...
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:

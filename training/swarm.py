@@ -12,6 +12,7 @@ from typing import Protocol
 
 from overlay.addresses import Address
 from overlay.discovery.population import Population
+from overlay.line_rate import MeasuredLine
 from overlay.peers import Activity, Contact, Peer, PeerChange
 from overlay.requests import Handler
 from overlay.transport import Body, ReceivedResponse
@@ -114,6 +115,15 @@ class Swarm(Protocol):
 
     async def candidates(self, key: bytes) -> list[Contact]:
         """The nodes that should own `key`, best first."""
+        ...
+
+    def capacity(self, node_id: bytes) -> int:
+        """The capacity class that a node, this one included, has announced (`overlay.capacity`); 0: none."""
+        ...
+
+    @property
+    def line(self) -> MeasuredLine:
+        """The measured rates of this node's line."""
         ...
 
     # -- requests

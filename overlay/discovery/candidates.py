@@ -1,8 +1,8 @@
 """The candidates for owning a key, best first: the live, eligible nodes among the k closest to it.
 
-Rendezvous ranking orders them (`overlay.discovery.placement`). If the member list holds nearly all nodes, no lookup is
-needed. This is always so up to k nodes, and usually up to a few hundred. In a larger swarm the k closest are chosen
-from a cached lookup and the known peers. A failed, leaving or new peer therefore counts at once.
+Rendezvous ranking by capacity orders them (`overlay.discovery.placement`). If the member list holds nearly all nodes,
+no lookup is needed. This is always so up to k nodes, and usually up to a few hundred. In a larger swarm the k closest
+are chosen from a cached lookup and the known peers. A failed, leaving or new peer therefore counts at once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,14 @@ class Candidates:
             for node_id, contact in closest.items()
             if (self._local.may_own if node_id == self._local.node_id else self._may_own(node_id))
         }
-        return [eligible[node_id] for node_id in rank(key, eligible)]
+        return [eligible[node_id] for node_id in rank(key, eligible, {each: self.capacity(each) for each in eligible})]
+
+    def capacity(self, node_id: bytes) -> int:
+        """The capacity class of a node; 0 where it has announced none."""
+        if node_id == self._local.node_id:
+            return self._local.line.capacity
+        peer = self._members.peer(node_id)
+        return 0 if peer is None else peer.capacity
 
     def _may_own(self, node_id: bytes) -> bool:
         peer = self._members.peer(node_id)

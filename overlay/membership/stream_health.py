@@ -51,6 +51,10 @@ class StreamHealth:
         self._failures.pop(heartbeat.node_id, None)
         self._membership.on_stream_response(heartbeat, address)
 
+    def on_capacity(self, node_id: bytes, capacity: int) -> None:
+        """See `StreamEvents.on_capacity`."""
+        self._membership.members.peers.note_capacity(node_id, capacity)
+
     def on_failure(self, to: Contact, reason: str) -> None:
         """See `StreamEvents.on_failure`."""
         now = self._clock.monotonic()

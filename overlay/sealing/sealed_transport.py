@@ -13,6 +13,7 @@ from overlay.addresses import Address
 from overlay.environment import Clock, Entropy, Log
 from overlay.identity import Identity
 from overlay.ids import short
+from overlay.line_rate import MeasuredLine
 from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.sealer import Sealer
 from overlay.sealing.swarm_key import KeyRing
@@ -48,6 +49,11 @@ class SealedTransport:
         """See `Transport.counters`; those of the sealer begin with `seal_`."""
         own = {f"seal_{name}": count for name, count in self.sealer.counters.items()}
         return {**self._below.counters, **own, "seal_pairs": self.sealer.sessions}
+
+    @property
+    def line(self) -> MeasuredLine:
+        """See `Transport.line`."""
+        return self._below.line
 
     async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
         """See `Transport.open`."""

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 
 from overlay.addresses import Address
 from overlay.environment import Clock, Log
+from overlay.line_rate import MeasuredLine
 from overlay.sealing.sealer import MAX_SEALED_BYTES
 from overlay.sealing.tls import Credentials
 from overlay.sockets.client import StreamClient, StreamRequest
 from overlay.sockets.connection_pool import StreamSeal
+from overlay.sockets.line_meter import LineMeter
 from overlay.sockets.listener import Listener, bind_pair
 from overlay.sockets.server import StreamServer
 from overlay.sockets.ticket_gate import TicketGate
@@ -52,8 +54,9 @@ class SocketTransport:
         self._datagrams: DatagramSocket | None = None
         self._listener: Listener | None = None
         self._server: StreamServer | None = None
-        self._meter = UploadMeter()
-        self._client = StreamClient(seal, clock, lambda: self._is_open, self._meter)
+        self._streams = UploadMeter()
+        self._meter = LineMeter(MeasuredLine(), clock, self._streams.read)
+        self._client = StreamClient(seal, clock, lambda: self._is_open, self._streams)
 
     @property
     def is_open(self) -> bool:
@@ -63,6 +66,11 @@ class SocketTransport:
     def counters(self) -> Mapping[str, int]:
         """See `Transport.counters`."""
         return {**self._datagrams.counters, **self._counters} if self._datagrams is not None else {}
+
+    @property
+    def line(self) -> MeasuredLine:
+        """See `Transport.line`."""
+        return self._meter.line
 
     def use(self, credentials: Credentials, *, end_others: bool) -> None:
         """New connections use these certificates. `end_others`: a former key is no longer valid, so close the
@@ -79,7 +87,7 @@ class SocketTransport:
         self._opened = True
         host = await _literal_address(self.address.host)
         datagrams, stream, self.address = bind_pair(host, self.address.port)
-        self._server = StreamServer(on_request, self._log, self._counters, self._meter)
+        self._server = StreamServer(on_request, self._log, self._counters, self._streams)
         try:
             if self._seal is None:
                 self._listener = Listener(stream, lambda stream, _host: self._begin_handshake(stream))
@@ -98,11 +106,12 @@ class SocketTransport:
         longest_bytes = MAX_DATAGRAM_BYTES if self._seal is None else MAX_SEALED_BYTES
         self._datagrams = DatagramSocket(datagrams, on_datagram, self._log, longest_bytes=longest_bytes)
         self._is_open = True
+        self._meter.start()
         return self.address
 
     def upload(self) -> Upload:
         """See `Transport.upload`."""
-        return self._meter.read()
+        return self._streams.read()
 
     def send(self, to: Address, datagram: bytes) -> None:
         """See `Transport.send`."""
@@ -118,6 +127,7 @@ class SocketTransport:
     async def close(self) -> None:
         """See `Transport.close`; takes less than a second."""
         self._is_open = False
+        self._meter.stop()
         if self._datagrams is not None:
             self._datagrams.close()
         if self._listener is not None:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from overlay.environment import Environment
+from overlay.line_rate import MeasuredLine
 from overlay.peers import Contact, PeerChange
 from overlay.requests import Handler
 from overlay.transport import Body, ReceivedResponse, Response
@@ -57,6 +58,9 @@ class ScriptedSwarm:
         #: How long each request takes, and for how much of it the transport says that the peer took it to respond.
         self.request_s = 0.0
         self.waited_s: float | None = None
+        self.line = MeasuredLine()
+        #: Capacity classes by node id.
+        self.capacities: dict[bytes, int] = {}
 
     @staticmethod
     def _peer(contact: Contact) -> Any:
@@ -93,6 +97,9 @@ class ScriptedSwarm:
 
     def workers(self) -> float:
         return self.worker_count
+
+    def capacity(self, node_id: bytes) -> int:
+        return self.capacities.get(node_id, 0)
 
     def may_own(self, peer: Any) -> bool:
         return bool(peer.eligible)

@@ -21,6 +21,7 @@ import numpy as np
 from overlay.addresses import Address
 from overlay.discovery.placement import rank
 from overlay.environment import Environment
+from overlay.line_rate import MeasuredLine
 from overlay.peers import ChangeKind, Contact, PeerChange
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
@@ -90,6 +91,7 @@ class Overlay:
         self.incarnation = incarnation
         self.step = 0
         self.eligible = True
+        self.line = MeasuredLine()
         self.peers: dict[bytes, Peer] = {}
         self.handlers: dict[str, Handler] = {}
         self.callbacks: list[Callable[[PeerChange], None]] = []
@@ -144,8 +146,14 @@ class Overlay:
             number = int.from_bytes(key, "big")
             nearest = sorted(known, key=lambda node: int.from_bytes(node, "big") ^ number)[:CLOSEST]
             fit = [node for node in nearest if (self.eligible if node == self.node_id else self._fit(node))]
-            found = self._candidates[key] = [known[node] for node in rank(key, fit)]
+            found = self._candidates[key] = [
+                known[node] for node in rank(key, fit, {node: self.capacity(node) for node in fit})
+            ]
         return found
+
+    def capacity(self, node_id: bytes) -> int:
+        """In these histories a class is known to all at once."""
+        return self.world.capacities.get(node_id, 0)
 
     def _fit(self, node_id: bytes) -> bool:
         peer = self.peers[node_id]
@@ -253,6 +261,8 @@ class World:
         self.requests = 0
         #: Whether nodes train; if not, none is counted as a worker.
         self.training = True
+        #: Capacity classes that nodes have announced.
+        self.capacities: dict[bytes, int] = {}
         self._by_address: dict[Address, Member] = {}
         self._groups: dict[str, int] = {}
         self._paused: dict[str, None] = {}
@@ -377,6 +387,13 @@ class World:
         if one.name in self._paused or other.name in self._paused or (one.name, other.name) in self._cuts:
             return False
         return self._groups.get(one.name, 0) == self._groups.get(other.name, 0)
+
+    def announce(self, name: str, capacity: int) -> None:
+        """A node announces another capacity class."""
+        self.capacities[self.members[name].contact.node_id] = capacity
+        for member in self.running():
+            assert member.overlay is not None
+            member.overlay._candidates.clear()
 
     def stop(self) -> None:
         """Kill all processes; no node notices."""

@@ -19,6 +19,8 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 
 from overlay.addresses import Address
+from overlay.line_rate import MeasuredLine
+from overlay.sockets.line_meter import LineMeter
 from overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
@@ -37,6 +39,19 @@ from tests.harness.streams import Pipe, Stream, StreamRequest
 SOCKET_QUEUE = 512
 
 Delay = tuple[float, float] | Callable[[Address, Address, random.Random], float]
+
+
+class LoopTime:
+    """The clock of the network's loop, for what measures its lines."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def wall(self) -> float:
+        return self._loop.time()
 
 
 @dataclass(slots=True)
@@ -124,6 +139,10 @@ class Network:
         lines = Line(self.loop, up), Line(self.loop, up if down is None else down)
         self._lines[host] = lines
         return lines
+
+    def has_line(self, host: str) -> bool:
+        """Whether a line connects this host; otherwise its streams are as fast as the network."""
+        return host in self._lines
 
     def lines_between(self, source: Address, target: Address) -> list[Line]:
         """What a stream from one host to the other passes through, in order."""
@@ -302,6 +321,8 @@ class MemoryTransport:
         self.address = Address(host, port)
         self.crashed = False
         self.counters: dict[str, int] = {}
+        self.line = MeasuredLine()
+        self._meter: LineMeter | None = None
         self.streams: dict[Stream, bool] = {}
         self.handlers: dict[asyncio.Task[None], bool] = {}
         self.on_request: RequestHandler | None = None
@@ -323,6 +344,9 @@ class MemoryTransport:
         self.on_request = on_request
         self.context = copy_context()
         self._open = True
+        if self.network.has_line(self.address.host):
+            self._meter = LineMeter(self.line, LoopTime(self.loop), self.upload)
+            self._meter.start()
         return self.address
 
     def send(self, to: Address, datagram: bytes) -> None:
@@ -357,6 +381,8 @@ class MemoryTransport:
     def end(self, *, notify: bool) -> None:
         """End all streams; with `notify` the other ends get a reset, otherwise they get nothing more."""
         self._open = False
+        if self._meter is not None:
+            self._meter.stop()
         for stream in list(self.streams):
             stream.end_of(self, notify=notify)
         self.streams.clear()

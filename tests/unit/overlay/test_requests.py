@@ -11,6 +11,7 @@ import pytest
 
 from overlay import requests
 from overlay.addresses import Address, NodeAddress
+from overlay.capacity import class_of
 from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import RateLimit
@@ -29,6 +30,10 @@ class Events:
 
     def __init__(self) -> None:
         self.requests: list[tuple[bytes, Address]] = []
+        self.capacities: list[tuple[bytes, int]] = []
+
+    def on_capacity(self, node_id: bytes, capacity: int) -> None:
+        self.capacities.append((node_id, capacity))
 
     def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         self.requests.append((heartbeat.node_id, source))
@@ -80,6 +85,40 @@ def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
 
         assert answer == Envelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
         assert events.requests == [(THEIR_ID, Address("10.0.0.2", 8468))]
+
+    play(story())
+
+
+class FormerEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    """The envelope of versions without capacity classes."""
+
+    tag: bytes
+    heartbeat: Heartbeat
+    to: bytes
+    payload: bytes
+
+
+def test_a_capacity_class_travels_with_requests_and_answers_and_former_versions_do_not_notice() -> None:
+    """An unknown class adds no byte; a known one is an element that a former version ignores, and may leave out."""
+
+    async def story() -> None:
+        made, local, events = service()
+        unknown = (await made.serve(request(local))).head
+        assert unknown == msgspec.msgpack.encode(
+            FormerEnvelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
+        )
+        assert events.capacities == []
+
+        for _ in range(100):
+            local.line.sent(0.25, 250_000, is_busy=True)
+        head = (await made.serve(request(local, capacity=7))).head
+        assert events.capacities == [(THEIR_ID, 7)]
+        assert msgspec.msgpack.decode(head, type=Envelope).capacity == class_of(1_000_000)
+        assert msgspec.msgpack.decode(head, type=FormerEnvelope).payload == b"hi 10.0.0.2:8468"
+
+        former = FormerEnvelope(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
+        await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(former), no_body()))
+        assert events.capacities == [(THEIR_ID, 7)]
 
     play(story())
 

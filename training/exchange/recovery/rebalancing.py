@@ -140,7 +140,7 @@ class Rebalancer:
             minimum_time_over = not owned.by_handover or now - owned.since >= self._context.settings.tenure_s
             tenure_over = self._run.is_leaving or minimum_time_over
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
-            if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0])):
+            if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0], ranked)):
                 if owned.backup is not None:
                     handovers.setdefault(owned.backup.node_id, (owned.backup, []))[1].append(shard)
             elif self._needs_learner(owned, others[0], tenure_over=tenure_over, elsewhere=elsewhere):
@@ -151,11 +151,21 @@ class Rebalancer:
             self._jobs.start(JobKind.ADD_LEARNER, contact.node_id, partial(self._learners.add_learner, contact, shards))
         self._swarm.watch(self._partners())
 
-    def _can_hand_over(self, owned: Owned, first: Contact) -> bool:
-        """Whether the shard can be handed over: its backup is the best candidate, or the owner is leaving."""
+    def _can_hand_over(self, owned: Owned, first: Contact, ranked: list[Contact]) -> bool:
+        """Whether the shard can be handed over: its backup is the best candidate, or the owner is leaving.
+
+        A backup that is better placed and on a faster line is good enough: it has the state already. It copies the
+        state to the best candidate over its own line, not over the slow one.
+        """
         if owned.backup is None:
             return False
-        return self._run.is_leaving or owned.backup.node_id == first.node_id
+        if self._run.is_leaving or owned.backup.node_id == first.node_id:
+            return True
+        me, backup = self._swarm.node_id, owned.backup.node_id
+        if not 0 < self._swarm.capacity(me) < self._swarm.capacity(backup):
+            return False
+        better = next((contact.node_id for contact in ranked if contact.node_id in (me, backup)), me)
+        return better == backup and not self._swarm.is_suspect(backup)
 
     def _needs_learner(self, owned: Owned, first: Contact, *, tenure_over: bool, elsewhere: bool) -> bool:
         if owned.backup is None:

@@ -163,3 +163,21 @@ def test_nodes_that_are_gone_leave_the_cached_lookups(kind: Any, kept: bool) -> 
         assert (OTHERS[0] in cached.node_ids) is kept
 
     play(story)
+
+
+def test_candidates_are_ranked_by_what_they_announced_and_by_the_own_line() -> None:
+    """A peer under the floor is left out, and so is this node when its own line is."""
+
+    async def scenario() -> None:
+        world = World(OTHERS[:4])
+        for node_id in OTHERS[:4]:
+            world.peers.note_capacity(node_id, 10)
+        world.peers.note_capacity(OTHERS[0], 3)
+        assert {each.node_id for each in await world.candidates.of(KEY)} == {OWN, *OTHERS[1:4]}
+        assert [world.candidates.capacity(each) for each in (OWN, OTHERS[0], OTHERS[1], b"unknown")] == [0, 3, 10, 0]
+
+        for _ in range(200):
+            world.local.line.sent(0.25, 10_000, is_busy=True)
+        assert {each.node_id for each in await world.candidates.of(KEY)} == set(OTHERS[1:4])
+
+    run(scenario())

@@ -12,21 +12,46 @@ from overlay.transport import Upload
 class Ending:
     """What the meter uses of a connection."""
 
-    def __init__(self, acknowledged: int, queued: int) -> None:
-        self.sent = SimpleNamespace(acknowledged=lambda: acknowledged, queued=lambda: queued)
+    def __init__(self, acknowledged: int, queued: int, received: int = 0) -> None:
+        self.looks = 0
+        self.received = received
+        self.sent = SimpleNamespace(written=acknowledged + queued, acknowledged=self._acknowledged, queued=self._queued)
+        self.queued_bytes = queued
+
+    def _acknowledged(self) -> int:
+        self.looks += 1
+        return int(self.sent.written) - self.queued_bytes
+
+    def _queued(self) -> int:
+        return self.queued_bytes
 
 
-def connection(acknowledged: int, queued: int) -> Any:
-    return Ending(acknowledged, queued)
+def connection(acknowledged: int, queued: int, received: int = 0) -> Any:
+    return Ending(acknowledged, queued, received)
 
 
 def test_open_and_ended_connections_are_added_up() -> None:
     """A connection that ends keeps its acknowledged bytes in the sum, once, and has none queued."""
-    meter, one, two = UploadMeter(), connection(100, 7), connection(20, 3)
+    meter, one, two = UploadMeter(), connection(100, 7, 11), connection(20, 3, 5)
     assert meter.read() == Upload(0, 0)
     meter.opened(one)
     meter.opened(two)
-    assert meter.read() == Upload(120, 10)
+    assert meter.read() == Upload(120, 10, 16)
     meter.closed(one)
     meter.closed(one)
-    assert meter.read() == Upload(120, 3)
+    assert meter.read() == Upload(120, 3, 16)
+
+
+def test_an_idle_connection_is_not_looked_at_again_before_it_sends() -> None:
+    """With nothing queued its last number stands until something is written."""
+    meter, one = UploadMeter(), connection(100, 0)
+    meter.opened(one)
+    for _ in range(3):
+        assert meter.read() == Upload(100, 0)
+    assert one.looks == 1
+    one.sent.written, one.queued_bytes = 150, 20
+    assert meter.read() == Upload(130, 20)
+    one.queued_bytes = 0
+    assert meter.read() == Upload(150, 0)
+    assert meter.read() == Upload(150, 0)
+    assert one.looks == 3

@@ -165,3 +165,23 @@ def test_a_leaving_node_hands_over_to_any_backup() -> None:
         assert context.environment.clock.monotonic() == began
 
     run(scenario())
+
+
+def test_a_slow_owner_gives_a_shard_to_its_faster_backup_and_copies_nothing() -> None:
+    """The best candidate is a third node, which the backup supplies; nodes of one class copy to the best one first."""
+
+    async def scenario(capacities: dict[bytes, int]) -> list[str]:
+        store = store_of("a")
+        rebalancer, swarm, context = rebalancer_of(store, release=TransferResult([0], []))
+        now = context.environment.clock.monotonic()
+        store.own(0, zeros(store), term(1, "a"), ME, now, by_handover=False, backup=B)
+        swarm.candidate_list = [C, B, ME]
+        swarm.capacities = capacities
+        await rebalancer.tick()
+        await until(lambda: any(name in ("hand_over", "state") for name, _, _ in swarm.requests))
+        return [f"{name} {to.node_id[:1]!r}" for name, to, _ in swarm.requests if name in ("hand_over", "state")]
+
+    slow, fast, fastest = (IDS[name] for name in "abc")
+    assert run(scenario({slow: 5, fast: 9, fastest: 9})) == [f"hand_over {fast[:1]!r}"]
+    for equal in ({}, dict.fromkeys(IDS.values(), 9), {slow: 9, fast: 9, fastest: 11}):
+        assert run(scenario(equal)) == [f"state {fastest[:1]!r}"]

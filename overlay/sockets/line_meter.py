@@ -1,0 +1,56 @@
+"""Measures the line of this node: reads four times a second how many bytes its streams have delivered and received.
+
+A window counts as busy where enough was queued at its beginning and at its end that the line, and not the sender, set
+the pace. Nothing is done per write; a reading takes microseconds per busy connection (`overlay.sockets.upload_meter`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from overlay.environment import Clock
+from overlay.line_rate import WINDOW_S, MeasuredLine
+from overlay.transport import Upload
+
+#: With fewer bytes queued, less may be on the way than fits: 128 KiB fill 13 Mbit/s over a round trip of 80 ms.
+QUEUED_BYTES = 1 << 17
+
+
+class LineMeter:
+    """Reads the counters of all streams, and reports windows to `line`."""
+
+    def __init__(self, line: MeasuredLine, clock: Clock, read: Callable[[], Upload]) -> None:
+        self.line = line
+        self._clock = clock
+        self._read = read
+        self._timer: asyncio.TimerHandle | None = None
+        self._read_at = 0.0
+        self._last = Upload(0, 0)
+        self._has_received = False
+
+    def start(self) -> None:
+        """Read until `stop`."""
+        self._read_at, self._last = self._clock.monotonic(), self._read()
+        self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self._on_timer)
+
+    def stop(self) -> None:
+        """Read nothing more; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self._on_timer)
+        self.sample()
+
+    def sample(self) -> None:
+        """End a window: compare the counters with those of its beginning."""
+        now, before, after = self._clock.monotonic(), self._last, self._read()
+        seconds, self._read_at, self._last = now - self._read_at, now, after
+        sent_bytes = after.acknowledged_bytes - before.acknowledged_bytes
+        received_bytes = after.received_bytes - before.received_bytes
+        was_queued = min(before.queued_bytes, after.queued_bytes) >= QUEUED_BYTES
+        had_received, self._has_received = self._has_received, received_bytes >= QUEUED_BYTES * seconds
+        self.line.sent(seconds, sent_bytes, is_busy=was_queued)
+        self.line.received(seconds, received_bytes, is_busy=had_received and self._has_received)

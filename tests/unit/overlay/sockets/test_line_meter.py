@@ -1,0 +1,100 @@
+"""The meter of the line: differences of counters, and a real stream that is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any, cast
+
+import pytest
+
+from overlay.addresses import Address
+from overlay.line_rate import WINDOW_S, MeasuredLine
+from overlay.sockets.line_meter import QUEUED_BYTES, LineMeter
+from overlay.sockets.transport import SocketTransport
+from overlay.system import SystemClock
+from overlay.transport import Request, Response, Upload
+from tests.harness.environment import ListLog
+
+MBIT = 125_000
+
+
+class Counters:
+    """Counters of streams that the test sets, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.upload = Upload(0, 0)
+        self.meter = LineMeter(MeasuredLine(), cast("Any", self), lambda: self.upload)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_windows(self, count: int, sent: float, received: float = 0.0, *, queued: int = QUEUED_BYTES) -> None:
+        for _ in range(count):
+            self.now += WINDOW_S
+            before = self.upload
+            self.upload = Upload(
+                before.acknowledged_bytes + round(sent * WINDOW_S),
+                queued,
+                before.received_bytes + round(received * WINDOW_S),
+            )
+            self.meter.sample()
+
+
+def test_windows_are_the_differences_of_the_counters() -> None:
+    """Sending at 20 Mbit/s and receiving at 50 are measured as that; a window begins with something queued."""
+    counters = Counters()
+    counters.pass_windows(1, 100 * MBIT, queued=0)
+    counters.pass_windows(1, 100 * MBIT)
+    counters.pass_windows(6, 20 * MBIT, 50 * MBIT)
+
+    assert counters.meter.line.upload.bytes_per_s == pytest.approx(20 * MBIT)
+    assert counters.meter.line.download.bytes_per_s == pytest.approx(50 * MBIT)
+
+
+def test_what_leaves_while_too_little_is_queued_is_no_measurement() -> None:
+    """Small requests on their way at every reading, and their answers, show nothing of the line's rate."""
+    counters = Counters()
+    counters.pass_windows(200, 20_000, 20_000, queued=QUEUED_BYTES - 1)
+
+    assert counters.meter.line.upload.bytes_per_s is None
+    assert counters.meter.line.download.bytes_per_s is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts acknowledged bytes")
+def test_the_rate_of_a_real_stream_is_that_of_its_slow_reader_and_not_that_of_the_kernels_buffers() -> None:
+    """A reader takes 16 MB/s; megabytes fit into the buffers at once, and are not counted before they arrive."""
+    rate = 16_000_000
+    seconds = 2.0
+
+    async def main() -> None:
+        async def serve(incoming: Request) -> Response:
+            loop = asyncio.get_running_loop()
+            began, taken = loop.time(), 0
+            async for piece in incoming.body:
+                taken += len(piece)
+                await asyncio.sleep(max(0.0, began + taken / rate - loop.time()))
+            return Response(b"done")
+
+        async def refuse(incoming: Request) -> Response:
+            raise AssertionError(incoming.name)
+
+        server, client = (
+            SocketTransport("127.0.0.1", 0, log=ListLog([], "t", SystemClock()), clock=SystemClock()) for _ in "ab"
+        )
+        home = await server.open(lambda *_: None, serve)
+        await client.open(lambda *_: None, refuse)
+        body = [bytes(1 << 18)] * round(rate * seconds / (1 << 18))
+        async with client.request(Address(*home), "swallow", b"", body, timeout_s=20) as answer:
+            assert answer.head == b"done"
+        measured, theirs = client.line.upload.bytes_per_s, server.line.download.bytes_per_s
+        await client.close()
+        await server.close()
+        print(measured, theirs)
+        assert measured is not None
+        assert theirs is not None
+        assert 0.7 * rate < measured < 1.5 * rate
+        assert 0.7 * rate < theirs < 1.5 * rate
+
+    asyncio.run(main())

@@ -1,0 +1,123 @@
+"""The measured rate of a line: the largest delivery rate lately, from windows of time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from overlay.capacity import class_of
+from overlay.line_rate import IDLE_S, MIN_WINDOWS, ROUND_S, ROUNDS, WINDOW_S, LineRate, MeasuredLine
+
+MBIT = 125_000.0
+
+
+def send(rate: LineRate, bytes_per_s: float, seconds: float, *, is_busy: bool = True) -> None:
+    for _ in range(round(seconds / WINDOW_S)):
+        rate.window(WINDOW_S, round(bytes_per_s * WINDOW_S), is_busy=is_busy)
+
+
+def test_a_rate_is_unknown_until_enough_was_measured() -> None:
+    """Idle windows and too few busy ones show nothing; the third busy one does, also after a pause."""
+    rate = LineRate()
+    send(rate, 0.0, 10.0, is_busy=False)
+    send(rate, 20 * MBIT, (MIN_WINDOWS - 1) * WINDOW_S)
+    assert rate.bytes_per_s is None
+    send(rate, 0.0, 60.0, is_busy=False)
+    assert rate.bytes_per_s is None
+    send(rate, 20 * MBIT, WINDOW_S)
+    assert rate.bytes_per_s == pytest.approx(20 * MBIT)
+
+
+def test_idle_time_and_slow_peers_do_not_lower_a_rate() -> None:
+    """Of a push to fast peers and then to a slow one alone the fast part is the line's rate."""
+    rate = LineRate()
+    for _ in range(6):
+        send(rate, 100 * MBIT, 1.0)
+        send(rate, 5 * MBIT, 8.0)
+        send(rate, 0.0, 20.0, is_busy=False)
+
+    assert rate.bytes_per_s == pytest.approx(100 * MBIT)
+
+
+def test_one_window_that_is_far_too_fast_does_not_count() -> None:
+    """A single outlier in a round is not the second largest rate."""
+    rate = LineRate()
+    send(rate, 20 * MBIT, 2.0)
+    rate.window(WINDOW_S, 50_000_000, is_busy=True)
+    send(rate, 21 * MBIT, 2.0)
+
+    assert rate.bytes_per_s == pytest.approx(21 * MBIT)
+
+
+def test_a_slower_line_is_known_after_five_rounds_and_a_faster_one_at_once() -> None:
+    """The largest of the last rounds counts, and a round that shows more."""
+    rate = LineRate()
+    for _ in range(8):
+        send(rate, 100 * MBIT, ROUND_S)
+    for _ in range(ROUNDS - 1):
+        send(rate, 5 * MBIT, ROUND_S)
+        assert rate.bytes_per_s == pytest.approx(100 * MBIT)
+    send(rate, 5 * MBIT, ROUND_S)
+    assert rate.bytes_per_s == pytest.approx(5 * MBIT, rel=1e-3)
+
+    send(rate, 50 * MBIT, MIN_WINDOWS * WINDOW_S)
+    assert rate.bytes_per_s == pytest.approx(50 * MBIT, rel=1e-3)
+
+
+def test_a_faster_line_is_known_although_nothing_waits_any_more() -> None:
+    """Pushes that end within a window raise a rate that was measured on a slower line, and never lower it."""
+    rate = LineRate()
+    send(rate, 5 * MBIT, 2.0)
+    send(rate, 0.0, 2.0, is_busy=False)
+    for _ in range(MIN_WINDOWS):
+        send(rate, 40 * MBIT, WINDOW_S, is_busy=False)
+        send(rate, 1 * MBIT, IDLE_S + WINDOW_S, is_busy=False)
+
+    assert rate.bytes_per_s == pytest.approx(40 * MBIT)
+
+
+def test_a_noisy_line_is_measured_within_a_fifth() -> None:
+    """Windows that waver by 15 % give at most that much more than the line has."""
+    seed = 3
+    print(f"seed {seed}")
+    rng, rate = random.Random(seed), LineRate()
+    for _ in range(200):
+        rate.window(
+            WINDOW_S * rng.uniform(0.9, 1.5), round(20 * MBIT * WINDOW_S * rng.uniform(0.85, 1.15)), is_busy=True
+        )
+    assert rate.bytes_per_s is not None
+    assert 0.9 * 20 * MBIT < rate.bytes_per_s < 1.28 * 20 * MBIT
+
+
+def test_a_line_that_is_down_keeps_its_rate() -> None:
+    """A minute in which everything waits and nothing arrives is no measurement of the line."""
+    rate = LineRate()
+    send(rate, 20 * MBIT, 2.0)
+    send(rate, 0.0, 60.0)
+    send(rate, 20 * MBIT, 2.0)
+
+    assert rate.bytes_per_s == pytest.approx(20 * MBIT)
+
+
+def test_a_window_without_a_length_is_ignored() -> None:
+    """Two readings at one moment divide nothing by zero."""
+    rate = LineRate()
+    for _ in range(10):
+        assert rate.window(0.0, 1000, is_busy=True) is False
+    assert rate.bytes_per_s is None
+
+
+def test_a_line_announces_its_class_after_two_rounds_of_sending() -> None:
+    """Receiving changes no class; each round of sending counts once."""
+    line = MeasuredLine()
+    for _ in range(400):
+        line.received(WINDOW_S, round(100 * MBIT * WINDOW_S), is_busy=True)
+    assert (line.capacity, line.download.bytes_per_s) == (0, pytest.approx(100 * MBIT))
+
+    for _ in range(2):
+        assert line.capacity == 0
+        for _ in range(round(ROUND_S / WINDOW_S)):
+            line.sent(WINDOW_S, round(20 * MBIT * WINDOW_S), is_busy=True)
+    assert line.capacity == class_of(20 * MBIT)
+    assert line.upload.bytes_per_s == pytest.approx(20 * MBIT)
