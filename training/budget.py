@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from training.encoding import codecs
+from training.encoding.pull_codecs import follows_chains
 from training.settings import ExchangeSettings
 from training.shards.robust import FIRST_MEMBERS, MAX_MEMBERS
 
@@ -43,6 +44,7 @@ class Budget(msgspec.Struct, frozen=True):
     outbox: int = 0
     repair_log: int = 0
     windows: int = 0
+    published: int = 0
     buffers: int = 0
     checkpoint: int = 0
     process: int = PROCESS_BYTES
@@ -95,6 +97,8 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         outbox=0 if alone else encoded_bytes,
         repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
         windows=_windows_bytes(vector_bytes, settings, nodes),
+        # The value that followers hold, and changes of it that together are less than another.
+        published=0 if alone or not follows_chains(settings) else 2 * round(vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
     )

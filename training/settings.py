@@ -144,7 +144,13 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             ge=1, le=4096, description='Values that codec = "sparse" sends of each 4,096: the largest; 1.8 bytes each.'
         ),
     ] = 128
-    pull_codec: Annotated[Literal["float32", "bfloat16"], Meta(description="Encoding of pulled values.")] = "float32"
+    pull_codec: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
+        Meta(
+            description="Encoding of pulled values; with int8, int4 and sparse a node is sent their changes. auto: as "
+            "pushes, but int4 for sparse."
+        ),
+    ] = "auto"
     shards: Annotated[
         int,
         Meta(ge=1, le=4096, description="Slices of the vector; about four times the expected number of nodes."),

@@ -136,6 +136,17 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
     shards: list[Sample] = [({"role": "owner"}, exchange.shards_owned), ({"role": "backup"}, exchange.shards_backed)]
     yield Family("p2pnode_shards", "gauge", "Shards held here.", shards)
     yield single("p2pnode_shard_state_bytes", "gauge", "Memory of the shards held here.", exchange.state_bytes)
+    yield single(
+        "p2pnode_published_bytes", "gauge", "Memory of published values and changes.", exchange.published_bytes
+    )
+    pulls: list[Sample] = [({"way": "changes"}, exchange.shards_followed), ({"way": "whole"}, exchange.chains_entered)]
+    yield Family("p2pnode_published_pulls_total", "counter", "Shards pulled as published values.", pulls)
+    yield single(
+        "p2pnode_chain_mismatches_total",
+        "counter",
+        "Shards that had other bits than their owner's published value.",
+        exchange.chain_mismatches,
+    )
     refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(exchange.refused_here.items())]
     yield Family("p2pnode_deltas_refused_total", "counter", "Shards of others' deltas refused here.", refused)
     yield single(

@@ -268,6 +268,10 @@ class StatusReport:
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
             repaired=counters.repaired,
+            published_bytes=exchange.publisher.size_bytes,
+            shards_followed=counters.followed,
+            chains_entered=counters.chains_entered,
+            chain_mismatches=counters.chain_mismatches,
             lost_in_splits=counters.lost_in_splits,
             shards_to_mend=len(store.superseded),
         )

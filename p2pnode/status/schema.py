@@ -166,6 +166,10 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     repair_reach_seconds: Seconds = 0.0
     repair_log_bytes: Count = 0
     repaired: Count = 0
+    published_bytes: Count = 0
+    shards_followed: Count = 0
+    chains_entered: Count = 0
+    chain_mismatches: Count = 0
     lost_in_splits: Count = 0
     shards_to_mend: Count = 0
 

@@ -65,7 +65,12 @@ class ScriptedSwarm:
     @staticmethod
     def _peer(contact: Contact) -> Any:
         return SimpleNamespace(
-            node_id=contact.node_id, contact=contact, eligible=True, step=0, is_worker=lambda _now: True
+            node_id=contact.node_id,
+            contact=contact,
+            eligible=True,
+            step=0,
+            step_seconds=0.0,
+            is_worker=lambda _now: True,
         )
 
     def members(self) -> list[Any]:

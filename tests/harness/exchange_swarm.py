@@ -50,6 +50,7 @@ class Peer:
     eligible: bool = True
     alive: bool = True
     suspect: bool = False
+    step_seconds: float = 0.0
 
     def is_worker(self, now: float) -> bool:
         return self.step > 0
@@ -90,6 +91,8 @@ class Overlay:
         self.address = contact.address
         self.incarnation = incarnation
         self.step = 0
+        #: As announced; 0: unknown.
+        self.step_seconds = 0.0
         self.eligible = True
         self.line = MeasuredLine()
         self.peers: dict[bytes, Peer] = {}
@@ -182,6 +185,7 @@ class Overlay:
         if restarted:
             peer.incarnation, peer.step = other.incarnation, 0
         peer.step = max(peer.step, other.step)
+        peer.step_seconds = other.step_seconds
         if peer.eligible != other.eligible:
             peer.eligible = other.eligible
             self._candidates.clear()

@@ -35,6 +35,7 @@ class Part(IntEnum):
     MOMENTUM = 2
     ACCUMULATED = 3
     PENDING = 4  # one delta of `pending`; `sequence` is its place in the head's list
+    CHANGE = 5  # one change of a published value; `version` is the published version that it leads to
 
 
 class FrameHeader(NamedTuple):
@@ -203,10 +204,11 @@ async def read_encoded(
     allocate: Allocate = new_memory,
     *,
     has_checksum: bool = False,
+    version: int | None = None,
 ) -> tuple[memoryview, CodecName]:
     """Read the next `size` values without decoding them, and their codec.
 
-    Raises `BadFrame` if they are not the given part of the given shard.
+    Raises `BadFrame` if they are not the given part of the given shard, or not of the `version`, if one is given.
     """
     encoded = memoryview(b"")
     pieces: list[memoryview] = []
@@ -218,6 +220,8 @@ async def read_encoded(
             raise BadFrame(f"shard {shard} is missing")
         if head.shard != shard or head.part != part or head.offset != filled:
             raise BadFrame(f"expected shard {shard} from value {filled}, got shard {head.shard} from {head.offset}")
+        if version is not None and head.version != version:
+            raise BadFrame(f"expected shard {shard} in version {version}, got version {head.version}")
         if filled and codecs.NAMES[head.codec] != codec:
             raise BadFrame(f"shard {shard} changes its codec at value {filled}")
         codec = codecs.NAMES[head.codec]

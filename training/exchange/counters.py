@@ -17,4 +17,9 @@ class Counters:
     clipped: int = 0  # shards of deltas that were scaled down
     lost: int = 0  # this node's deltas dropped from a full outbox
     repaired: int = 0  # deltas of one shard from the other side of a split, added here
+    followed: int = 0  # shards brought up to date by changes of their published value
+    chains_entered: int = 0  # shards of which the published value was pulled as a whole
+    chain_mismatches: int = (
+        0  # shards that had another digest after a pull than at their owner; pulled again as a whole
+    )
     lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log

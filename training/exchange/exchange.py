@@ -25,6 +25,7 @@ from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
+from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import (
     DeltaHistory,
@@ -109,13 +110,14 @@ class Exchange:
         self._load_fences()
         self.deltas = DeltaHandler(context)
         self._final_values = FinalValues(context)
-        self.reads = ReadHandler(context, self._final_values)
+        self.publisher = Publisher(context)
+        self.reads = ReadHandler(context, self._final_values, self.publisher)
         self.backup = BackupHandler(context)
         self.directory = OwnerDirectory(context)
         self.push_client = PushClient(context, self.directory, self.deltas)
         self.pull_client = PullClient(context, self.directory, self._final_values)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
-        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler)
+        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property

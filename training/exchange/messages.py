@@ -86,13 +86,23 @@ class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
     results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
 
 
+#: The random name of a chain of changes, and the digest of a published value; empty: none.
+ChainName = Annotated[bytes, Meta(max_length=8)]
+Digest = Annotated[bytes, Meta(max_length=8)]
+#: Changes of one shard in one answer.
+MAX_CHANGES = 1024
+
+
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """A shard to be pulled, and the term and version of the puller's copy."""
+    """A shard to be pulled, and the term and version of the puller's copy. If that is a published value, its chain and
+    its published version too."""
 
     shard: ShardIndex
     term_number: Number
     term_node: TermNode
     version: Number
+    chain: ChainName = b""
+    published: Number = 0
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +110,8 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
 
     `has_checksums`: the frames carry checksums, as a joining node wants them. `takes_copies`: a receiver that does not
     own a shard sends its copy. `is_final`: training has ended, and the values must be the same bits for every node
-    (`training.exchange.owner.final_values`).
+    (`training.exchange.owner.final_values`). `follows`: the puller takes published values and their changes; an owner
+    that has none sends values in `codec`.
     """
 
     genesis: Genesis
@@ -111,6 +122,7 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     has_checksums: bool = False
     takes_copies: bool = False
     is_final: bool = False
+    follows: bool = False
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
@@ -119,16 +131,23 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
 
     `rank_term` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
     take-over that has added nothing yet: such a value ranks as the copy it began with.
+
+    To a puller that follows, `value` with a `chain` is the published value as a whole. With `changes` that many changes
+    of it follow, from the puller's published version to `published`. `digest` is that of the published value then.
     """
 
     shard: ShardIndex
-    status: Literal["value", "copy", "same", "redirect", "retry", "later"]
+    status: Literal["value", "copy", "same", "redirect", "retry", "later", "changes"]
     term_number: Number = 0
     term_node: TermNode = b""
     version: Number = 0
     owner_info: OwnerInfo | None = None
     rank_number: Number = 0
     rank_node: TermNode = b""
+    chain: ChainName = b""
+    published: Number = 0
+    digest: Digest = b""
+    changes: Annotated[int, Meta(ge=0, le=MAX_CHANGES)] = 0
 
     @property
     def term(self) -> Term:

@@ -70,6 +70,14 @@ class SwarmView:
             self._worker_count = (now, count)
         return count
 
+    def median_step_seconds(self) -> float:
+        """The median step time that the other workers announce; 0 while none has."""
+        now = self._clock.monotonic()
+        known = sorted(
+            peer.step_seconds for peer in self._swarm.members() if peer.step_seconds > 0.0 and peer.is_worker(now)
+        )
+        return known[len(known) // 2] if known else 0.0
+
     def has_met_others(self) -> bool:
         """Whether this swarm has or had another node; remembered peers of earlier starts count."""
         if not self._has_met_others:

@@ -21,7 +21,7 @@ from training.settings import BarrierSettings, ExchangeSettings, TrainingSetting
         (BarrierSettings, {"quantile": 1.1}),
         (ExchangeSettings, {"replicas": 2}),
         (ExchangeSettings, {"outer_momentum": 1.0}),
-        (ExchangeSettings, {"pull_codec": "int8"}),
+        (ExchangeSettings, {"pull_codec": "int2"}),
     ],
     ids=str,
 )

@@ -19,12 +19,15 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
+from training.encoding.pull_codecs import follows_chains, whole_codec
+from training.exchange.client.follower import ChainFollower
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import Pull, PullAnswer, Wanted
+from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import ZERO_TERM, Term
 
 #: Wanted instead of what this node has: whatever the owner has is new.
@@ -71,6 +74,7 @@ class PullClient:
         self._log = context.environment.log
         self._random = context.environment.entropy.random
         self._directory = directory
+        self._follower = ChainFollower(context)
         #: The number of the last update of each shard, counted over all shards.
         self._updates: dict[int, int] = {}
         self._update_count = 0
@@ -176,12 +180,7 @@ class PullClient:
             await self._copy_own(shards, job)
             return
         # The same term and version as another node's copy do not make it the same bits.
-        wanted = [_wanted(shard, *(_NONE if job.is_final else self._replica.version_of(shard))) for shard in shards]
-        fences = self._store.ownership.stale_fences(shards)
-        wanted_as = "float32" if job.is_final else self._context.settings.pull_codec
-        message = Pull(
-            self._context.genesis, job.step, wanted_as, wanted, fences, job.is_joiners, takes_copies, job.is_final
-        )
+        message = self._message(shards, job, takes_copies=takes_copies)
         try:
             async with self._rpc.request("pull", owner, message) as answer:
                 results = self._rpc.decoded(owner, answer.head, PullAnswer).results
@@ -194,7 +193,9 @@ class PullClient:
                     self._directory.answered(owner, [result])
                     if result.status == "same":
                         self._settle(result.shard, job, changed=False)
-                    if result.status not in ("value", "copy"):
+                    if result.status == "changes" or (result.status == "value" and result.chain):
+                        await self._follow(owner, reader, memory, result, job)
+                    if result.status not in ("value", "copy") or result.chain:
                         continue
                     size = self._store.size(result.shard)
                     encoded, codec = await read_encoded(
@@ -217,6 +218,39 @@ class PullClient:
             self._directory.failed(owner, error)
         except BadFrame as error:
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
+
+    def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:
+        settings, wanted = self._context.settings, []
+        follows = follows_chains(settings) and not job.is_final
+        for shard in shards:
+            # The same term and version as another node's copy do not make it the same bits.
+            term, version = _NONE if job.is_final else self._replica.version_of(shard)
+            # A joiner builds everything on what it is sent: it takes the whole.
+            position = self._replica.position_of(shard) if follows and not job.is_joiners else NO_POSITION
+            wanted.append(_wanted(shard, term, version, position))
+        return Pull(
+            self._context.genesis,
+            job.step,
+            "bfloat16" if not job.is_final and whole_codec(settings) == "bfloat16" else "float32",
+            wanted,
+            self._store.ownership.stale_fences(shards),
+            job.is_joiners,
+            takes_copies,
+            job.is_final,
+            follows,
+        )
+
+    async def _follow(
+        self, owner: Contact, reader: FrameReader, memory: ReusedMemory, result: PullResult, job: Job
+    ) -> None:
+        """Take the published value of a shard, or its changes; what does not fit is asked for again."""
+        arrays, payload_bytes = await self._follower.read(reader, result, memory, has_checksum=job.is_joiners)
+        self._counters.bytes_received += payload_bytes
+        if result.term < self._store.ownership.fence(result.shard):
+            return  # this owner was replaced: the next round asks for the higher term
+        if await self._follower.take(result, arrays):
+            self._store.note_owner(result.shard, result.term, owner)
+            self._settle(result.shard, job, changed=True)
 
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Copy the shards owned here into the replica, and yield to the event loop every half a millisecond.
@@ -248,5 +282,5 @@ class PullClient:
             self._settle(shard, job, changed=is_new)
 
 
-def _wanted(shard: int, term: Term, version: int) -> Wanted:
-    return Wanted(shard, *term, version)
+def _wanted(shard: int, term: Term, version: int, position: Position) -> Wanted:
+    return Wanted(shard, *term, version, position.chain, position.published)

@@ -7,15 +7,26 @@ a complete window.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import Part, framed_bytes, frames, sized
+from training.encoding.frames import Part, encoded_frames, framed_bytes, frames, sized
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Pull, PullAnswer, PullResult, encode
+from training.exchange.messages import (
+    LocateOwners,
+    LocateOwnersAnswer,
+    Pull,
+    PullAnswer,
+    PullResult,
+    Wanted,
+    encode,
+)
 from training.exchange.owner.encoding_cache import EncodingCache
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.published import Published
+from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
     DeltaHistory,
     DeltaHistoryAnswer,
@@ -32,18 +43,68 @@ from training.exchange.ownership_messages import (
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
 from training.exchange.store.history import highest_step_of
+from training.exchange.store.replica import Position
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.store.state_head import describe
 from training.exchange.terms import Term
 from training.shards.state import ShardState
 
 
+class _Sending(NamedTuple):
+    """The frames of arrays to be sent, produced when they are, and their size."""
+
+    buffers: Iterator[Buffer]
+    size_bytes: int
+
+
+def _whole(
+    shard: int, value: Vector, version: int, pull: Pull, encode: Callable[[int, Vector], Buffer] | None = None
+) -> _Sending:
+    checks = pull.has_checksums
+    buffers = frames(shard, value, pull.codec, Part.VALUE, version=version, has_checksum=checks, encode=encode)
+    return _Sending(buffers, framed_bytes(pull.codec, value.size))
+
+
+def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> tuple[PullResult, list[_Sending]]:
+    """The answer to a puller that follows: nothing new, the changes that it lacks, or the published value."""
+    shard, size, checks = wanted.shard, published.value.size, pull.has_checksums
+    changes = published.since(wanted.published) if wanted.chain == published.chain else None
+    rank_term, version = published.source
+    if changes == ():
+        return PullResult(shard, "same", *term, version), []
+    number, node = (0, b"") if rank_term == term else rank_term
+    result = PullResult(
+        shard,
+        "value" if changes is None else "changes",
+        *term,
+        version,
+        rank_number=number,
+        rank_node=node,
+        chain=published.chain,
+        published=published.version,
+        digest=published.digest,
+        changes=len(changes or ()),
+    )
+    if changes is None:
+        codec = published.whole_codec
+        whole = frames(shard, published.value, codec, Part.VALUE, version=version, has_checksum=checks)
+        return result, [_Sending(whole, framed_bytes(codec, size))]
+    return result, [
+        _Sending(
+            encoded_frames(shard, change.payload, change.codec, Part.CHANGE, version=change.version),
+            framed_bytes(change.codec, size, len(change.payload)),
+        )
+        for change in changes
+    ]
+
+
 class ReadHandler:
     """Serves pulls, and the requests of nodes that look for an owner or a copy."""
 
-    def __init__(self, context: ExchangeContext, final_values: FinalValues) -> None:
+    def __init__(self, context: ExchangeContext, final_values: FinalValues, publisher: Publisher) -> None:
         self._context = context
         self._final_values = final_values
+        self._publisher = publisher
         self._store = context.store
         self._replica = context.replica
         self._run = context.run
@@ -69,50 +130,60 @@ class ReadHandler:
         self._rebalance.challenge(pull.fences)
         if pull.is_final:
             await self._final_values.prepare([wanted.shard for wanted in pull.shards], pull.step)
+        elif pull.follows:
+            for wanted in pull.shards:
+                self._make_visible(wanted.shard, pull.step)
+            await self._publisher.publish(
+                [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in pull.shards]
+            )
         results = []
-        sending: list[tuple[int, Vector, int, ShardState | None]] = []
+        sending: list[_Sending] = []
         for wanted in pull.shards:
-            owned = self._store.owned.get(wanted.shard)
-            copied = self._copy(wanted.shard) if owned is None and pull.takes_copies else None
-            if copied is not None:
-                term, version, value = copied
-                results.append(PullResult(wanted.shard, "copy", *term, version))
-                sending.append((wanted.shard, value, version, None))
-                continue
-            if owned is None:
-                info = self._store.redirect(wanted.shard)
-                results.append(PullResult(wanted.shard, "retry" if info is None else "redirect", owner_info=info))
-                continue
-            if pull.is_final and not self._final_values.is_final(wanted.shard):
-                results.append(PullResult(wanted.shard, "later"))
-                continue
-            state = owned.state
-            if self._context.synchronous:
-                # The puller has passed the barrier of that step, so its deltas may be visible.
-                self._store.fold(wanted.shard, pull.step)
-            elif state.pending:
-                self._store.close_complete(wanted.shard, self._view.worker_count())
-            known = (Term(wanted.term_number, wanted.term_node), wanted.version)
-            rank_term = owned.rank_term
-            if known == (rank_term, state.version):
-                results.append(PullResult(wanted.shard, "same", *owned.term, state.version))
-                continue
-            rank = () if rank_term == owned.term else (None, *rank_term)
-            results.append(PullResult(wanted.shard, "value", *owned.term, state.version, *rank))
-            sending.append((wanted.shard, state.value, state.version, state))
+            result, body = self._answer(wanted, pull)
+            results.append(result)
+            sending += body
 
         def stream() -> Iterator[Buffer]:
-            for shard, value, version, state in sending:
-                encode = None if state is None else self._encoder(shard, state, pull.codec)
-                checks = pull.has_checksums
-                for buffer in frames(
-                    shard, value, pull.codec, Part.VALUE, version=version, has_checksum=checks, encode=encode
-                ):
+            for one in sending:
+                for buffer in one.buffers:
                     self._counters.bytes_sent += len(buffer)
                     yield buffer
 
-        size = sum(framed_bytes(pull.codec, value.size) for _, value, _, _ in sending)
-        return Response(encode(PullAnswer(results)), sized(stream(), size))
+        return Response(encode(PullAnswer(results)), sized(stream(), sum(one.size_bytes for one in sending)))
+
+    def _answer(self, wanted: Wanted, pull: Pull) -> tuple[PullResult, list[_Sending]]:
+        """The result for one shard, and the arrays that follow with it."""
+        shard, owned = wanted.shard, self._store.owned.get(wanted.shard)
+        copied = self._copy(shard) if owned is None and pull.takes_copies else None
+        if copied is not None:
+            term, version, value = copied
+            return PullResult(shard, "copy", *term, version), [_whole(shard, value, version, pull)]
+        if owned is None:
+            info = self._store.redirect(shard)
+            return PullResult(shard, "retry" if info is None else "redirect", owner_info=info), []
+        if pull.is_final and not self._final_values.is_final(shard):
+            return PullResult(shard, "later"), []
+        self._make_visible(shard, pull.step)
+        state, rank_term = owned.state, owned.rank_term
+        if (Term(wanted.term_number, wanted.term_node), wanted.version) == (rank_term, state.version):
+            return PullResult(shard, "same", *owned.term, state.version), []
+        published = self._publisher.published(shard) if pull.follows and not pull.is_final else None
+        if published is not None:
+            return _followed(wanted, owned.term, published, pull)
+        rank = () if rank_term == owned.term else (None, *rank_term)
+        encoder = self._encoder(shard, state, pull.codec)
+        result = PullResult(shard, "value", *owned.term, state.version, *rank)
+        return result, [_whole(shard, state.value, state.version, pull, encoder)]
+
+    def _make_visible(self, shard: int, step: int) -> None:
+        """Make deltas visible: the puller has passed the barrier of that step, or a window is complete."""
+        owned = self._store.owned.get(shard)
+        if owned is None:
+            return
+        if self._context.synchronous:
+            self._store.fold(shard, step)
+        elif owned.state.pending:
+            self._store.close_complete(shard, self._view.worker_count())
 
     def _encoder(self, shard: int, state: ShardState, codec: CodecName) -> Callable[[int, Vector], Buffer]:
         return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)

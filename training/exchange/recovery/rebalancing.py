@@ -20,6 +20,7 @@ from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.publishing import Publisher
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
@@ -37,7 +38,12 @@ class Rebalancer:
     """Moves shards so that each has a running owner and, with `replicas = 1`, a running backup."""
 
     def __init__(
-        self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler, reconciler: SplitReconciler
+        self,
+        context: ExchangeContext,
+        directory: OwnerDirectory,
+        deltas: DeltaHandler,
+        reconciler: SplitReconciler,
+        publisher: Publisher,
     ) -> None:
         self._context = context
         self._swarm = context.swarm
@@ -49,6 +55,7 @@ class Rebalancer:
         self._directory = directory
         self._deltas = deltas
         self._reconciler = reconciler
+        self._publisher = publisher
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
         #: Until this moment, in monotonic seconds, no shard is taken over.
@@ -79,6 +86,7 @@ class Rebalancer:
         self._jobs.forget_done()
         self._drop_gone_partners()
         self._deltas.close_windows()
+        self._publisher.drop_unused()
         asked = [*self._rebalance.collect_orphans(), *self._failover.waiting()]
         orphans = [shard for shard in asked if shard not in self._store.owned]
         if self._clock.monotonic() < self._takeover_allowed_at:

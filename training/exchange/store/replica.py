@@ -4,21 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 from training.encoding.codecs import Vector
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.terms import ZERO_TERM, Term
 
 
+class Position(NamedTuple):
+    """A place in a chain of changes: its name, and a published version."""
+
+    chain: bytes
+    published: int
+
+
+#: Of a shard that is in no chain: the next answer of an owner that publishes one brings the whole.
+NO_POSITION = Position(b"", 0)
+
+
 class Replica:
     """`vector` is the trainer's shared memory, `float32[total]`. Pulls change it, through `writable` and `changing`
-    only, so that a snapshot which is being written to disk stays as it was."""
+    only, so that a snapshot which is being written to disk stays as it was.
+
+    A shard has a position in a chain while it holds that published value to the bit. Whatever else is recorded of it,
+    a version or a doubt, ends that.
+    """
 
     def __init__(self, vector: Vector, bounds: Sequence[tuple[int, int]]) -> None:
         self.vector = vector
         self._bounds = bounds
         #: (term, version) of every shard; others read it, this class writes it.
         self.shard_versions: list[tuple[Term, int]] = [(ZERO_TERM, 0)] * len(bounds)
+        self._positions: list[Position] = [NO_POSITION] * len(bounds)
         self._snapshot: VectorSnapshot | None = None
 
     def slice_of(self, shard: int) -> Vector:
@@ -55,10 +72,22 @@ class Replica:
         term, version = self.shard_versions[shard]
         return None if term == ZERO_TERM else (term, version)
 
-    def set_version(self, shard: int, term: Term, version: int) -> None:
+    def set_version(self, shard: int, term: Term, version: int, position: Position = NO_POSITION) -> None:
+        """The shard holds this version now and, if it was pulled from a chain, is in this position of it."""
         self.shard_versions[shard] = (term, version)
+        self._positions[shard] = position
+
+    def position_of(self, shard: int) -> Position:
+        """Where the shard is in its owner's chain; `NO_POSITION` if what it holds is not a published value."""
+        return self._positions[shard]
+
+    def doubt(self, shard: int) -> None:
+        """The shard is being written, or has other bits than it should: it has no version, and the next pull brings
+        the whole. As a copy it ranks lowest under its term."""
+        self.set_version(shard, self.shard_versions[shard][0], 0)
 
     def restore_versions(self, versions: list[tuple[Term, int]]) -> None:
         """Adopt the versions of a checkpoint; those of another number of shards are ignored."""
         if len(versions) == len(self.shard_versions):
             self.shard_versions[:] = versions
+            self._positions[:] = [NO_POSITION] * len(versions)

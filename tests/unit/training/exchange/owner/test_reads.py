@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
@@ -21,6 +22,8 @@ from training.exchange.messages import (
     encode,
 )
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.published import digest_of
+from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import (
     DeltaHistory,
@@ -32,15 +35,18 @@ from training.exchange.ownership_messages import (
 )
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM, Fence
+from training.settings import ExchangeSettings
 
 PEER = contact("x")
 NOTHING = Wanted(0, *ZERO_TERM, 0)
 
 
-def handler_of(store: ShardStore, name: str = "a") -> tuple[ScriptedSwarm, Any]:
+def handler_of(
+    store: ShardStore, name: str = "a", settings: ExchangeSettings | None = None
+) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(contact(name))
-    context = context_of(swarm, store)
-    ReadHandler(context, FinalValues(context)).register()
+    context = context_of(swarm, store, settings=settings)
+    ReadHandler(context, FinalValues(context), Publisher(context)).register()
     return swarm, context
 
 
@@ -69,6 +75,46 @@ def test_an_owner_sends_the_value_only_if_it_changed() -> None:
 
         answer, body = await pulled(swarm, pull_of(Wanted(0, *term(1, "a"), 1)))
         assert (answer.results[0].status, body) == ("same", [])
+
+    run(scenario())
+
+
+def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
+    """Whole at the beginning, the same if nothing was added, a change for an addition, the whole without a place."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.add(0, delta(1))
+        swarm, context = handler_of(store, settings=ExchangeSettings(pull_codec="int8", outer_momentum=0.0))
+        follow = Pull(GENESIS, 1, "bfloat16", [NOTHING], follows=True)
+
+        answer, body = await pulled(swarm, follow)
+        (whole,) = answer.results
+        assert (whole.status, whole.version, whole.published, whole.changes) == ("value", 1, 0, 0)
+        _, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
+        assert codec == "bfloat16"
+
+        here = Wanted(0, *whole.term, 1, whole.chain, 0)
+        answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[here]))
+        assert (answer.results[0].status, body) == ("same", [])
+
+        store.add(0, delta(2))
+        answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[here]))
+        (result,) = answer.results
+        assert (result.status, result.version, result.published, result.changes) == ("changes", 2, 1, 1)
+        assert result.chain == whole.chain
+        assert result.digest not in (b"", whole.digest)
+        _, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.CHANGE, 4)
+        assert codec == "int8"
+
+        for place in (NOTHING, Wanted(0, *whole.term, 1, b"another.", 0), Wanted(0, *whole.term, 1, whole.chain, 9)):
+            answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[place]))
+            (result,) = answer.results
+            assert (result.status, result.published, result.changes) == ("value", 1, 0)
+            value, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
+            assert codec == "float32"
+            assert digest_of(value) == result.digest
+        assert context.counters.bytes_sent > 0
 
     run(scenario())
 

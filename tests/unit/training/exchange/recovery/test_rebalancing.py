@@ -13,6 +13,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
@@ -38,7 +39,11 @@ def rebalancer_of(
         swarm.answers[name] = lambda *_, answer=answer: answer
     context = context_of(swarm, store, settings=settings)
     deltas, directory = DeltaHandler(context), OwnerDirectory(context)
-    return Rebalancer(context, directory, deltas, SplitReconciler(context, directory, deltas)), swarm, context
+    return (
+        Rebalancer(context, directory, deltas, SplitReconciler(context, directory, deltas), Publisher(context)),
+        swarm,
+        context,
+    )
 
 
 def test_an_owner_without_a_backup_adds_the_best_candidate_as_learner() -> None:

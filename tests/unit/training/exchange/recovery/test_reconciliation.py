@@ -18,6 +18,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwners
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import LoggedDelta
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, SplitReconciler
@@ -38,7 +39,7 @@ class Side:
         self.context: ExchangeContext = context_of(self.swarm, self.store, settings=SETTINGS)
         deltas, directory = DeltaHandler(self.context), OwnerDirectory(self.context)
         deltas.register()
-        ReadHandler(self.context, FinalValues(self.context)).register()
+        ReadHandler(self.context, FinalValues(self.context), Publisher(self.context)).register()
         self.reconciler = SplitReconciler(self.context, directory, deltas)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.harness.stores import BOUNDS, term
-from training.exchange.store.replica import Replica
+from training.exchange.store.replica import NO_POSITION, Position, Replica
 from training.exchange.terms import ZERO_TERM
 
 
@@ -38,3 +38,23 @@ def test_the_versions_of_a_checkpoint_are_adopted_if_they_fit() -> None:
     replica.restore_versions(versions)
     replica.versions()[0] = (term(9, "x"), 9)
     assert replica.versions() == versions
+
+
+def test_a_position_in_a_chain_ends_with_whatever_else_is_recorded() -> None:
+    """A version without a position, a doubt, the versions of a checkpoint."""
+    replica = Replica(np.zeros(16, np.float32), BOUNDS)
+    assert replica.position_of(1) == NO_POSITION
+    place = Position(b"c" * 8, 3)
+
+    replica.set_version(1, term(2, "a"), 7, place)
+    assert (replica.position_of(1), replica.position_of(0)) == (place, NO_POSITION)
+    replica.set_version(1, term(2, "a"), 7)
+    assert replica.position_of(1) == NO_POSITION
+
+    replica.set_version(1, term(2, "a"), 7, place)
+    replica.doubt(1)
+    assert (replica.position_of(1), replica.version_of(1)) == (NO_POSITION, (term(2, "a"), 0))
+
+    replica.set_version(1, term(2, "a"), 7, place)
+    replica.restore_versions([(term(1, "a"), 1)] * 4)
+    assert replica.position_of(1) == NO_POSITION

@@ -1,0 +1,353 @@
+"""Pulls as changes over the real exchange: all who follow hold one published value, whatever happens to its owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.harness.exchange_swarm import Member, World
+from tests.harness.virtual_loop import VirtualLoop
+from training.encoding.codecs import CodecName
+from training.exchange.exchange import Exchange
+from training.exchange.messages import Pull, PullAnswer, decode, encode
+from training.exchange.store.replica import NO_POSITION
+from training.settings import ExchangeSettings
+
+SHARDS, SIZE = 4, 300
+SETTINGS = ExchangeSettings(codec="int8", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=3.0)
+STEP_S = 1.0
+#: A rounded difference of a published value to the value of its shard, for steps of one.
+NEAR = 0.05
+
+
+def simulate(
+    scenario: Callable[[World], Awaitable[None]], *, nodes: int = 5, seed: int = 5, **changes: object
+) -> World:
+    """A swarm that has settled, then the scenario; returns the world for a look at its records."""
+    print(f"seed {seed}")
+    worlds = []
+
+    async def main() -> None:
+        settings = msgspec.structs.replace(SETTINGS, **changes)
+        world = World(seed, settings=settings, shards=SHARDS, values=SHARDS * SIZE, synchronous=False)
+        worlds.append(world)
+        try:
+            await world.start("n0", founder=True)
+            for number in range(1, nodes):
+                await join(world, f"n{number}")
+            await asyncio.sleep(6.0)
+            await scenario(world)
+        finally:
+            world.stop()
+
+    VirtualLoop().run(main(), limit_s=900)
+    return worlds[0]
+
+
+async def join(world: World, name: str) -> Member:
+    member = await world.start(name)
+    await exchange_of(member).join(world.running()[0].contact)
+    return member
+
+
+def exchange_of(member: Member) -> Exchange:
+    assert member.exchange is not None
+    return member.exchange
+
+
+def delta(world: World, number: int) -> np.ndarray:
+    return np.random.default_rng(number).standard_normal(world.manifest.layout.total).astype(np.float32)
+
+
+@dataclass
+class Training:
+    """Steps of all running nodes, one after the other."""
+
+    world: World
+    step: int = 0
+    missing: list[int] = field(default_factory=list)
+
+    async def steps(self, count: int, *, without: tuple[str, ...] = ()) -> None:
+        for _ in range(count):
+            self.step += 1
+            members = [member for member in self.world.running() if member.name not in without]
+            await asyncio.gather(
+                asyncio.sleep(STEP_S), *(self._one(number, member) for number, member in enumerate(members))
+            )
+
+    async def _one(self, number: int, member: Member) -> None:
+        exchange, overlay = exchange_of(member), member.overlay
+        assert overlay is not None
+        overlay.step, overlay.step_seconds = self.step, STEP_S
+        report = await exchange.push(self.step, self.step - 1, 1.0, delta(self.world, 100 * self.step + number))
+        assert report.refused == {}
+        await exchange.pull(self.step)
+
+    async def rest(self) -> None:
+        """Everybody pulls what is there."""
+        for member in self.world.running():
+            assert (await exchange_of(member).pull(self.step)).missing == []
+
+
+def owner(world: World, shard: int) -> Member:
+    return next(one for one in world.running() if shard in exchange_of(one).store.owned)
+
+
+def check_followers(world: World, *, within: float = NEAR) -> int:
+    """Who is in a shard's chain at its last version holds its bits; returns how many such pairs there are."""
+    count = 0
+    for shard in range(SHARDS):
+        owning = exchange_of(owner(world, shard))
+        published = owning.publisher.published(shard)
+        assert published is not None
+        x = owning.store.owned[shard].state.value
+        assert float(np.abs(x - published.value).max()) < within
+        for member in world.running():
+            replica = exchange_of(member).context.replica
+            if replica.position_of(shard) == (published.chain, published.version):
+                assert replica.slice_of(shard).tobytes() == published.value.tobytes()
+                count += 1
+    return count
+
+
+def totals(world: World) -> tuple[int, int, int]:
+    """Shards followed, chains entered, mismatches, of all running nodes."""
+    found = [exchange_of(member).counters for member in world.running()]
+    return (
+        sum(one.followed for one in found),
+        sum(one.chains_entered for one in found),
+        sum(one.chain_mismatches for one in found),
+    )
+
+
+@pytest.mark.parametrize(
+    ("codec", "pull_codec"), [("int8", "auto"), ("int4", "auto"), ("sparse", "auto"), ("int4", "sparse")]
+)
+def test_all_nodes_follow_the_chains_of_all_owners(codec: CodecName, pull_codec: str) -> None:
+    """After the first pull, which brings the whole, every later one brings changes, and all hold the same bits."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(2)
+        before, entered, _ = totals(world)
+        await training.steps(10)
+        await training.rest()
+
+        assert check_followers(world, within=100.0 if pull_codec == "sparse" else 1.0) == 4 * SHARDS
+        followed, now_entered, mismatches = totals(world)
+        assert (now_entered - entered, mismatches) == (0, 0)
+        assert followed - before >= 8 * 4 * SHARDS
+
+    simulate(scenario, codec=codec, pull_codec=pull_codec)
+
+
+def test_a_joiner_enters_the_chain_with_its_first_whole() -> None:
+    """In the middle of the chain, in float32; from then on it is sent changes like the others."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(3)
+        late = await join(world, "late")
+        counters = exchange_of(late).counters
+        assert (counters.followed, counters.chains_entered) == (0, SHARDS)
+        for shard in range(SHARDS):
+            assert exchange_of(late).context.replica.position_of(shard).published > 0
+        await training.steps(2)
+        await training.rest()
+
+        assert counters.followed >= SHARDS
+        assert check_followers(world) >= 4 * SHARDS
+
+    simulate(scenario)
+
+
+def test_after_a_take_over_a_new_chain_begins() -> None:
+    """The owner dies. Its shards get a new chain from their value, in bfloat16, the others keep theirs."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(3)
+        dead = owner(world, 0)
+        theirs = dict.fromkeys(exchange_of(dead).store.owned)
+        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        world.kill(dead.name)
+        await asyncio.sleep(10.0)
+        await training.steps(3)
+        await training.rest()
+
+        for shard in range(SHARDS):
+            assert (chain_of(world, shard) != chains[shard]) == (shard in theirs)
+        assert check_followers(world) == 3 * SHARDS
+        assert totals(world)[2] == 0
+
+    simulate(scenario)
+
+
+def chain_of(world: World, shard: int) -> bytes:
+    published = exchange_of(owner(world, shard)).publisher.published(shard)
+    assert published is not None
+    return published.chain
+
+
+def corrupt(member: Member, shard: int) -> None:
+    """A bit of the replica changes without anybody's doing."""
+    exchange_of(member).context.replica.slice_of(shard).view(np.uint32)[7] ^= np.uint32(1 << 20)
+
+
+def test_a_replica_with_another_bit_is_found_by_its_digest_and_cured_by_the_whole() -> None:
+    """With the next change, in the same pull; it is counted and logged, and nobody else is disturbed."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(2)
+        shard = 1
+        victim = next(one for one in world.running() if one is not owner(world, shard))
+        corrupt(victim, shard)
+        entered = totals(world)[1]
+        await training.steps(1)
+        await training.rest()
+
+        assert check_followers(world) == 4 * SHARDS
+        assert totals(world)[1:] == (entered + 1, 1)
+        assert exchange_of(victim).counters.chain_mismatches == 1
+
+    world = simulate(scenario)
+    (record,) = [one for one in world.records if one.event == "chain_mismatch"]
+    assert record.fields["shard"] == 1
+
+
+def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica() -> None:
+    """The shard stays as it was until the whole has arrived."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(2)
+        shard = 2
+        serving, victim = owner(world, shard), next(one for one in world.running() if one is not owner(world, shard))
+        assert serving.overlay is not None
+        handle, damaged = serving.overlay.handlers["pull"], []
+        before = exchange_of(victim).context.replica.slice_of(shard).copy()
+        seen = []
+
+        async def damaging(sender, payload, stream):  # type: ignore[no-untyped-def]
+            if sender.node_id == victim.contact.node_id:
+                seen.append(exchange_of(victim).context.replica.slice_of(shard).copy())
+            response = await handle(sender, payload, stream)
+            buffers = [bytearray(buffer) for buffer in response.body]
+            if sender.node_id == victim.contact.node_id and buffers and not damaged:
+                buffers[-1][-1] ^= 0x40
+                damaged.append(len(buffers))
+            response.body = [bytes(buffer) for buffer in buffers]
+            return response
+
+        serving.overlay.handlers["pull"] = damaging
+        await training.steps(1)
+        assert damaged
+        assert exchange_of(victim).counters.chain_mismatches == 1
+        assert len(seen) >= 2
+        assert seen[1].tobytes() in (before.tobytes(), exchange_of(victim).context.replica.slice_of(shard).tobytes())
+        await training.rest()
+        assert check_followers(world) == 4 * SHARDS
+
+    simulate(scenario)
+
+
+def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
+    """A message without the new fields gets a value in the codec that it names. A new node that asks an owner which
+    sends no changes takes its values in bfloat16."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(2)
+        owning = owner(world, 0)
+        asking = next(one for one in world.running() if one is not owning)
+        wanted = [[0, 0, b"", 0]]
+        old_pull = msgspec.msgpack.encode([exchange_of(owning).context.genesis, 1, "float32", wanted])
+        assert owning.overlay is not None
+        response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())
+        (result,) = decode(response.head, PullAnswer).results
+        assert (result.status, result.chain, result.changes) == ("value", b"", 0)
+        assert sum(len(bytes(buffer)) for buffer in response.body) == 32 + 4 * SIZE
+
+        handle = owning.overlay.handlers["pull"]
+
+        async def old_owner(sender, payload, stream):  # type: ignore[no-untyped-def]
+            """Knows nothing of the new fields."""
+            pull = decode(payload, Pull)
+            plain = [msgspec.structs.replace(one, chain=b"", published=0) for one in pull.shards]
+            return await handle(sender, encode(msgspec.structs.replace(pull, shards=plain, follows=False)), stream)
+
+        owning.overlay.handlers["pull"] = old_owner
+        await training.steps(1)
+        await training.rest()
+        replica = exchange_of(asking).context.replica
+        assert replica.position_of(0) == NO_POSITION
+        x = exchange_of(owning).store.owned[0].state.value
+        assert float(np.abs(replica.slice_of(0) - x).max()) < 0.1
+
+    simulate(scenario)
+
+
+async def _nothing():  # type: ignore[no-untyped-def]
+    for buffer in ():
+        yield buffer
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def test_whole_values_have_no_chain(codec: CodecName) -> None:
+    """Pulls in float32 and bfloat16 are values, as they are for pushes in these codecs by default."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(3)
+        assert totals(world) == (0, 0, 0)
+        assert all(exchange_of(one).publisher.size_bytes == 0 for one in world.running())
+        for shard in range(SHARDS):
+            x = exchange_of(owner(world, shard)).store.owned[shard].state.value
+            for member in world.running():
+                await exchange_of(member).pull(training.step)
+                off = np.abs(exchange_of(member).context.replica.slice_of(shard) - x)
+                assert float(off.max()) <= (0.0 if codec == "float32" else float(np.abs(x).max()) / 128)
+
+    simulate(scenario, codec=codec)
+
+
+def test_a_final_pull_brings_the_value_itself() -> None:
+    """In float32 and whole, to all nodes the same bits, and those of the owner."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(3)
+        for member in world.running():
+            assert (await exchange_of(member).pull_final(training.step, 30.0)).missing == []
+        for shard in range(SHARDS):
+            x = exchange_of(owner(world, shard)).store.owned[shard].state.value
+            for member in world.running():
+                assert exchange_of(member).context.replica.slice_of(shard).tobytes() == x.tobytes()
+
+    simulate(scenario)
+
+
+def test_a_chain_that_nobody_asks_for_is_dropped() -> None:
+    """After two minutes; who comes later begins a new one."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(2)
+        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        held = sum(exchange_of(one).publisher.size_bytes for one in world.running())
+        assert held >= 4 * SHARDS * SIZE
+        await asyncio.sleep(130.0)
+        assert sum(exchange_of(one).publisher.size_bytes for one in world.running()) == 0
+        await training.steps(2)
+        await training.rest()
+
+        assert all(chain_of(world, shard) != chains[shard] for shard in range(SHARDS))
+        assert check_followers(world) == 4 * SHARDS
+
+    simulate(scenario)

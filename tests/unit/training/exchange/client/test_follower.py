@@ -1,0 +1,270 @@
+"""Following a chain: all of an answer or nothing of it is in the replica, and never twice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.transport import Buffer
+from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
+from tests.harness.stores import contact, store_of, term
+from tests.harness.virtual_loop import run
+from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, frames, new_memory
+from training.exchange.client.follower import ChainFollower
+from training.exchange.messages import PullResult
+from training.exchange.owner.published import ApproximatedState, Published, begin, tick
+from training.exchange.store.replica import NO_POSITION, Position
+
+SHARD, SIZE = 1, 4
+RANK = term(1, "a")
+
+
+def chain(versions: int) -> Published:
+    """A chain after so many ticks."""
+    chance = np.random.default_rng(1)
+    x = chance.standard_normal(SIZE).astype(np.float32)
+    published = begin(b"c" * 8, x, ApproximatedState(RANK, 10))
+    for number in range(versions):
+        x = x + chance.standard_normal(SIZE).astype(np.float32)
+        published = tick(published, x, ApproximatedState(RANK, 11 + number), "int8")
+    return published
+
+
+def answer(published: Published, changes: int | None) -> tuple[PullResult, list[bytes]]:
+    """The last changes of a chain, or the whole."""
+    status: Any = "value" if changes is None else "changes"
+    number, node = RANK
+    result = PullResult(
+        SHARD,
+        status,
+        number,
+        node,
+        published.source.version,
+        chain=published.chain,
+        published=published.version,
+        digest=published.digest,
+        changes=changes or 0,
+    )
+    if changes is None:
+        return result, [bytes(one) for one in frames(SHARD, published.value, published.whole_codec, Part.VALUE)]
+    body: list[bytes] = []
+    for version in range(published.version - changes + 1, published.version + 1):
+        change = chain(version).changes[-1]
+        sent = encoded_frames(SHARD, change.payload, change.codec, Part.CHANGE, version=change.version)
+        body += [bytes(one) for one in sent]
+    return result, body
+
+
+async def stream(buffers: list[bytes]) -> AsyncIterator[Buffer]:
+    for buffer in buffers:
+        yield buffer
+
+
+class Following:
+    """A follower and its replica."""
+
+    def __init__(self) -> None:
+        self.context = context_of(ScriptedSwarm(contact("b")), store_of("b"))
+        self.follower = ChainFollower(self.context)
+        self.replica = self.context.replica
+
+    async def take(self, result: PullResult, body: list[bytes]) -> bool:
+        arrays, size = await self.follower.read(FrameReader(stream(body)), result, new_memory, has_checksum=False)
+        assert size == sum(len(part) for part in body[1::2])
+        return await self.follower.take(result, arrays)
+
+    def holds(self, published: Published) -> bool:
+        is_same = self.replica.slice_of(SHARD).tobytes() == published.value.tobytes()
+        is_there = self.replica.position_of(SHARD) == (published.chain, published.version)
+        return is_same and is_there and self.replica.version_of(SHARD) == published.source
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        counters = self.context.counters
+        return counters.followed, counters.chains_entered, counters.chain_mismatches
+
+
+async def entered(at: Published) -> Following:
+    following = Following()
+    assert await following.take(*answer(at, None))
+    assert following.holds(at)
+    return following
+
+
+def scenario(story: Any) -> None:
+    run(story())
+
+
+def test_a_follower_enters_with_the_whole_and_goes_on_with_changes() -> None:
+    """One change, or two at once; version and rank of the copy are those of the value that was published."""
+
+    async def story() -> None:
+        following = await entered(chain(0))
+        assert await following.take(*answer(chain(1), 1))
+        assert following.holds(chain(1))
+        assert await following.take(*answer(chain(3), 2))
+        assert following.holds(chain(3))
+        assert following.counts == (2, 1, 0)
+
+    scenario(story)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_whole_of_any_version_is_taken(start: int) -> None:
+    """In bfloat16 at the beginning, in float32 later."""
+
+    async def story() -> None:
+        await entered(chain(start))
+
+    scenario(story)
+
+
+def test_changes_that_do_not_lead_from_what_is_held_change_nothing() -> None:
+    """The same answer a second time, one that begins later, one of another chain."""
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        result, body = answer(chain(2), 1)
+        assert await following.take(result, body)
+        assert not await following.take(result, body)
+        assert following.holds(chain(2))
+        assert not await following.take(*answer(chain(4), 1))
+        following.replica.set_version(SHARD, RANK, 12, Position(b"d" * 8, 3))
+        assert not await following.take(*answer(chain(4), 1))
+        assert following.replica.slice_of(SHARD).tobytes() == chain(2).value.tobytes()
+        assert following.counts == (1, 1, 0)
+
+    scenario(story)
+
+
+def test_a_body_that_is_torn_leaves_the_shard_as_it_was() -> None:
+    """Of two changes the first has arrived: neither is in."""
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        result, body = answer(chain(3), 2)
+        with pytest.raises(BadFrame, match="is missing"):
+            await following.take(result, body[:2])
+        with pytest.raises(BadFrame, match="ended inside"):
+            await following.take(result, [*body[:3], body[3][:5]])
+        assert following.holds(chain(1))
+        assert await following.take(result, body)
+        assert following.holds(chain(3))
+
+    scenario(story)
+
+
+def test_a_change_of_another_version_is_no_answer() -> None:
+    """Its frame names the version that it leads to."""
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        result, body = answer(chain(3), 2)
+        with pytest.raises(BadFrame, match="expected shard 1 in version 2, got version 3"):
+            await following.take(result, [*body[2:], *body[:2]])
+        assert following.holds(chain(1))
+
+    scenario(story)
+
+
+def test_another_digest_is_counted_logged_and_puts_the_shard_in_doubt() -> None:
+    """The replica keeps what it has, without a version, and the next pull asks for the whole."""
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        following.replica.slice_of(SHARD)[2] += 1.0
+        held = following.replica.slice_of(SHARD).copy()
+        assert not await following.take(*answer(chain(2), 1))
+        assert following.replica.slice_of(SHARD).tobytes() == held.tobytes()
+        assert following.replica.position_of(SHARD) == NO_POSITION
+        assert following.replica.version_of(SHARD) == (RANK, 0)
+        assert following.counts == (0, 1, 1)
+        assert [one.event for one in records_of(following.context)] == ["chain_mismatch"]
+        assert await following.take(*answer(chain(2), None))
+        assert following.holds(chain(2))
+
+    scenario(story)
+
+
+def test_a_whole_with_another_digest_is_not_taken() -> None:
+    """What the replica has stays; it is asked for again."""
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        result, body = answer(chain(2), None)
+        body[1] = bytes([body[1][0] ^ 1]) + body[1][1:]
+        assert not await following.take(result, body)
+        assert following.holds(chain(1))
+        assert following.counts == (0, 1, 1)
+
+    scenario(story)
+
+
+def test_a_shard_that_is_copied_in_turns_has_no_version_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline in between leaves it without one: the next pull brings the whole."""
+    for module in ("cooperative", "client.follower"):
+        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        result, body = answer(chain(2), 1)
+        task = asyncio.create_task(following.take(result, body))
+        await asyncio.sleep(0)  # the first of four values is written
+        assert following.replica.slice_of(SHARD).tobytes() != chain(1).value.tobytes()
+        assert following.replica.position_of(SHARD) == NO_POSITION
+        assert following.replica.version_of(SHARD) == (RANK, 0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert following.replica.position_of(SHARD) == NO_POSITION
+        assert not await following.take(result, body)
+        assert await following.take(*answer(chain(2), None))
+        assert following.holds(chain(2))
+
+    scenario(story)
+
+
+def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of another node arrived meanwhile."""
+    monkeypatch.setattr("training.exchange.client.follower.SMALL_VALUES", 0)
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        executor: Any = following.context.environment.executor
+        executor.delay_s = 1.0
+        task = asyncio.create_task(following.take(*answer(chain(2), 1)))
+        await asyncio.sleep(0.5)
+        following.replica.writable(SHARD)[:] = 7.0
+        following.replica.set_version(SHARD, RANK, 0)
+        assert not await task
+        assert following.replica.slice_of(SHARD).tolist() == [7.0] * SIZE
+
+    scenario(story)
+
+
+def test_a_snapshot_that_is_being_written_keeps_the_former_values() -> None:
+    """Changes are announced to it like every other write."""
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        snapshot = following.replica.snapshot(threading.Lock())
+        assert await following.take(*answer(chain(2), 1))
+        written = np.concatenate([piece.copy() for piece in snapshot.slices()])
+        assert written[SIZE : 2 * SIZE].tobytes() == chain(1).value.tobytes()
+
+    scenario(story)
+
+
+def test_negative_zeros_are_followed_too() -> None:
+    """They are bits like all others."""
+
+    async def story() -> None:
+        published = begin(b"c" * 8, np.array([-0.0, 0.0, 1.0, -1.0], np.float32), ApproximatedState(RANK, 1))
+        assert np.signbit(published.value[0])
+        await entered(published)
+
+    scenario(story)

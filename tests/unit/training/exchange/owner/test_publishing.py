@@ -1,0 +1,198 @@
+"""When an owner begins a chain, when it ticks, and when it drops one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from tests.harness.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stores import contact, delta, owner_of, term
+from tests.harness.virtual_loop import run
+from training.encoding.codecs import CodecName
+from training.exchange.owner.published import Change
+from training.exchange.owner.publishing import BYTES_PER_STEP, UNUSED_S, Publisher
+from training.exchange.store.replica import NO_POSITION, Position
+from training.exchange.store.shard_store import ShardStore
+from training.settings import ExchangeSettings
+
+#: As the other workers announce it.
+STEP_S = 10.0
+#: Four values in int8 are eight bytes: more than `BYTES_PER_STEP`, so a step.
+PATIENCE_S = STEP_S
+
+
+def publisher_of(*, synchronous: bool = False, codec: CodecName = "int8") -> tuple[Publisher, ShardStore, Any]:
+    store = owner_of("a")
+    swarm = ScriptedSwarm(contact("a"), [contact("x")])
+    for peer in swarm.peers.values():
+        peer.step_seconds = STEP_S
+    settings = ExchangeSettings(pull_codec="int8", weight="sum", outer_lr=1.0, outer_momentum=0.0)
+    context = context_of(swarm, store, synchronous=synchronous, settings=settings)
+    return Publisher(context, lambda: codec), store, context
+
+
+def position(publisher: Publisher) -> Position:
+    published = publisher.published(0)
+    assert published is not None
+    return Position(published.chain, published.version)
+
+
+def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() -> None:
+    """Not before, and not for what is known."""
+
+    async def scenario() -> None:
+        publisher, store, _ = publisher_of()
+        assert publisher.published(0) is None
+        await publisher.publish([(0, NO_POSITION), (99, NO_POSITION)])
+        first = publisher.published(0)
+        assert first is not None
+        assert (first.version, first.source.version) == (0, 0)
+        await publisher.publish([(0, position(publisher))])
+        assert publisher.published(0) is first
+
+        store.add(0, delta(1))
+        await publisher.publish([(0, position(publisher))])
+        second = publisher.published(0)
+        assert second is not None
+        assert (second.chain, second.version, second.source) == (first.chain, 1, (term(1, "a"), 1))
+        assert [change.codec for change in second.changes] == ["int8"]
+        assert abs(float(second.value[0]) - 1.0) < 0.01
+
+    run(scenario())
+
+
+def test_ticks_are_as_far_apart_as_the_followers_can_bear() -> None:
+    """A median step for a change of a byte per value; half of it for a follower that has the present version."""
+    assert BYTES_PER_STEP < 8 / 4
+
+    async def scenario() -> None:
+        publisher, store, _ = publisher_of()
+        await publisher.publish([(0, NO_POSITION)])
+        store.add(0, delta(1))
+        await publisher.publish([(0, NO_POSITION)])
+        versions = []
+        for wait_s, is_current in [(0.4, True), (0.2, True), (0.6, False), (0.3, False), (0.2, False)]:
+            store.add(0, delta(10 + len(versions)))
+            await asyncio.sleep(wait_s * PATIENCE_S)
+            await publisher.publish([(0, position(publisher) if is_current else NO_POSITION)])
+            versions.append(position(publisher).published)
+        assert versions == [1, 2, 2, 2, 3]
+
+    run(scenario())
+
+
+def test_small_changes_come_more_often() -> None:
+    """After one of 0.25 bytes per value the next may come after 0.25/0.6 of a step."""
+
+    async def scenario() -> None:
+        publisher, store, _ = publisher_of()
+        await publisher.publish([(0, NO_POSITION)])
+        chain = publisher._chains[0]
+        chain.published = dataclasses.replace(chain.published, changes=(Change(1, "int8", b"x"),))
+        store.add(0, delta(1))
+        for wait_s, ticks in [(0.4, 0), (0.05, 1)]:
+            await asyncio.sleep(wait_s * STEP_S)
+            await publisher.publish([(0, NO_POSITION)])
+            assert position(publisher).published == ticks
+
+    run(scenario())
+
+
+def test_under_bsp_every_barrier_is_a_tick() -> None:
+    """The puller has passed the barrier, and must see its step."""
+
+    async def scenario() -> None:
+        publisher, store, _ = publisher_of(synchronous=True)
+        await publisher.publish([(0, NO_POSITION)])
+        for version in range(1, 6):
+            store.add(0, delta(version))
+            await publisher.publish([(0, NO_POSITION)])
+            assert position(publisher).published == version
+
+    run(scenario())
+
+
+def test_a_shard_that_moves_keeps_its_published_version() -> None:
+    """The new owner is told that one."""
+
+    async def scenario() -> None:
+        publisher, store, _ = publisher_of()
+        await publisher.publish([(0, NO_POSITION)])
+        store.add(0, delta(1))
+        store.owned[0].begin_move()
+        await publisher.publish([(0, NO_POSITION)])
+        assert position(publisher).published == 0
+        store.owned[0].cancel_move()
+        await publisher.publish([(0, NO_POSITION)])
+        assert position(publisher).published == 1
+
+    run(scenario())
+
+
+def test_another_ownership_of_the_shard_has_another_chain() -> None:
+    """What was published before it was lost is not: the state may be another one."""
+
+    async def scenario() -> None:
+        publisher, store, context = publisher_of()
+        await publisher.publish([(0, NO_POSITION)])
+        before = position(publisher)
+        state = store.owned[0].state
+        store.step_down(0)
+        assert publisher.published(0) is None
+        store.own(0, state, term(5, "a"), context.me(), 0.0, by_handover=False)
+        assert publisher.published(0) is None
+        await publisher.publish([(0, NO_POSITION)])
+        assert position(publisher).chain != before.chain
+
+    run(scenario())
+
+
+def test_a_shard_that_is_lost_during_a_tick_is_not_published() -> None:
+    """The tick runs beside the loop; nobody is sent its result."""
+
+    async def scenario() -> None:
+        publisher, store, context = publisher_of()
+        context.environment.executor.delay_s = 1.0
+        task = asyncio.create_task(publisher.publish([(0, NO_POSITION)]))
+        await asyncio.sleep(0.5)
+        store.step_down(0)
+        await task
+        assert publisher.size_bytes == 0
+
+    run(scenario())
+
+
+def test_two_who_ask_at_once_cause_one_tick() -> None:
+    """The second waits for the first, and gets the same version."""
+
+    async def scenario() -> None:
+        publisher, store, context = publisher_of()
+        await publisher.publish([(0, NO_POSITION)])
+        store.add(0, delta(1))
+        context.environment.executor.delay_s = 1.0
+        await asyncio.gather(*(publisher.publish([(0, position(publisher))]) for _ in range(3)))
+        assert position(publisher).published == 1
+
+    run(scenario())
+
+
+def test_a_chain_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -> None:
+    """Twenty steps, here, after the last question; a question keeps it."""
+
+    async def scenario() -> None:
+        publisher, store, _ = publisher_of()
+        await publisher.publish([(0, NO_POSITION)])
+        store.add(0, delta(1))
+        await publisher.publish([(0, NO_POSITION)])
+        assert publisher.size_bytes == 4 * 4 + 8
+        await asyncio.sleep(0.8 * max(UNUSED_S, 20 * STEP_S))
+        await publisher.publish([(0, NO_POSITION)])
+        await asyncio.sleep(0.8 * max(UNUSED_S, 20 * STEP_S))
+        publisher.drop_unused()
+        assert publisher.size_bytes > 0
+        await asyncio.sleep(0.3 * max(UNUSED_S, 20 * STEP_S))
+        publisher.drop_unused()
+        assert publisher.size_bytes == 0
+
+    run(scenario())

@@ -1,0 +1,96 @@
+"""Follows the chains of owners: takes published values and their changes into the replica.
+
+A shard of the replica changes only when its whole answer has arrived and the result has the owner's digest. So a body
+that is torn, a deadline, or a damaged change leaves the shard as it was. The result is computed off the event loop in
+memory of its own. Only a large shard is copied in turns, and has no version while that lasts.
+"""
+
+from __future__ import annotations
+
+from training.encoding.codecs import CodecName, Vector
+from training.encoding.frames import Allocate, FrameReader, Part, new_memory, read_encoded
+from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
+from training.exchange.messages import PullResult
+from training.exchange.owner.published import apply_all, whole
+from training.exchange.store.replica import Position
+
+#: Values decoded, added and compared on the event loop: fewer than a thread is worth.
+SMALL_VALUES = 1 << 13
+
+#: Encoded arrays of one shard: the whole, or changes in their order.
+Arrays = list[tuple[CodecName, memoryview]]
+
+
+class ChainFollower:
+    """Takes published values into this node's replica."""
+
+    def __init__(self, context: ExchangeContext) -> None:
+        self._store = context.store
+        self._replica = context.replica
+        self._counters = context.counters
+        self._executor = context.environment.executor
+        self._log = context.environment.log
+        self._yielder = LoopYielder()
+
+    async def read(
+        self, reader: FrameReader, result: PullResult, memory: Allocate, *, has_checksum: bool
+    ) -> tuple[Arrays, int]:
+        """The arrays of one answer, with their bytes. Raises `BadFrame` if they are not what the answer names."""
+        shard, size = result.shard, self._store.size(result.shard)
+        arrays: Arrays = []
+        if result.status == "changes":
+            first = result.published - result.changes + 1
+            for version in range(first, result.published + 1):
+                encoded, codec = await read_encoded(reader, shard, Part.CHANGE, size, new_memory, version=version)
+                arrays.append((codec, encoded))
+        else:
+            encoded, codec = await read_encoded(reader, shard, Part.VALUE, size, memory, has_checksum=has_checksum)
+            arrays.append((codec, encoded))
+        return arrays, sum(len(encoded) for _, encoded in arrays)
+
+    async def take(self, result: PullResult, arrays: Arrays) -> bool:
+        """Bring a shard to the published value of an answer; False if it does not lead from what the shard holds, or
+        has another digest. Then the shard is asked for again."""
+        shard = result.shard
+        position = self._replica.position_of(shard)
+        is_change = result.status == "changes"
+        if is_change and position != Position(result.chain, result.published - result.changes):
+            return False  # it was overtaken
+        before = self._replica.version_of(shard)
+        held = self._replica.slice_of(shard) if is_change else None
+        if self._store.size(shard) * len(arrays) <= SMALL_VALUES:
+            value, digest = _result(held, arrays, self._store.size(shard))
+        else:
+            value, digest = await self._executor.run(_result, held, arrays, self._store.size(shard))
+        if digest != result.digest:
+            self._counters.chain_mismatches += 1
+            self._log.warning("chain_mismatch", shard=shard, published=result.published, changes=result.changes)
+            if is_change:
+                self._replica.doubt(shard)
+            return False
+        if self._replica.position_of(shard) != position or self._replica.version_of(shard) != before:
+            return False  # another answer was faster
+        await self._write(shard, value)
+        self._replica.set_version(shard, result.rank_term, result.version, Position(result.chain, result.published))
+        if is_change:
+            self._counters.followed += 1
+        else:
+            self._counters.chains_entered += 1
+        return True
+
+    async def _write(self, shard: int, value: Vector) -> None:
+        start, stop = self._store.bounds[shard]
+        if value.size > VALUES_PER_TURN:
+            self._replica.doubt(shard)
+        for first in range(start, stop, VALUES_PER_TURN):
+            last = min(first + VALUES_PER_TURN, stop)
+            self._replica.changing(first, last)
+            self._replica.vector[first:last] = value[first - start : last - start]
+            if last < stop:
+                await self._yielder.after(last - first)
+
+
+def _result(held: Vector | None, arrays: Arrays, size: int) -> tuple[Vector, bytes]:
+    """The published value after these arrays, and its digest: changes of what is held, or the whole."""
+    return whole(*arrays[0], size) if held is None else apply_all(held, arrays)

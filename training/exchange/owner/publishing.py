@@ -1,0 +1,133 @@
+"""Publishes the values of the shards of one owner as chains of changes (`training.exchange.owner.published`).
+
+A chain begins when somebody who follows first asks for a shard, and is dropped when nobody has asked for long: the
+published value costs as much memory as the value. A tick comes when somebody asks and something was added since the
+last one, but no more often than followers can bear: they are sent about `BYTES_PER_STEP` per value and median step. Who
+has the present version already is sent one change by a tick, and so waits half as long for it. Under bsp every barrier
+is a tick, because the puller must see the deltas of its step.
+
+Encoding, decoding and the digest run off the event loop. The value of the shard may change meanwhile: a change then has
+some values before and some after a delta, and the next one corrects it, like everything that was rounded off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from training.encoding.codecs import CodecName, Vector
+from training.encoding.pull_codecs import pull_codec
+from training.exchange.context import ExchangeContext
+from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Published, begin, tick
+from training.exchange.store.records import Owned
+from training.exchange.store.replica import Position
+
+#: With int4, of 0.53 bytes per value, a tick comes about every step; smaller changes come more often.
+BYTES_PER_STEP = 0.6
+#: A chain that nobody has asked for during so many median steps, and at least so long, is dropped.
+UNUSED_STEPS, UNUSED_S = 20.0, 120.0
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The published value of a shard, of one ownership of it; times in monotonic seconds."""
+
+    owned: Owned
+    published: Published
+    ticked_at: float
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A tick to be made, or the beginning of a chain: where there is none to go on from."""
+
+    shard: int
+    owned: Owned
+    former: Published | None
+    name: bytes
+    source: ApproximatedState
+
+    def made(self, value: Vector, codec: CodecName, sparse_values: int) -> Published:
+        if self.former is None:
+            return begin(self.name, value, self.source)
+        return tick(self.former, value, self.source, codec, sparse_values)
+
+
+class Publisher:
+    """The chains of the shards that this node owns. `choose` names the codec of the next change."""
+
+    def __init__(self, context: ExchangeContext, choose: Callable[[], CodecName] | None = None) -> None:
+        self._context = context
+        self._store = context.store
+        self._view = context.view
+        self._clock = context.environment.clock
+        self._entropy = context.environment.entropy
+        self._executor = context.environment.executor
+        self._choose = choose if choose is not None else lambda: pull_codec(context.settings)
+        self._chains: dict[int, _Chain] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def published(self, shard: int) -> Published | None:
+        """The published value of a shard that this node owns, if it has one."""
+        chain = self._chains.get(shard)
+        if chain is None or self._store.owned.get(shard) is not chain.owned:
+            return None
+        return chain.published
+
+    async def publish(self, asked: Iterable[tuple[int, Position]]) -> None:
+        """Somebody who follows asks for shards, and has these positions: begin the chains that are missing, and make
+        the ticks due."""
+        async with self._one_at_a_time:
+            now, step_s = self._clock.monotonic(), self._view.median_step_seconds()
+            due = [one for shard, position in asked if (one := self._due(shard, position, now, step_s)) is not None]
+            if not due:
+                return
+            codec = self._choose()
+            made = await self._executor.run(_make, due, codec, self._context.settings.sparse_values)
+            for one, published in zip(due, made, strict=True):
+                if self._store.owned.get(one.shard) is one.owned:
+                    self._chains[one.shard] = _Chain(one.owned, published, now, now)
+
+    def _due(self, shard: int, position: Position, now: float, step_s: float) -> _Due | None:
+        owned = self._store.owned.get(shard)
+        if owned is None:
+            return None
+        chain = self._chains.get(shard)
+        former = None
+        if chain is not None and chain.owned is owned:
+            chain.asked_at = now
+            former = chain.published
+            is_old = former.source.version != owned.state.version
+            patience_s = self._patience_s(former, step_s)
+            if position == (former.chain, former.version):
+                patience_s /= 2
+            # While the shard moves the value does not change, and the new owner goes on from this version.
+            if not is_old or owned.moving or now - chain.ticked_at < patience_s:
+                return None
+        name = self._entropy.token(CHAIN_BYTES) if former is None else former.chain
+        return _Due(shard, owned, former, name, ApproximatedState(owned.rank_term, owned.state.version))
+
+    def _patience_s(self, published: Published, step_s: float) -> float:
+        """Seconds between two ticks of a chain, by the size of its last change and the median step."""
+        if self._context.synchronous:
+            return 0.0
+        return min(1.0, published.last_bytes_per_value / BYTES_PER_STEP) * step_s
+
+    def drop_unused(self) -> None:
+        """Drop the chains that nobody asks for any more, and those of shards that have another owner."""
+        now, unused_s = self._clock.monotonic(), max(UNUSED_S, UNUSED_STEPS * self._view.median_step_seconds())
+        for shard, chain in list(self._chains.items()):
+            if self._store.owned.get(shard) is not chain.owned or now - chain.asked_at > unused_s:
+                del self._chains[shard]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all published values and their changes."""
+        found = [chain.published for chain in self._chains.values()]
+        return sum(published.value.nbytes + published.change_bytes for published in found)
+
+
+def _make(due: list[_Due], codec: CodecName, sparse_values: int) -> list[Published]:
+    return [one.made(one.owned.state.value, codec, sparse_values) for one in due]
