@@ -15,6 +15,7 @@ from tests.harness.virtual_loop import VirtualLoop
 from training.encoding.codecs import CodecName
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Pull, PullAnswer, decode, encode
+from training.exchange.store.records import StoredState
 from training.exchange.store.replica import NO_POSITION
 from training.settings import ExchangeSettings
 
@@ -183,6 +184,73 @@ def test_after_a_take_over_a_new_chain_begins() -> None:
         for shard in range(SHARDS):
             assert (chain_of(world, shard) != chains[shard]) == (shard in theirs)
         assert check_followers(world) == 3 * SHARDS
+        assert totals(world)[2] == 0
+
+    simulate(scenario)
+
+
+def test_a_chain_survives_the_hand_over_of_its_shard() -> None:
+    """Nodes that fit better join and are handed shards while all train: the chains keep their names and go on."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(3)
+        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        owners = {shard: owner(world, shard).name for shard in range(SHARDS)}
+        versions = {shard: published_version(world, shard) for shard in range(SHARDS)}
+        for number in range(6):
+            await join(world, f"late{number}")
+            await training.steps(2)
+        await training.steps(6)
+        await training.rest()
+
+        moved = [shard for shard in range(SHARDS) if owner(world, shard).name != owners[shard]]
+        assert moved, "no shard was handed over: another seed"
+        for shard in range(SHARDS):
+            assert chain_of(world, shard) == chains[shard]
+            assert published_version(world, shard) > versions[shard]
+        assert check_followers(world) >= 10 * SHARDS - len(moved)
+        assert totals(world)[2] == 0
+
+    simulate(scenario, seed=7)
+
+
+def published_version(world: World, shard: int) -> int:
+    published = exchange_of(owner(world, shard)).publisher.published(shard)
+    assert published is not None
+    return published.version
+
+
+def test_a_restarted_node_enters_the_chains_again() -> None:
+    """It has states and a replica from its disk, but no place in a chain; what it owned has new chains."""
+
+    async def scenario(world: World) -> None:
+        training = Training(world)
+        await training.steps(3)
+        name = owner(world, 2).name
+        exchange = exchange_of(world.members[name])
+        states = {
+            shard: StoredState(term, state.copy(), clean=False) for shard, term, state in exchange.states_to_save()
+        }
+        vector, versions = exchange.context.replica.vector.copy(), exchange.versions()
+        theirs = dict.fromkeys(exchange.store.owned)
+        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        world.kill(name)
+        await asyncio.sleep(0.5)
+        member = await world.start(name)
+        exchange = exchange_of(member)
+        exchange.context.replica.vector[:] = vector
+        exchange.offer_versions(versions)
+        exchange.offer_states(states)
+        other = next(one for one in world.running() if one is not member)
+        await exchange.join(other.contact)
+        await asyncio.sleep(10.0)
+        await training.steps(3)
+        await training.rest()
+
+        for shard in theirs:
+            assert chain_of(world, shard) != chains[shard]
+        assert check_followers(world) >= 4 * SHARDS - 1
         assert totals(world)[2] == 0
 
     simulate(scenario)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +95,90 @@ def test_a_step_sends_twice_the_model_and_once_more_for_a_backup_whatever_the_si
         expected = 2 * (nodes - 1) / nodes + replicas
         print(f"{nodes} nodes, {replicas} backups: {models:.3f} models, by the formula {expected:.3f}")
         assert expected <= models <= (1 + WITHIN) * expected
+
+    simulate(scenario, settings, nodes)
+
+
+@dataclass
+class Bytes:
+    """Bytes of bodies: those of requests by name, and those that pulls were answered with."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str, buffers: Iterable[bytes]) -> None:
+        self.sent[name] = self.sent.get(name, 0) + sum(len(buffer) for buffer in buffers)
+
+    def watch(self, world: World) -> None:
+        carry = world.carry
+
+        def counted(source: Any, to: Any, name: str, payload: bytes, buffers: list[bytes], answer: Any) -> None:
+            self.count(name, buffers)
+            carry(source, to, name, payload, buffers, answer)
+
+        world.carry = counted  # type: ignore[method-assign]
+        for member in world.running():
+            assert member.overlay is not None
+            member.overlay.handlers["pull"] = self._answering(member.overlay.handlers["pull"])
+
+    def _answering(self, handle: Any) -> Any:
+        async def handler(sender: Any, payload: bytes, stream: Any) -> Any:
+            response = await handle(sender, payload, stream)
+            response.body = [bytes(buffer) for buffer in response.body]
+            self.count("pull", response.body)
+            return response
+
+        return handler
+
+
+STEP_S = 10.0
+
+
+@pytest.mark.parametrize(("nodes", "staggered"), [(2, False), (4, True), (8, False), (8, True), (32, True)])
+def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receives_half_a_byte_per_parameter(
+    nodes: int, staggered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 0.12 bytes pushed per parameter, node and step with a backup, and 0.6 pulled, headers included, whatever
+    the size of the swarm: where all step together, and where each has its own phase."""
+    monkeypatch.setattr("tests.simulated.test_exchange_bytes.VALUES_PER_SHARD", 16384 if nodes < 32 else 8192)
+    shards = 32 if nodes == 32 else 16
+    settings = ExchangeSettings(codec="sparse", shards=shards, weight="population", tenure_s=0.0)
+    steps = 3
+
+    async def scenario(world: World) -> None:
+        members, values = world.running(), world.manifest.layout.total
+        chance = np.random.default_rng(3)
+        deltas = [chance.standard_normal(values).astype(np.float32) for _ in members]
+
+        async def live(number: int, member: Member, first: int, last: int) -> None:
+            overlay = member.overlay
+            assert overlay is not None
+            began = world.clock.monotonic() + (number / nodes * STEP_S if staggered and first == 1 else 0.0)
+            for index in range(first, last + 1):
+                await asyncio.sleep(max(0.0, began + (index - first) * STEP_S - world.clock.monotonic()))
+                overlay.step, overlay.step_seconds = index, STEP_S
+                await step(member, index, deltas[number])
+            await asyncio.sleep(max(0.0, began + (last - first + 1) * STEP_S - world.clock.monotonic()))
+
+        counted = Bytes()
+        counted.watch(world)
+        marks: list[dict[str, int]] = []
+
+        async def whole(number: int, member: Member) -> None:
+            await live(number, member, 1, 2)  # enters the chains, and the step times become known
+            if number == 0:
+                marks.append(dict(counted.sent))
+            await live(number, member, 3, 2 + steps)
+            if number == 0:
+                marks.append(dict(counted.sent))
+
+        await asyncio.gather(*(whole(number, member) for number, member in enumerate(members)))
+        spent = {name: marks[1].get(name, 0) - marks[0].get(name, 0) for name in marks[1]}
+        each = nodes * steps * values
+        pushed, pulled = (spent["push"] + spent["forward"]) / each, spent["pull"] / each
+        print(f"{nodes} nodes: {pushed:.4f} bytes pushed, {pulled:.4f} pulled per parameter and step")
+        assert 0.04 < pushed <= 0.12
+        assert 0.4 * (nodes - 1) / nodes < pulled <= 0.6
+        assert sum(exchange_of(member).counters.chain_mismatches for member in members) == 0
 
     simulate(scenario, settings, nodes)
 

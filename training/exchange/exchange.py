@@ -112,7 +112,7 @@ class Exchange:
         self._final_values = FinalValues(context)
         self.publisher = Publisher(context)
         self.reads = ReadHandler(context, self._final_values, self.publisher)
-        self.backup = BackupHandler(context)
+        self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)
         self.push_client = PushClient(context, self.directory, self.deltas)
         self.pull_client = PullClient(context, self.directory, self._final_values)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from training.exchange.messages import MAX_DELTAS, Shards, Windows
+from training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards, Windows
 from training.exchange.terms import (
     MAX_SHARDS,
     Genesis,
@@ -76,17 +76,35 @@ class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
     states: Annotated[list[StateHead], Meta(max_length=MAX_SHARDS)]
 
 
+class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
+    """A shard's published value, for the node that owns the shard next; an empty `chain`: there is none.
+
+    `version` and rank are those of the state that the value is near to. Of the changes that lead to `published` the
+    last follow in the body, as many as `changes` says, for a receiver whose replica lacks them.
+    """
+
+    chain: ChainName = b""
+    published: Number = 0
+    digest: Digest = b""
+    version: Number = 0
+    rank_number: Number = 0
+    rank_node: TermNode = b""
+    changes: Annotated[int, Meta(ge=0, le=MAX_CHANGES)] = 0
+
+
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
     """Makes the receiver, a backup that lacks nothing, the owner under the given terms.
 
     `known` counts the sender's deltas of each shard: it becomes the backup only if the receiver has as many.
-    `closed_windows`: per shard the windows that the receiver may not have received.
+    `closed_windows`: per shard the windows that the receiver may not have received. `published`: per shard the value
+    that its followers hold; its changes follow in the body, in the order of the shards.
     """
 
     genesis: Genesis
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
     known: Annotated[list[Number], Meta(max_length=MAX_SHARDS)]
     closed_windows: Annotated[list[Windows], Meta(max_length=MAX_SHARDS)] = []
+    published: Annotated[list[PublishedHead], Meta(max_length=MAX_SHARDS)] = []
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True):

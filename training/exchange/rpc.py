@@ -34,9 +34,11 @@ class ExchangeRpc:
         """Serve requests of this name, which carry messages of this type."""
         self._swarm.register(name, checked(kind, self._genesis, handle))
 
-    async def ask(self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float) -> A:
-        """A request without bodies. Raises `TransportError`; a malformed answer counts as `foreign`."""
-        async with self._swarm.request(to, name, encode(message), timeout_s=timeout_s) as answer:
+    async def ask(
+        self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
+    ) -> A:
+        """A request whose answer has no body. Raises `TransportError`; a malformed answer counts as `foreign`."""
+        async with self._swarm.request(to, name, encode(message), body, timeout_s=timeout_s) as answer:
             return self.decoded(to, answer.head, kind)
 
     @asynccontextmanager

@@ -14,6 +14,7 @@ from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Window, encode
 from training.exchange.owner.final_values import value_digest
+from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import CompareCopies, HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
@@ -30,8 +31,9 @@ class _Take(Protocol):
 class BackupHandler:
     """Receives deltas, states and roles from the owners of shards."""
 
-    def __init__(self, context: ExchangeContext) -> None:
+    def __init__(self, context: ExchangeContext, publisher: Publisher) -> None:
         self._context = context
+        self._publisher = publisher
         self._store = context.store
         self._rpc = context.rpc
         self._run = context.run
@@ -112,12 +114,17 @@ class BackupHandler:
 
     # -- hand-over and release ----------------------------------------------------------------------------------
 
-    async def _on_hand_over(self, sender: Contact, message: HandOver, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_hand_over(self, sender: Contact, message: HandOver, stream: AsyncIterator[Buffer]) -> Response:
+        published = await self._publisher.read_heads(message, sender.node_id, FrameReader(stream))
         known = {info.shard: count for info, count in zip(message.shards, message.known, strict=False)}
         windows = {info.shard: closed for info, closed in zip(message.shards, message.closed_windows, strict=False)}
 
         def take(info: OwnerInfo, sender: Contact) -> bool:
-            return self._become_owner(info, sender, known.get(info.shard, -1), windows.get(info.shard, []))
+            was_owned = info.shard in self._store.owned
+            is_taken = self._become_owner(info, sender, known.get(info.shard, -1), windows.get(info.shard, []))
+            if is_taken and not was_owned and info.shard in published:
+                self._publisher.go_on(info.shard, self._store.owned[info.shard], published[info.shard])
+            return is_taken
 
         result = self._take_each(sender, message.shards, take)
         if result.taken:

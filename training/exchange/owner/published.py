@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -149,6 +149,15 @@ def whole(codec: CodecName, payload: Encoded, size: int) -> tuple[Vector, bytes]
     value = np.empty(size, dtype=np.float32)
     codecs.decode(payload, codec, value)
     return value, digest_of(value)
+
+
+def continued(held: Vector, missing: Sequence[Change], last: Published) -> Published | None:
+    """The published value of another node, from what a follower of it holds, `float32[n]`, and the changes it lacks.
+
+    `last` is it without the value; None if the result has another digest.
+    """
+    value, digest = apply_all(held.copy(), [(change.codec, change.payload) for change in missing])
+    return replace(last, value=value) if digest == last.digest else None
 
 
 def _limited(changes: tuple[Change, ...], whole_bytes: int) -> tuple[Change, ...]:

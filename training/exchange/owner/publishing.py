@@ -6,6 +6,9 @@ last one, but no more often than followers can bear: they are sent about `BYTES_
 has the present version already is sent one change by a tick, and so waits half as long for it. Under bsp every barrier
 is a tick, because the puller must see the deltas of its step.
 
+At a hand-over the chain goes on at the new owner, which has followed it. Its replica has the published value, or lacks
+changes that come with the hand-over. A node that has not followed, or takes over, begins a new chain.
+
 Encoding, decoding and the digest run off the event loop. The value of the shard may change meanwhile: a change then has
 some values before and some after a delta, and the next one corrects it, like everything that was rounded off.
 """
@@ -13,20 +16,28 @@ some values before and some after a delta, and the next one corrects it, like ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from overlay.transport import Buffer
 from training.encoding.codecs import CodecName, Vector
+from training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from training.encoding.pull_codecs import pull_codec
 from training.exchange.context import ExchangeContext
-from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Published, begin, tick
+from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Change, Published, begin, continued, tick
+from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.records import Owned
 from training.exchange.store.replica import Position
+from training.exchange.terms import Term
 
 #: With int4, of 0.53 bytes per value, a tick comes about every step; smaller changes come more often.
 BYTES_PER_STEP = 0.6
 #: A chain that nobody has asked for during so many median steps, and at least so long, is dropped.
 UNUSED_STEPS, UNUSED_S = 20.0, 120.0
+#: Followers of a shard whose position is remembered for a hand-over.
+MAX_FOLLOWERS = 64
 
 
 @dataclass(slots=True)
@@ -37,6 +48,16 @@ class _Chain:
     published: Published
     ticked_at: float
     asked_at: float
+    #: The published version that a follower had, at least, when it asked last.
+    followers: dict[bytes, int] = field(default_factory=dict)
+
+    def note(self, follower: bytes, position: Position) -> None:
+        """It named this position; without one in this chain it is being sent the whole."""
+        is_here = position.chain == self.published.chain
+        self.followers.pop(follower, None)
+        self.followers[follower] = position.published if is_here else self.published.version
+        if len(self.followers) > MAX_FOLLOWERS:
+            del self.followers[next(iter(self.followers))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +97,15 @@ class Publisher:
             return None
         return chain.published
 
-    async def publish(self, asked: Iterable[tuple[int, Position]]) -> None:
-        """Somebody who follows asks for shards, and has these positions: begin the chains that are missing, and make
-        the ticks due."""
+    async def publish(self, follower: bytes, asked: list[tuple[int, Position]]) -> None:
+        """A node asks for shards, and has these positions: begin the chains that are missing, and make the ticks
+        due."""
+        await self._advance(asked)
+        for shard, position in asked:
+            if self.published(shard) is not None:
+                self._chains[shard].note(follower, position)
+
+    async def _advance(self, asked: Iterable[tuple[int, Position]]) -> None:
         async with self._one_at_a_time:
             now, step_s = self._clock.monotonic(), self._view.median_step_seconds()
             due = [one for shard, position in asked if (one := self._due(shard, position, now, step_s)) is not None]
@@ -87,12 +114,19 @@ class Publisher:
             codec = self._choose()
             made = await self._executor.run(_make, due, codec, self._context.settings.sparse_values)
             for one, published in zip(due, made, strict=True):
-                if self._store.owned.get(one.shard) is one.owned:
-                    self._chains[one.shard] = _Chain(one.owned, published, now, now)
+                # What was told to a new owner meanwhile is the version before.
+                if self._store.owned.get(one.shard) is one.owned and not one.owned.moving:
+                    self._put(one.shard, one.owned, published, now)
+
+    def _put(self, shard: int, owned: Owned, published: Published, now: float) -> None:
+        chain = self._chains.get(shard)
+        followers = chain.followers if chain is not None and chain.owned is owned else {}
+        self._chains[shard] = _Chain(owned, published, now, now, followers)
 
     def _due(self, shard: int, position: Position, now: float, step_s: float) -> _Due | None:
         owned = self._store.owned.get(shard)
-        if owned is None:
+        if owned is None or owned.moving:
+            # While the shard moves the value does not change, and the new owner goes on from this version.
             return None
         chain = self._chains.get(shard)
         former = None
@@ -103,8 +137,7 @@ class Publisher:
             patience_s = self._patience_s(former, step_s)
             if position == (former.chain, former.version):
                 patience_s /= 2
-            # While the shard moves the value does not change, and the new owner goes on from this version.
-            if not is_old or owned.moving or now - chain.ticked_at < patience_s:
+            if not is_old or now - chain.ticked_at < patience_s:
                 return None
         name = self._entropy.token(CHAIN_BYTES) if former is None else former.chain
         return _Due(shard, owned, former, name, ApproximatedState(owned.rank_term, owned.state.version))
@@ -122,11 +155,75 @@ class Publisher:
             if self._store.owned.get(shard) is not chain.owned or now - chain.asked_at > unused_s:
                 del self._chains[shard]
 
+    # -- hand-over ----------------------------------------------------------------------------------------------
+
+    def heads_for(self, new_owner: bytes, shards: Iterable[int]) -> tuple[list[PublishedHead], Iterator[Buffer], int]:
+        """What a hand-over says of these shards, and its body: the changes that the new owner may lack, and their
+        size."""
+        heads, sent = [], list[tuple[int, Published, Change]]()
+        for shard in shards:
+            published = self.published(shard)
+            if published is None:
+                heads.append(PublishedHead())
+                continue
+            last_seen = self._chains[shard].followers.get(new_owner, published.version)
+            changes = published.since(last_seen) or ()
+            sent += [(shard, published, change) for change in changes]
+            term, version = published.source
+            heads.append(
+                PublishedHead(
+                    published.chain, published.version, published.digest, version, *term, changes=len(changes)
+                )
+            )
+
+        def body() -> Iterator[Buffer]:
+            for shard, _, change in sent:
+                yield from encoded_frames(shard, change.payload, change.codec, Part.CHANGE, version=change.version)
+
+        size = sum(
+            framed_bytes(change.codec, published.value.size, len(change.payload)) for _, published, change in sent
+        )
+        return heads, body(), size
+
+    async def read_heads(self, message: HandOver, sender: bytes, reader: FrameReader) -> dict[int, Published]:
+        """The chains that go on here if the hand-over is accepted. Raises `BadFrame`."""
+        work: list[tuple[int, Vector, tuple[Change, ...], Published]] = []
+        for info, head in zip(message.shards, message.published, strict=False):
+            backed = self._store.backed.get(info.shard)
+            if backed is None or backed.owner.node_id != sender:
+                break  # the rest of the body is of no use either
+            changes = []
+            for version in range(head.published - head.changes + 1, head.published + 1):
+                size = self._store.size(info.shard)
+                encoded, codec = await read_encoded(reader, info.shard, Part.CHANGE, size, version=version)
+                changes.append(Change(version, codec, encoded))
+            chain, held_version = self._context.replica.position_of(info.shard)
+            lacking = head.published - held_version
+            if not head.chain or chain != head.chain or not 0 <= lacking <= len(changes):
+                continue
+            source = ApproximatedState(Term(head.rank_number, head.rank_node), head.version)
+            last = Published(head.chain, head.published, _NO_VALUE, head.digest, source, tuple(changes))
+            missing = tuple(changes[len(changes) - lacking :])
+            work.append((info.shard, self._context.replica.slice_of(info.shard), missing, last))
+        return await self._executor.run(_continued, work) if work else {}
+
+    def go_on(self, shard: int, owned: Owned, published: Published) -> None:
+        """This node owns the shard now, and goes on from the value that its followers hold."""
+        self._put(shard, owned, published, self._clock.monotonic())
+
     @property
     def size_bytes(self) -> int:
         """Memory of all published values and their changes."""
         found = [chain.published for chain in self._chains.values()]
         return sum(published.value.nbytes + published.change_bytes for published in found)
+
+
+_NO_VALUE: Vector = np.zeros(0, dtype=np.float32)
+
+
+def _continued(work: list[tuple[int, Vector, tuple[Change, ...], Published]]) -> dict[int, Published]:
+    found = ((shard, continued(held, missing, last)) for shard, held, missing, last in work)
+    return {shard: published for shard, published in found if published is not None}
 
 
 def _make(due: list[_Due], codec: CodecName, sparse_values: int) -> list[Published]:

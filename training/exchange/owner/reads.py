@@ -126,7 +126,7 @@ class ReadHandler:
 
     # -- pull ---------------------------------------------------------------------------------------------------
 
-    async def _on_pull(self, _sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_pull(self, sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(pull.fences)
         if pull.is_final:
             await self._final_values.prepare([wanted.shard for wanted in pull.shards], pull.step)
@@ -134,7 +134,8 @@ class ReadHandler:
             for wanted in pull.shards:
                 self._make_visible(wanted.shard, pull.step)
             await self._publisher.publish(
-                [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in pull.shards]
+                sender.node_id,
+                [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in pull.shards],
             )
         results = []
         sending: list[_Sending] = []

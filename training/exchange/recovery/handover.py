@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from overlay.peers import Contact
+from training.encoding.frames import sized
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, TransferResult
 from training.exchange.terms import OwnerInfo
 
@@ -16,12 +18,13 @@ DRAIN_S = 1.0
 class ShardHandover:
     """Moves the ownership of shards to their backups."""
 
-    def __init__(self, context: ExchangeContext, deltas: DeltaHandler) -> None:
+    def __init__(self, context: ExchangeContext, deltas: DeltaHandler, publisher: Publisher) -> None:
         self._context = context
         self._store = context.store
         self._rpc = context.rpc
         self._log = context.environment.log
         self._deltas = deltas
+        self._publisher = publisher
 
     async def hand_over(self, to: Contact, shards: list[int]) -> None:
         """Make the backup `to` the owner. Raises `TransportError`."""
@@ -43,11 +46,14 @@ class ShardHandover:
         new_owners = [info for info in new_owners if self._is_moving(info)]
         moving = [self._store.owned[info.shard] for info in new_owners]
         known = [owned.state.known_count for owned in moving]
+        heads, changes, changes_bytes = self._publisher.heads_for(to.node_id, [info.shard for info in new_owners])
         message = HandOver(
-            self._context.genesis, new_owners, known, [owned.unsent_windows(to.node_id) for owned in moving]
+            self._context.genesis, new_owners, known, [owned.unsent_windows(to.node_id) for owned in moving], heads
         )
         # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
-        result = await self._rpc.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S)
+        body = sized(changes, changes_bytes) if changes_bytes else ()
+        result = await self._rpc.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S, body)
+        self._context.counters.bytes_sent += changes_bytes
         # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
         self._store.note_owners(result.others)
         self._apply(to, new_owners, dict.fromkeys(result.taken))

@@ -62,7 +62,7 @@ class Rebalancer:
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context)
         self._learners = Learners(context, self._jobs)
-        self._handover = ShardHandover(context, deltas)
+        self._handover = ShardHandover(context, deltas, publisher)
 
     async def run(self) -> None:
         """Check all shards until cancelled."""

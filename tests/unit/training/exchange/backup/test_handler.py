@@ -14,6 +14,7 @@ from tests.harness.virtual_loop import run
 from training.encoding.frames import Part, frames
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded
+from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
@@ -27,7 +28,7 @@ OWNER, ME = contact("a"), contact("b")
 def handler_of(store: ShardStore) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(ME, [OWNER])
     context = context_of(swarm, store)
-    BackupHandler(context).register()
+    BackupHandler(context, Publisher(context)).register()
     return swarm, context
 
 

@@ -234,14 +234,20 @@ def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monke
 
     async def story() -> None:
         following = await entered(chain(1))
-        executor: Any = following.context.environment.executor
-        executor.delay_s = 1.0
+
+        async def computed_early(function: Any, *args: Any) -> Any:
+            result = function(*args)
+            await asyncio.sleep(1.0)
+            return result
+
+        monkeypatch.setattr(following.context.environment.executor, "run", computed_early)
         task = asyncio.create_task(following.take(*answer(chain(2), 1)))
         await asyncio.sleep(0.5)
         following.replica.writable(SHARD)[:] = 7.0
         following.replica.set_version(SHARD, RANK, 0)
         assert not await task
         assert following.replica.slice_of(SHARD).tolist() == [7.0] * SIZE
+        assert following.counts == (0, 1, 0)
 
     scenario(story)
 

@@ -6,18 +6,26 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import contact, delta, owner_of, term
+import msgspec
+import pytest
+
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.exchange_swarm import chunks
+from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, term
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import CodecName
-from training.exchange.owner.published import Change
+from training.encoding.frames import FrameReader
+from training.exchange.owner.published import Change, Published
 from training.exchange.owner.publishing import BYTES_PER_STEP, UNUSED_S, Publisher
+from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import OwnerInfo
 from training.settings import ExchangeSettings
 
 #: As the other workers announce it.
 STEP_S = 10.0
+ASKER = contact("x").node_id
 #: Four values in int8 are eight bytes: more than `BYTES_PER_STEP`, so a step.
 PATIENCE_S = STEP_S
 
@@ -44,15 +52,15 @@ def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() 
     async def scenario() -> None:
         publisher, store, _ = publisher_of()
         assert publisher.published(0) is None
-        await publisher.publish([(0, NO_POSITION), (99, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION), (99, NO_POSITION)])
         first = publisher.published(0)
         assert first is not None
         assert (first.version, first.source.version) == (0, 0)
-        await publisher.publish([(0, position(publisher))])
+        await publisher.publish(ASKER, [(0, position(publisher))])
         assert publisher.published(0) is first
 
         store.add(0, delta(1))
-        await publisher.publish([(0, position(publisher))])
+        await publisher.publish(ASKER, [(0, position(publisher))])
         second = publisher.published(0)
         assert second is not None
         assert (second.chain, second.version, second.source) == (first.chain, 1, (term(1, "a"), 1))
@@ -68,14 +76,14 @@ def test_ticks_are_as_far_apart_as_the_followers_can_bear() -> None:
 
     async def scenario() -> None:
         publisher, store, _ = publisher_of()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         versions = []
         for wait_s, is_current in [(0.4, True), (0.2, True), (0.6, False), (0.3, False), (0.2, False)]:
             store.add(0, delta(10 + len(versions)))
             await asyncio.sleep(wait_s * PATIENCE_S)
-            await publisher.publish([(0, position(publisher) if is_current else NO_POSITION)])
+            await publisher.publish(ASKER, [(0, position(publisher) if is_current else NO_POSITION)])
             versions.append(position(publisher).published)
         assert versions == [1, 2, 2, 2, 3]
 
@@ -87,13 +95,13 @@ def test_small_changes_come_more_often() -> None:
 
     async def scenario() -> None:
         publisher, store, _ = publisher_of()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         chain = publisher._chains[0]
         chain.published = dataclasses.replace(chain.published, changes=(Change(1, "int8", b"x"),))
         store.add(0, delta(1))
         for wait_s, ticks in [(0.4, 0), (0.05, 1)]:
             await asyncio.sleep(wait_s * STEP_S)
-            await publisher.publish([(0, NO_POSITION)])
+            await publisher.publish(ASKER, [(0, NO_POSITION)])
             assert position(publisher).published == ticks
 
     run(scenario())
@@ -104,10 +112,10 @@ def test_under_bsp_every_barrier_is_a_tick() -> None:
 
     async def scenario() -> None:
         publisher, store, _ = publisher_of(synchronous=True)
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         for version in range(1, 6):
             store.add(0, delta(version))
-            await publisher.publish([(0, NO_POSITION)])
+            await publisher.publish(ASKER, [(0, NO_POSITION)])
             assert position(publisher).published == version
 
     run(scenario())
@@ -118,13 +126,13 @@ def test_a_shard_that_moves_keeps_its_published_version() -> None:
 
     async def scenario() -> None:
         publisher, store, _ = publisher_of()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
         store.owned[0].begin_move()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert position(publisher).published == 0
         store.owned[0].cancel_move()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert position(publisher).published == 1
 
     run(scenario())
@@ -135,14 +143,14 @@ def test_another_ownership_of_the_shard_has_another_chain() -> None:
 
     async def scenario() -> None:
         publisher, store, context = publisher_of()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         before = position(publisher)
         state = store.owned[0].state
         store.step_down(0)
         assert publisher.published(0) is None
         store.own(0, state, term(5, "a"), context.me(), 0.0, by_handover=False)
         assert publisher.published(0) is None
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert position(publisher).chain != before.chain
 
     run(scenario())
@@ -154,7 +162,7 @@ def test_a_shard_that_is_lost_during_a_tick_is_not_published() -> None:
     async def scenario() -> None:
         publisher, store, context = publisher_of()
         context.environment.executor.delay_s = 1.0
-        task = asyncio.create_task(publisher.publish([(0, NO_POSITION)]))
+        task = asyncio.create_task(publisher.publish(ASKER, [(0, NO_POSITION)]))
         await asyncio.sleep(0.5)
         store.step_down(0)
         await task
@@ -163,15 +171,22 @@ def test_a_shard_that_is_lost_during_a_tick_is_not_published() -> None:
     run(scenario())
 
 
-def test_two_who_ask_at_once_cause_one_tick() -> None:
-    """The second waits for the first, and gets the same version."""
+def test_two_who_ask_at_once_are_sent_one_version() -> None:
+    """The second waits for the tick of the first, although more was added since."""
 
     async def scenario() -> None:
         publisher, store, context = publisher_of()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
         context.environment.executor.delay_s = 1.0
-        await asyncio.gather(*(publisher.publish([(0, position(publisher))]) for _ in range(3)))
+        first = asyncio.create_task(publisher.publish(ASKER, [(0, position(publisher))]))
+        await asyncio.sleep(0.5)
+        store.add(0, delta(2))
+        second = asyncio.create_task(publisher.publish(IDS["b"], [(0, position(publisher))]))
+        await first
+        sent = publisher.published(0)
+        await second
+        assert publisher.published(0) is sent
         assert position(publisher).published == 1
 
     run(scenario())
@@ -182,17 +197,122 @@ def test_a_chain_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -
 
     async def scenario() -> None:
         publisher, store, _ = publisher_of()
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert publisher.size_bytes == 4 * 4 + 8
         await asyncio.sleep(0.8 * max(UNUSED_S, 20 * STEP_S))
-        await publisher.publish([(0, NO_POSITION)])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
         await asyncio.sleep(0.8 * max(UNUSED_S, 20 * STEP_S))
         publisher.drop_unused()
         assert publisher.size_bytes > 0
         await asyncio.sleep(0.3 * max(UNUSED_S, 20 * STEP_S))
         publisher.drop_unused()
         assert publisher.size_bytes == 0
+
+    run(scenario())
+
+
+async def published_by_a(ticks: int) -> tuple[Publisher, ShardStore]:
+    """Owner a of shard 0, which b backs up, and a chain of so many ticks."""
+    publisher, store, _ = publisher_of(synchronous=True)
+    store.owned[0].backup = contact("b")
+    await publisher.publish(contact("b").node_id, [(0, NO_POSITION)])
+    for version in range(1, ticks + 1):
+        store.add(0, delta(version))
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
+    return publisher, store
+
+
+def backup_b(position: Position, value: Any) -> tuple[Publisher, ShardStore]:
+    store = backup_of("b", "a")
+    context = context_of(ScriptedSwarm(contact("b")), store)
+    context.replica.slice_of(0)[:] = value
+    context.replica.set_version(0, term(1, "a"), 1, position)
+    return Publisher(context), store
+
+
+async def handed_over(to: Publisher, heads: list[PublishedHead], body: Any) -> dict[int, Published]:
+    info = OwnerInfo.of(0, term(2, "a"), contact("b"))
+    return await to.read_heads(
+        HandOver(GENESIS, [info], [1], published=heads), IDS["a"], FrameReader(chunks(list(body)))
+    )
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
+    """It has the published value, or lacks the last change, which comes with the hand-over."""
+
+    async def scenario() -> None:
+        former, _ = await published_by_a(2 - behind)
+        before = former.published(0)
+        assert before is not None
+        former_store = former._store
+        follower = backup_b(position(former), before.value)
+        if behind:
+            await former.publish(IDS["b"], [(0, position(former))])
+            former_store.add(0, delta(9))
+            await former.publish(IDS["b"], [(0, position(former))])
+        last = former.published(0)
+        assert last is not None
+        assert last.version == 2
+
+        heads, body, size = former.heads_for(IDS["b"], [0])
+        sent = list(body)
+        assert [head.changes for head in heads] == [behind]
+        assert size == sum(len(part) for part in sent)
+        found = await handed_over(follower[0], heads, sent)
+        assert found[0].value.tobytes() == last.value.tobytes()
+        assert (found[0].chain, found[0].version, found[0].source) == (last.chain, 2, last.source)
+
+        publisher, store = follower
+        owned = store.own(0, store.backed[0].state, term(3, "b"), contact("b"), 0.0, by_handover=True)  # type: ignore[arg-type]
+        publisher.go_on(0, owned, found[0])
+        assert position(publisher) == position(former)
+
+    run(scenario())
+
+
+def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
+    """Another chain, another value, too far behind, not the shard's owner: nothing goes on."""
+
+    async def scenario() -> None:
+        former, _ = await published_by_a(2)
+        last = former.published(0)
+        assert last is not None
+        heads, body, _ = former.heads_for(IDS["b"], [0])
+        sent = list(body)
+        assert [head.changes for head in heads] == [0] or sent
+        for place, value in [
+            (Position(b"another.", last.version), last.value),
+            (Position(last.chain, last.version), last.value + 1),
+            (Position(last.chain, last.version + 1), last.value),
+            (NO_POSITION, last.value),
+        ]:
+            follower, _ = backup_b(place, value)
+            assert await handed_over(follower, [msgspec.structs.replace(heads[0], changes=0)], []) == {}
+        follower, store = backup_b(position(former), last.value)
+        del store.backed[0]
+        assert await handed_over(follower, heads, sent) == {}
+        follower, _ = backup_b(position(former), last.value)
+        assert await handed_over(follower, [], []) == {}
+        assert await handed_over(follower, [PublishedHead()], []) == {}
+
+    run(scenario())
+
+
+def test_what_is_computed_while_the_shard_begins_to_move_is_not_published() -> None:
+    """The new owner was told the version before."""
+
+    async def scenario() -> None:
+        publisher, store, context = publisher_of()
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
+        store.add(0, delta(1))
+        context.environment.executor.delay_s = 1.0
+        task = asyncio.create_task(publisher.publish(ASKER, [(0, NO_POSITION)]))
+        await asyncio.sleep(0.5)
+        store.owned[0].begin_move()
+        await task
+        assert position(publisher).published == 0
 
     run(scenario())

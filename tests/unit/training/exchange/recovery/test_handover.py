@@ -10,6 +10,7 @@ from overlay.transport import TransportError
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
 from tests.harness.stores import IDS, contact, owner_of, term
 from tests.harness.virtual_loop import run
+from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, TransferResult
 from training.exchange.recovery.handover import ShardHandover
 from training.exchange.store.shard_store import ShardStore
@@ -32,7 +33,8 @@ def handover_of(answer: Answer, drain: Drain | None = None) -> tuple[ShardHandov
     store.owned[0].backup = BACKUP
     swarm = ScriptedSwarm(ME, [BACKUP])
     swarm.answers["hand_over"] = lambda *_: answer
-    return ShardHandover(context_of(swarm, store), cast(Any, drain or Drain())), store, swarm
+    context = context_of(swarm, store)
+    return ShardHandover(context, cast(Any, drain or Drain()), Publisher(context)), store, swarm
 
 
 def test_a_backup_that_accepts_is_the_owner_and_this_node_its_backup() -> None:
