@@ -61,8 +61,6 @@ def main() -> int:
         compression=compression,
         allreduce_timeout=PATIENCE_S,
         next_chunk_timeout=PATIENCE_S,
-        sender_timeout=PATIENCE_S,
-        reducer_timeout=PATIENCE_S,
         allow_state_sharing=False,
     )
     while True:
