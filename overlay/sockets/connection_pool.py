@@ -96,9 +96,10 @@ class ConnectionPool:
         context, ticket = self._context(), None
         if self._seal is not None:
             ticket = self._seal.tickets.make_ticket(id_behind(to), self._clock.wall())
+        connection = Connection(self._meter.opened, self._meter.closed)
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._meter.opened, self._meter.closed),
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection,
                 to.host,
                 to.port,
                 ssl=context,
@@ -106,6 +107,10 @@ class ConnectionPool:
             )
         except OSError as error:
             raise _connect_error(to, error, sealed=self._seal is not None) from error
+        except BaseException:
+            # uvloop closes a connection that was made before the caller was cancelled, and does not say so.
+            self._meter.closed(connection)
+            raise
         try:
             pooled = PooledConnection(connection, context, proven_id(connection))
         except NotANodeCertificate as error:

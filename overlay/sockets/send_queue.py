@@ -83,6 +83,8 @@ class SendQueue:
                 return waiting + self._queue(self._socket)
             except OSError:
                 self._queue = None
+            except ValueError:  # the socket has ended
+                return 0
         return max(waiting, self.written - self.acknowledged())
 
     def _look(self) -> int:

@@ -12,10 +12,11 @@ import pytest
 
 from overlay.addresses import Address, NodeAddress
 from overlay.sockets.connection_pool import ConnectionPool, PooledConnection
+from overlay.sockets.send_queue import SendQueue
 from overlay.sockets.upload_meter import UploadMeter
 from overlay.system import SystemClock
 from overlay.transport import TransportError
-from tests.unit.overlay.sockets.wire import Wire
+from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 PEER = Address("10.0.0.1", 9)
 
@@ -79,6 +80,34 @@ def test_a_closed_swarm_names_the_likely_causes(error: OSError) -> None:
 
     assert failure.kind == "reset"
     assert "same swarm key and run" in failure.detail
+
+
+def test_a_connection_of_a_cancelled_caller_is_forgotten() -> None:
+    """A connection made just before its caller was cancelled is closed without a word, and is not counted for ever."""
+
+    async def main() -> None:
+        meter, wire = UploadMeter(), SocketWire()
+        made = asyncio.Event()
+
+        async def create_connection(factory: Any, *_arguments: Any, **_options: Any) -> None:
+            connection = factory()
+            connection.connection_made(wire)
+            connection._sent = SendQueue(wire, None, None)
+            connection.sent.written = wire.buffered_bytes = 400
+            made.set()
+            await asyncio.Event().wait()
+
+        asyncio.get_running_loop().create_connection = create_connection  # type: ignore[method-assign, assignment]
+        caller = asyncio.create_task(ConnectionPool(None, SystemClock(), meter).connect(PEER))
+        async with asyncio.timeout(5):
+            await made.wait()
+        assert meter.read().queued_bytes == 400
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert meter.read().queued_bytes == 0
+
+    asyncio.run(main())
 
 
 def test_connections_are_reused_last_in_first_out() -> None:

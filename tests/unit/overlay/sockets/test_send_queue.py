@@ -66,3 +66,11 @@ def test_after_the_end_the_last_number_stays() -> None:
     assert (queue.acknowledged(), queue.queued()) == (500, 0)
     queue._count, queue._queue = None, ended
     assert (queue.acknowledged(), queue.queued()) == (500, 0)
+
+
+def test_a_socket_that_has_ended_has_nothing_queued() -> None:
+    """Also where its transport does not know yet: no reading of the line fails because of it."""
+    queue = SendQueue(SocketWire(), None, ended)
+    queue.written = 800
+
+    assert queue.queued() == 0

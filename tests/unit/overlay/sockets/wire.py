@@ -77,6 +77,9 @@ class SocketWire(asyncio.WriteTransport):
     def get_write_buffer_size(self) -> int:
         return self.buffered_bytes
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert (high, low) == (0, None)
+
     def is_closing(self) -> bool:
         return self.closing
 
