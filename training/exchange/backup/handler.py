@@ -128,7 +128,9 @@ class BackupHandler:
 
         result = self._take_each(sender, message.shards, take)
         if result.taken:
-            self._log.info("shards_received", count=len(result.taken), source=sender.node_id.hex()[:8])
+            chains = sum(shard in published for shard in result.taken)
+            source = sender.node_id.hex()[:8]
+            self._log.info("shards_received", count=len(result.taken), chains=chains, source=source)
             self._rebalance.wake()
         return Response(encode(result))
 

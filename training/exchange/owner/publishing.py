@@ -158,16 +158,18 @@ class Publisher:
     # -- hand-over ----------------------------------------------------------------------------------------------
 
     def heads_for(self, new_owner: bytes, shards: Iterable[int]) -> tuple[list[PublishedHead], Iterator[Buffer], int]:
-        """What a hand-over says of these shards, and its body: the changes that the new owner may lack, and their
-        size."""
+        """What a hand-over says of these shards, and its body, with its size: the last change of each, and all that the
+        new owner may lack."""
         heads, sent = [], list[tuple[int, Published, Change]]()
         for shard in shards:
             published = self.published(shard)
             if published is None:
                 heads.append(PublishedHead())
                 continue
-            last_seen = self._chains[shard].followers.get(new_owner, published.version)
-            changes = published.since(last_seen) or ()
+            # The last change in any case: other followers have not asked for it yet.
+            last = max(0, published.version - 1)
+            last_seen = self._chains[shard].followers.get(new_owner, last)
+            changes = published.since(min(last_seen, last)) or published.since(last) or ()
             sent += [(shard, published, change) for change in changes]
             term, version = published.source
             heads.append(
@@ -189,9 +191,8 @@ class Publisher:
         """The chains that go on here if the hand-over is accepted. Raises `BadFrame`."""
         work: list[tuple[int, Vector, tuple[Change, ...], Published]] = []
         for info, head in zip(message.shards, message.published, strict=False):
-            backed = self._store.backed.get(info.shard)
-            if backed is None or backed.owner.node_id != sender:
-                break  # the rest of the body is of no use either
+            if info.shard >= len(self._store):
+                break
             changes = []
             for version in range(head.published - head.changes + 1, head.published + 1):
                 size = self._store.size(info.shard)
@@ -199,6 +200,9 @@ class Publisher:
                 changes.append(Change(version, codec, encoded))
             chain, held_version = self._context.replica.position_of(info.shard)
             lacking = head.published - held_version
+            backed = self._store.backed.get(info.shard)
+            if backed is None or backed.owner.node_id != sender:
+                continue
             if not head.chain or chain != head.chain or not 0 <= lacking <= len(changes):
                 continue
             source = ApproximatedState(Term(head.rank_number, head.rank_node), head.version)

@@ -259,7 +259,7 @@ def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
 
         heads, body, size = former.heads_for(IDS["b"], [0])
         sent = list(body)
-        assert [head.changes for head in heads] == [behind]
+        assert [head.changes for head in heads] == [1]
         assert size == sum(len(part) for part in sent)
         found = await handed_over(follower[0], heads, sent)
         assert found[0].value.tobytes() == last.value.tobytes()
@@ -269,6 +269,9 @@ def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
         owned = store.own(0, store.backed[0].state, term(3, "b"), contact("b"), 0.0, by_handover=True)  # type: ignore[arg-type]
         publisher.go_on(0, owned, found[0])
         assert position(publisher) == position(former)
+        continued = publisher.published(0)
+        assert continued is not None
+        assert [change.version for change in continued.since(1) or ()] == [2]
 
     run(scenario())
 
@@ -282,7 +285,7 @@ def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
         assert last is not None
         heads, body, _ = former.heads_for(IDS["b"], [0])
         sent = list(body)
-        assert [head.changes for head in heads] == [0] or sent
+        assert [head.changes for head in heads] == [1]
         for place, value in [
             (Position(b"another.", last.version), last.value),
             (Position(last.chain, last.version), last.value + 1),
