@@ -55,9 +55,10 @@ from training.shards.state import ShardState
 from training.swarm import Swarm
 
 FENCES_FILE = "fences.msgpack"
-#: Under relaxed barriers a pull ends after this long; shards that were not received keep their older values.
+#: Under relaxed barriers a pull ends when nothing has moved for this long; shards that were not received keep their
+#: older values.
 RELAXED_PULL_S = 5.0
-#: Under bsp a pull waits this long, which is enough to replace a failed owner.
+#: Under bsp it waits through this long a silence, which is enough to replace a failed owner.
 DETECTION_BOUND_S = 10.0
 #: For `highest_pushed`, which detects a state directory that was restored from an old copy.
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3

@@ -1,8 +1,8 @@
 """Pulls changed shards from all owners at once and writes them into the replica.
 
 The shards that were updated longest ago come first, so that on a link too slow for the whole vector all are updated in
-turn. A pull continues where the previous one was cut off. Shards that did not arrive by the deadline are reported as
-missing: the step continues with their older copy.
+turn. A pull continues where the previous one was cut off. It waits as long as something moves. Shards that are still
+missing when all of them have been silent for its limit are reported: the step continues with their older copy.
 
 A joiner waits for the whole vector. Once half of the owners are done and the others take as long again, it asks other
 nodes for copies. It requests the remaining shards in reverse order. A copy may lack the latest deltas; the joiner pulls
@@ -12,8 +12,10 @@ the shard again from its owner after the first step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Callable, Container
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
@@ -27,6 +29,7 @@ from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.step_wait import StepWait, together
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import ZERO_TERM, Term
 
@@ -53,6 +56,7 @@ class Job:
     step: int
     waiting: dict[int, None]
     is_joiners: bool
+    wait: StepWait
     is_final: bool = False
     changed: int = 0
 
@@ -84,34 +88,67 @@ class PullClient:
 
         A final pull fetches every shard, as float32, in bits that every other node gets too.
 
-        With `deadline_s` None it waits until all are there: a joiner cannot train on half a vector. Its frames carry
-        checksums, because all its training builds on them.
+        `deadline_s` bounds silence: the pull ends when nothing of any missing shard has moved for so long, and never
+        while one moves. With None it waits until all are there: a joiner cannot train on half a vector. Its frames
+        carry checksums, because all its training builds on them.
         """
         self._run.pass_barrier(step)
         waiting = dict.fromkeys(range(len(self._store)))
-        job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final)
-        pause_s = FIRST_RETRY_S
+        wait = StepWait(deadline_s)
+        job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait)
+        work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job))
         try:
-            async with asyncio.timeout(deadline_s):
-                while waiting:
-                    before = len(waiting)
-                    longest_ago_first = sorted(waiting, key=lambda shard: self._updates.get(shard, 0))
-                    groups, _ = self._directory.by_owner(longest_ago_first)
-                    if job.is_joiners:
-                        await self._fetch_with_relief(groups, job)
-                    else:
-                        await asyncio.gather(*(self._fetch(owner, shards, job) for owner, shards in groups))
-                    if not waiting:
-                        break
-                    if len(waiting) < before:
-                        pause_s = FIRST_RETRY_S
-                    await asyncio.sleep(pause_s * self._context.jitter())
-                    pause_s = min(2 * pause_s, MAX_RETRY_S)
-                    await self._directory.refresh(list(waiting))
-        except TimeoutError:
-            self._log.warning("pull_unfinished", step=step, shards=len(waiting))
+            if not await wait.until(work, lambda: waiting):
+                self._log.warning("pull_unfinished", step=step, shards=len(waiting))
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
         missing = list(waiting)
         return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing)
+
+    async def _fetch_for_joiner(self, job: Job) -> None:
+        """Fetch everything; shards of slow owners from other nodes too."""
+        pause_s = FIRST_RETRY_S
+        while job.waiting:
+            before = len(job.waiting)
+            groups, _ = self._directory.by_owner(list(job.waiting))
+            await self._fetch_with_relief(groups, job)
+            if len(job.waiting) < before:
+                pause_s = FIRST_RETRY_S
+            pause_s = await self._pause(list(job.waiting), pause_s)
+
+    async def _fetch_all(self, job: Job) -> None:
+        """Fetch from all owners at once, those first that were updated longest ago."""
+        groups, unknown = self._directory.by_owner(sorted(job.waiting, key=lambda shard: self._updates.get(shard, 0)))
+        parts = [shards for _, shards in groups] + ([unknown] if unknown else [])
+        await together(self._fetch_some(part, job) for part in parts)
+
+    async def _fetch_some(self, shards: list[int], job: Job) -> None:
+        """Fetch the shards of one owner, and again from whoever owns them then; no other owner is waited for."""
+        pause_s = FIRST_RETRY_S
+        while left := [shard for shard in shards if shard in job.waiting]:
+            groups, unknown = self._directory.by_owner(left)
+            if len(groups) + bool(unknown) > 1:
+                parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
+                await together(self._fetch_some(part, job) for part in parts)
+                return
+            for owner, theirs in groups:
+                await self._fetch(owner, theirs, job)
+            after = [shard for shard in left if shard in job.waiting]
+            if len(after) < len(left):
+                pause_s = FIRST_RETRY_S
+            pause_s = await self._pause(after, pause_s)
+
+    async def _pause(self, shards: list[int], pause_s: float) -> float:
+        """Before another attempt: wait, and look for other owners; returns the next pause."""
+        if not shards:
+            return pause_s
+        await asyncio.sleep(pause_s * self._context.jitter())
+        await self._directory.refresh(shards)
+        return min(2 * pause_s, MAX_RETRY_S)
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
         """A shard is up to date; this stays so if the pull is cut off later."""
@@ -182,11 +219,14 @@ class PullClient:
         # The same term and version as another node's copy do not make it the same bits.
         message = self._message(shards, job, takes_copies=takes_copies)
         try:
-            async with self._rpc.request("pull", owner, message) as answer:
+            async with self._rpc.request("pull", owner, message) as answer, AsyncExitStack() as stack:
                 results = self._rpc.decoded(owner, answer.head, PullAnswer).results
                 asked = dict.fromkeys(shards)
                 reader = FrameReader(answer.body)
                 memory = ReusedMemory()
+                coming = tuple(result.shard for result in results if result.status in ("value", "copy", "changes"))
+                key = owner.node_id, coming
+                stack.enter_context(job.wait.watching(key, coming, received_since(answer.body)))
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
@@ -195,6 +235,8 @@ class PullClient:
                         self._settle(result.shard, job, changed=False)
                     if result.status == "changes" or (result.status == "value" and result.chain):
                         await self._follow(owner, reader, memory, result, job)
+                        if result.shard not in job.waiting:
+                            job.wait.note(coming)
                     if result.status not in ("value", "copy") or result.chain:
                         continue
                     size = self._store.size(result.shard)
@@ -214,6 +256,7 @@ class PullClient:
                     if not is_copy:
                         self._store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
+                    job.wait.note(coming)
         except TransportError as error:
             self._directory.failed(owner, error)
         except BadFrame as error:
@@ -284,3 +327,9 @@ class PullClient:
 
 def _wanted(shard: int, term: Term, version: int, position: Position) -> Wanted:
     return Wanted(shard, *term, version, position.chain, position.published)
+
+
+def received_since(body: Any) -> Callable[[], int]:
+    """The bytes of a body that have arrived since now; always 0 for one that does not count them."""
+    before = getattr(body, "received_bytes", 0)
+    return lambda: getattr(body, "received_bytes", before) - before

@@ -40,8 +40,9 @@ TERM = Term(3, OWNER.node_id)
 class Line:
     """An owner of all shards whose link transfers so many shards and then stalls."""
 
-    def __init__(self, through: int, *, damaged: int = -1) -> None:
+    def __init__(self, through: int, *, damaged: int = -1, shard_s: float = 0.0) -> None:
         self.through = through
+        self.shard_s = shard_s
         self.damaged = damaged
         self.version = 1
         self.asked: list[Pull] = []
@@ -59,6 +60,7 @@ class Line:
         for number, shard in enumerate(shards):
             if number == self.through:
                 await asyncio.Event().wait()
+            await asyncio.sleep(self.shard_s)
             values = np.full(SIZE, 10 * self.version + shard, np.float32)
             for buffer in frames(shard, values, "float32", Part.VALUE, has_checksum=pull.has_checksums):
                 damaged = shard == self.damaged and len(buffer) == 4 * SIZE
@@ -139,6 +141,23 @@ def test_on_a_slow_line_every_shard_has_its_turn() -> None:
     assert context.replica.vector[::SIZE].tolist() == [10, 11, 22, 23, 34, 35]
 
 
+def test_a_pull_ends_when_nothing_moves_and_not_before() -> None:
+    """Four shards of 0.8 s each pass a limit of 1 s by far; the pull ends 1 s after the last of them."""
+    line = Line(through=4, shard_s=0.8)
+    pulling, _, log = pulling_over(line)
+
+    async def story() -> tuple[list[int], float]:
+        began = asyncio.get_running_loop().time()
+        report = await pulling.pull(1, deadline_s=1.0)
+        return report.missing, asyncio.get_running_loop().time() - began
+
+    missing, took_s = VirtualLoop().run(story())
+
+    assert missing == [4, 5]
+    assert took_s == pytest.approx(4 * 0.8 + 1.0, abs=0.01)
+    assert [event for event, _ in log.lines] == ["pull_unfinished"]
+
+
 def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
     """A shard that has arrived is requested with its version, and not sent again."""
     line = Line(through=4)
@@ -162,7 +181,9 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 2)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
-    states = [SimpleNamespace(value=np.full(SIZE, shard, np.float32), version=1, pending={}) for shard in range(SHARDS)]
+    states = [
+        SimpleNamespace(value=np.full(SIZE, shard + 1, np.float32), version=1, pending={}) for shard in range(SHARDS)
+    ]
     cast(Any, context.store).owned = {
         shard: SimpleNamespace(state=state, rank_term=TERM) for shard, state in enumerate(states)
     }
@@ -173,7 +194,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
         nonlocal turns
         while True:
             turns += 1
-            if turns == 2:  # the first half of shard 0 is copied
+            if (context.replica.vector[1], context.replica.vector[2]) == (1.0, 0.0):  # the first half of shard 0
                 states[0].value[:] = 7.0
                 states[0].version = 2
             await asyncio.sleep(0)
@@ -193,7 +214,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     assert marks == [(TERM, 1)] * SHARDS
     assert (second.changed, second.unchanged) == (1, SHARDS - 1)
     assert context.replica.version_of(0) == (TERM, 2)
-    assert context.replica.vector[::SIZE].tolist() == [7.0, *range(1, SHARDS)]
+    assert context.replica.vector[::SIZE].tolist() == [7.0, *range(2, SHARDS + 1)]
 
 
 def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:
@@ -254,13 +275,15 @@ class Swarm:
     def pulling(self) -> tuple[PullClient, ExchangeContext, Lines]:
         pulling, context, log = pulling_over(self)  # type: ignore[arg-type]
         half = SHARDS // 2
-        pulling._directory.by_owner = lambda shards: (  # type: ignore[method-assign]
-            [
+
+        def by_owner(shards: Any) -> Any:
+            parts = [
                 (self.QUICK, [one for one in shards if one < half]),
                 (self.SLOW, [one for one in shards if one >= half]),
-            ],
-            [],
-        )
+            ]
+            return [part for part in parts if part[1]], []
+
+        pulling._directory.by_owner = by_owner  # type: ignore[method-assign]
         pulling._clock, pulling._random = VirtualClock(), random.Random(1)
         contacts = (self.QUICK, self.SLOW, self.OTHER)
         cast(Any, context.swarm).members = lambda: [
