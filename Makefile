@@ -35,7 +35,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-frameworks check format docs bench pins clean
+.PHONY: help venv demo test test-frameworks mutations check format docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -67,6 +67,9 @@ test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning;
 	@$(BIN)/python -m pytest tests/unit/p2pnode/integrations tests/unit/training/trainer/test_accelerated.py \
 	  $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning" $(ARGS)
+
+mutations: $(STAMP) ## Try the deliberate faults of docs/faults.md: each must fail its test; ARGS names some of them
+	@$(BIN)/python -m tests.mutations $(ARGS)
 
 check: $(STAMP) ## Format, lint, types, import rules and known advisories, all as CI has them
 	$(BIN)/ruff format --check .

@@ -2,13 +2,19 @@
 
 `python -m tests.harness.conservation --histories 2000` plays that many; `--seed 17` replays one, event by event, with
 the same digest. In every history some nodes push about a delta a second to the owners of all shards. Meanwhile nodes
-crash, return, are paused, are separated from the others, join and leave. Requests are lost, duplicated and delayed.
-Then the faults end, and after a while
+crash, also in the middle of a hand-over or a catch-up, return with the states on their disks, are paused, are separated
+from the others, join and leave. Requests are lost, duplicated, delayed and torn. Then the faults end, and after a while
 
-* every shard has one owner, and a backup that has its state,
-* its value is the sum of the deltas whose identities are in its set of applied ones, each once, to the bit,
-* every delta that any owner acknowledged is among them,
-* and during the faults no node was idle for longer than the detection bound after the last of them.
+* every shard has one owner, and a backup that has its state;
+* both have every delta that any owner acknowledged, also its own, and their values are the sums of their deltas, each
+  once (`tests.harness.delta_ledger`);
+* what a node has trained is acknowledged, refused, or in its residual;
+* every node has the owners' values after a last pull, and the same bits after the final one;
+* and no node waited longer for an acknowledgement or a fresh value than the detection bound allows
+  (`tests.harness.progress_clocks`).
+
+Codec, weight, momentum and barrier family vary with the seed. In some histories all nodes stop in order at the end, and
+start again from their disks.
 
 Under the trimmed mean a value is no sum. Then owner and backup have the same windows and the same value, and each has
 every acknowledged delta.
@@ -27,41 +33,51 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from overlay.transport import TransportError
+from tests.harness.delta_ledger import Ledger, Sent, identities
 from tests.harness.environment import Record, digest
 from tests.harness.exchange_swarm import Links, Member, World
+from tests.harness.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.virtual_loop import START_S, VirtualLoop
-from training.exchange.messages import Push, PushResult
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.store.records import Owned
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+from training.exchange.client.outbox import Delivery
+from training.exchange.exchange import Exchange
+from training.exchange.messages import PushResult
+from training.exchange.store import state_files
+from training.exchange.store.records import Owned, StoredState
+from training.exchange.terms import Term
 from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.robust import Robust
 from training.shards.state import ShardState
 
-#: The detection bound (docs/faults.md), and the slowest step of a stub.
-BOUND_S = 10.0
-STEP_MOST_S = 3.0
 SHARDS = 4
 VALUES = 16
-QUIET_S = 90.0
+BOUNDS = [(shard * VALUES // SHARDS, (shard + 1) * VALUES // SHARDS) for shard in range(SHARDS)]
+#: Within this time after the last fault every shard has an owner and a backup, and no delta is in an outbox.
+QUIET_S = 30.0
+#: As `p2pnode.lifecycle.node`: how long a node that starts takes nothing over.
+TAKEOVER_DELAY_S = 30.0
+#: Steps of every worker after all nodes have been switched off and on.
+STEPS_AFTER = 3
+#: Requests at whose moment a node is killed: those that move a shard, or a delta on its way to the backup.
+MOMENTS = ("hand_over", "hand_over", "state", "learn", "forward", "survey", "mend", "push")
 
 
-class Broken(AssertionError):
-    """An invariant does not hold; the message names the seed."""
-
-
-def delta_of(name: str, incarnation: int, step: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """float32[VALUES], multiples of 1/1024: their sums are exact, and few sets of them have the same sum."""
+def delta_of(name: str, incarnation: int, step: int) -> Vector:
+    """float32[VALUES], multiples of 1/1024 from a quarter to one: their sums are exact, also of what bfloat16 makes of
+    them, and few sets of them have the same sum."""
     chance = random.Random(zlib.crc32(f"{name}/{incarnation}/{step}".encode()))
-    return np.array([chance.randrange(1, 2**10) / 1024.0 for _ in range(VALUES)], np.float32)
+    return np.array([chance.randrange(2**8, 2**10) / 1024.0 for _ in range(VALUES)], np.float32)
 
 
 @dataclass
@@ -74,9 +90,14 @@ class Plan:
     train_s: float
     faults: int
     links: Links
+    settings: ExchangeSettings
+    #: The request at whose moment a node is killed, which of those requests, and how much later.
+    moment: tuple[str, int, float] | None
+    keeps_states: bool
+    switches_off: bool
 
     @classmethod
-    def of(cls, seed: int, nodes: int) -> Plan:
+    def of(cls, seed: int, nodes: int, robust: Robust) -> Plan:
         chance = random.Random(f"{seed}/plan")
         return cls(
             nodes=nodes,
@@ -88,8 +109,38 @@ class Plan:
                 loss=chance.choice([0.0, 0.0, 0.01, 0.05]),
                 duplicate=chance.choice([0.0, 0.0, 0.02, 0.1]),
                 slow=chance.choice([0.0, 0.01, 0.05]),
+                torn=chance.choice([0.0, 0.0, 0.03]),
+                state_s=chance.choice([0.0, 1.5]),
             ),
+            settings=_settings(chance, robust),
+            moment=(chance.choice(MOMENTS), chance.randint(1, 8), chance.choice([0.0, 0.01, 0.05]))
+            if chance.random() < 0.5
+            else None,
+            keeps_states=chance.random() < 0.5,
+            switches_off=chance.random() < 0.25,
         )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether sums of deltas are equal to the bit in any order."""
+        settings = self.settings
+        is_plain = settings.weight == "sum" and settings.outer_lr == 1.0 and not settings.outer_momentum
+        return is_plain and settings.codec in ("float32", "bfloat16") and not settings.robust
+
+
+def _settings(chance: random.Random, robust: Robust) -> ExchangeSettings:
+    codec: CodecName = chance.choice(["float32", "float32", "bfloat16", "bfloat16", "int8"])
+    pull_codec: Literal["float32", "bfloat16"] = chance.choice(["float32", "float32", "bfloat16"])
+    weight: Literal["sum", "population"] = chance.choice(["sum", "sum", "population"])
+    lr, momentum = chance.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.5), (0.5, 0.9)])
+    plain = ExchangeSettings(
+        codec="float32", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=8.0, robust=robust
+    )
+    if robust == "trimmed-mean":
+        return plain
+    return msgspec.structs.replace(
+        plain, codec=codec, pull_codec=pull_codec, weight=weight, outer_lr=lr, outer_momentum=momentum
+    )
 
 
 @dataclass
@@ -105,81 +156,105 @@ class Tally:
     repaired: int = 0
     taken_back: int = 0
     windows: int = 0
+    #: Deltas that a split gave two weights or two forms, so that their share of a sum is known between two bounds.
+    ambiguous: int = 0
+    refused: int = 0
+    clipped: int = 0
+    #: Longest wait for an acknowledgement or a fresh value: of all, and of those that one fault at most had struck.
     longest_s: float = 0.0
+    longest_of_one_s: float = 0.0
+    quiet_s: float = 0.0
     digest: str = ""
+
+
+@dataclass
+class Saved:
+    """What the disk of a node has: its replica and the states that it owned or backed up."""
+
+    versions: list[tuple[Term, int]]
+    replica: Vector
+    states: list[bytes]
 
 
 class History:
     """One history, from one seed."""
 
     def __init__(self, seed: int, nodes: int, robust: Robust = "") -> None:
-        self.plan = Plan.of(seed, nodes)
+        self.plan = plan = Plan.of(seed, nodes, robust)
         self.tally = Tally(seed)
         self.chance = random.Random(f"{seed}/faults")
-        settings = ExchangeSettings(
-            codec="float32",
-            shards=SHARDS,
-            weight="sum",
-            outer_lr=1.0,
-            outer_momentum=0.0,
-            tenure_s=8.0,
-            robust=robust,
-        )
-        self.world = World(seed, settings=settings, shards=SHARDS, values=VALUES, synchronous=self.plan.synchronous)
-        #: Per shard the identities that an owner has acknowledged.
-        self.acknowledged: list[dict[DeltaId, None]] = [{} for _ in range(SHARDS)]
+        self.world = World(seed, settings=plan.settings, shards=SHARDS, values=VALUES, synchronous=plan.synchronous)
+        self.ledger = Ledger(f"seed {seed}", plan.settings, BOUNDS, exact=plan.is_exact)
+        self.clocks = ProgressClocks(SHARDS)
         self.names: dict[bytes, str] = {}
         self.pushing = True
-        self.stood_s: dict[str, float] = {}
-        self.fault_s = 0.0
+        #: Whether the moment of a request may be struck now.
+        self.strikes = False
+        self.resumed_by = ""
+        self.saved: dict[str, Saved] = {}
         self.asked_to_leave: dict[str, None] = {}
+        self._moments = 0
+        self.world.observers.append(self._on_request)
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- nodes
 
-    async def start(self, name: str, *, founder: bool = False, works: bool = False) -> Member:
-        member = await self.world.start(name, founder=founder)
+    async def start(self, name: str, *, founder: bool = False, works: bool = False, resumes: int = 0) -> Member:
+        """Start a node on its machine. The founder founds, or with `resumes` resumes a swarm of so many others."""
+        member = await self.world.start(name, founder=founder and not resumes)
         self.names[member.contact.node_id] = name
         exchange = member.exchange
         assert exchange is not None
-        accept = exchange.deltas.accept
-
-        async def listening(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
-            results = await accept(push, items)
-            identity = DeltaId(push.node, push.incarnation, push.step)
-            for result, item in zip(results, items, strict=True):
-                if result.status == "ok" and not item.repair:
-                    self.acknowledged[result.shard].setdefault(identity)
-            return results
-
-        exchange.deltas.accept = listening  # type: ignore[method-assign]
-        if not founder:
-            member.worker = asyncio.create_task(self._live(member, works), name=f"life-{name}")
-        elif works:
-            member.worker = asyncio.create_task(self._work(member), name=f"work-{name}")
+        sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
+        self._time_acknowledgements(name, exchange)
+        if (saved := self.saved.get(name)) is not None:
+            exchange.delay_takeover(TAKEOVER_DELAY_S)
+            exchange.context.replica.vector[:] = saved.replica
+            exchange.offer_versions(saved.versions)
+            exchange.offer_states(self._read(saved))
+        member.worker = asyncio.create_task(
+            self._live(member, sent, founder=founder, works=works, resumes=resumes), name=f"life-{name}"
+        )
         return member
 
-    async def _live(self, member: Member, works: bool) -> None:
+    def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
+        outbox = exchange.push_client._outbox
+        count = outbox.count
+
+        def counted(delivery: Delivery, result: PushResult) -> None:
+            count(delivery, result)
+            if result.status == "ok":
+                self.clocks.acknowledged(name, result.shard, self._now())
+
+        outbox.count = counted  # type: ignore[method-assign]
+
+    async def _live(self, member: Member, sent: Sent, *, founder: bool, works: bool, resumes: int) -> None:
         exchange, overlay = member.exchange, member.overlay
         assert exchange is not None
         assert overlay is not None
-        overlay.eligible = False
-        while True:
-            sources = sorted(peer.node_id for peer in overlay.members())
-            try:
-                if sources:
-                    peer = overlay.peers[exchange.context.environment.entropy.random.choice(sources)]
-                    await exchange.directory.learn_all(peer.contact)
-                    break
-            except TransportError:
-                pass
-            await asyncio.sleep(0.3)
-        overlay.eligible = True
-        await exchange.pull_client.pull(0, deadline_s=None)
+        if founder:
+            if resumes:
+                await exchange.resume(resumes, 5.0)
+        else:
+            overlay.eligible = False
+            while True:
+                sources = sorted(peer.node_id for peer in overlay.members())
+                if self.resumed_by:
+                    # After everybody was off only the founder opens the swarm again: it alone is eligible.
+                    sources = [node for node in sources if self.names[node] == self.resumed_by]
+                try:
+                    if sources:
+                        peer = overlay.peers[exchange.context.environment.entropy.random.choice(sources)]
+                        await exchange.join(peer.contact)
+                        break
+                except TransportError:
+                    pass
+                await asyncio.sleep(0.3)
+            overlay.eligible = True
         if works:
-            await self._work(member)
+            await self._work(member, sent)
 
-    async def _work(self, member: Member) -> None:
+    async def _work(self, member: Member, sent: Sent) -> None:
         exchange, overlay = member.exchange, member.overlay
         assert exchange is not None
         assert overlay is not None
@@ -187,39 +262,73 @@ class History:
         step = exchange.view.median_step()
         exchange.begin_at(step)
         overlay.step = step
-        self.stood_s[member.name] = self.world.clock.monotonic()
+        replica = exchange.context.replica.vector
+        self.clocks.start(member.name, self._now(), replica)
+        is_sum = self.plan.settings.weight == "sum"
         while self.pushing:
             base = step
             await asyncio.sleep(min(STEP_MOST_S, 0.2 + chance.expovariate(1.2)))
             step += 1
             delta = delta_of(member.name, member.starts, step)
-            await exchange.push(step, base, 1.0, delta)
+            weight = 1.0 if is_sum else 1.0 / max(1.0, exchange.view.worker_count())
+            self.ledger.trained(sent, step, delta)
+            await exchange.push(step, base, weight, delta)
             exchange.begin_at(step)
             overlay.step = step
             await exchange.pull(step)
-            self._moved(member.name)
+            self.clocks.pulled(member.name, replica, BOUNDS, self._now())
             self.tally.steps += 1
-        self.stood_s.pop(member.name, None)
+            if step % 4 == 0:
+                self.ledger.check_node(member.contact.node_id, member.starts, exchange)
 
-    def _moved(self, name: str) -> None:
-        now = self.world.clock.monotonic()
-        if name in self.stood_s:
-            self._note_stand(name, now)
-            self.stood_s[name] = now
+    def _now(self) -> float:
+        return self.world.clock.monotonic()
 
-    def _note_stand(self, name: str, now: float) -> None:
-        """Note how long a node has been idle, since its last step or the last fault."""
-        stood = now - max(self.stood_s[name], self.fault_s)
-        self.tally.longest_s = max(self.tally.longest_s, stood)
-        if stood > BOUND_S + STEP_MOST_S:
-            raise Broken(f"seed {self.tally.seed}: {name} stood still for {stood:.1f} s")
+    # -- disks
+
+    def _save(self, member: Member, *, clean: bool = False) -> None:
+        """Write what a checkpoint of this node has."""
+        exchange = member.exchange
+        assert exchange is not None
+        held = [(shard, term, state) for shard, term, state in exchange.states_to_save()]
+        parts = state_files.encode(exchange.context.genesis, held, clean=clean)
+        replica = exchange.context.replica
+        self.saved[member.name] = Saved(replica.versions(), replica.vector.copy(), [b"".join(parts)])
+
+    def _read(self, saved: Saved) -> dict[int, StoredState]:
+        found: dict[int, StoredState] = {}
+        for raw in saved.states:
+            found |= state_files.decode(raw, bytes.fromhex(self.world.manifest.genesis), BOUNDS, VALUES)
+        return found
+
+    async def _keep_saving(self) -> None:
+        """Checkpoints: each node writes one every few seconds, at its own time."""
+        while True:
+            await asyncio.sleep(1.0)
+            for member in self.world.running():
+                if self.chance.random() < 0.25:
+                    self._save(member)
 
     # -- faults
 
-    def _fault(self, what: str) -> None:
+    def _fault(self, what: str, names: list[str] | None = None, shards: list[int] | None = None) -> None:
+        """Note a fault; it may stop these nodes and these shards, or all of them (None)."""
         self.tally.faults[what] = self.tally.faults.get(what, 0) + 1
-        self.fault_s = self.world.clock.monotonic()
+        # Under bsp no shard goes on before the others.
+        is_everywhere = shards is None or (shards and self.plan.synchronous)
+        self.clocks.struck(
+            self.clocks.names() if names is None else names, range(SHARDS) if is_everywhere else shards or ()
+        )
         self.world.records.append(_record(self.world, "fault", what=what))
+
+    def _shards_of(self, *names: str) -> list[int]:
+        """The shards that these nodes own, back up or learn."""
+        found: dict[int, None] = {}
+        for name in names:
+            exchange = self.world.members[name].exchange
+            if exchange is not None:
+                found |= dict.fromkeys((*exchange.store.owned, *exchange.store.backed))
+        return sorted(found)
 
     def may_crash(self, member: Member) -> bool:
         """Whether the guarantee covers its crash, as far as the owners know."""
@@ -238,7 +347,9 @@ class History:
                 involved = one is member or (owned.backup and owned.backup.node_id == member.contact.node_id)
                 if involved and not self._complete(one, shard):
                     return False
-            parted = len(owners) > 1 or any(one.exchange and shard in one.exchange.store.superseded for one in running)
+            # During a hand-over both sides of it own the shard, until the answer is there.
+            acting = [one for one in owners if one.exchange and not one.exchange.store.owned[shard].moving]
+            parted = len(acting) > 1 or any(one.exchange and shard in one.exchange.store.superseded for one in running)
             if parted and exchange.store.log.entries(shard):
                 return False
         return True
@@ -246,85 +357,110 @@ class History:
     def _complete(self, owner: Member, shard: int) -> bool:
         assert owner.exchange is not None
         owned = owner.exchange.store.owned[shard]
-        if owned.backup is None or owned.moving:
+        if owned.backup is None:
             return False
         backup = self.world.members[self.names[owned.backup.node_id]]
         if backup.exchange is None or not self.world.reachable(owner, backup):
             return False
+        if owned.moving and shard in backup.exchange.store.owned:
+            return True
         # It has restarted, and its owner does not know that yet: a crash that is still to be detected.
         backed = backup.exchange.store.backed.get(shard)
         restarted = backup.starts > 1 and (backed is None or backed.owner.node_id != owner.contact.node_id)
         return not restarted
 
     async def faults(self) -> None:
-        plan, chance, world = self.plan, self.chance, self.world
+        plan, chance = self.plan, self.chance
         moments = sorted(chance.uniform(2.0, plan.train_s) for _ in range(plan.faults))
-        began = world.clock.monotonic()
+        began = self._now()
         for moment in moments:
-            await asyncio.sleep(max(0.0, began + moment - world.clock.monotonic()))
+            await asyncio.sleep(max(0.0, began + moment - self._now()))
             what = chance.choice(["crash", "crash", "restart", "pause", "part", "part", "cut", "join", "leave"])
-            names = sorted(member.name for member in world.running() if member.name not in self.asked_to_leave)
-            owners = [name for name in names if self._owns(name)]
+            names = self._present()
+            owners = [name for name in names if self._shards_of(name)]
             # Two of three faults hit an owner or a backup.
             name = chance.choice(owners if owners and chance.random() < 0.67 else names)
             await self._strike(what, name, names)
+        self.strikes = False
 
-    def _owns(self, name: str) -> bool:
-        exchange = self.world.members[name].exchange
-        return exchange is not None and bool(exchange.store.owned or exchange.store.backed)
+    def _present(self) -> list[str]:
+        return sorted(member.name for member in self.world.running() if member.name not in self.asked_to_leave)
 
-    async def _strike(self, what: str, name: str, names: list[str]) -> None:
+    def _on_request(self, source: str, target: str, request: str, payload: bytes) -> None:
+        """Note what is forwarded; and kill one of the two nodes of a request at its moment: before it arrives, or soon
+        after."""
+        if request == "forward":
+            self.ledger.forwarded(source, payload)
+        wanted, number, after_s = self.plan.moment or ("", 0, 0.0)
+        if request != wanted or not self.strikes:
+            return
+        self._moments += 1
+        if self._moments % 8 != number % 8:
+            return
+        name = self.chance.choice((source, target))
+        if name not in self.asked_to_leave:
+            self._later(after_s, partial(self._strike, "crash", name, self._present(), of="moment"))
+
+    async def _strike(self, what: str, name: str, names: list[str], of: str = "") -> None:
         world, chance = self.world, self.chance
         member = world.members[name]
-        works = name in self.stood_s
+        if not member.running or world.isolated(name):
+            return
+        works = name in self.clocks.names()
         if what in ("crash", "restart", "leave") and (len(names) < 4 or not self.may_crash(member)):
             what = "pause"
-        self._fault(what)
+        if of == "moment":
+            self.tally.faults[f"{what} at a {self.plan.moment[0] if self.plan.moment else ''}"] = 1
         match what:
             case "crash" | "restart":
-                self.stood_s.pop(name, None)
+                self._fault(what, [name], self._shards_of(name))
+                self.clocks.stop(name)
                 world.kill(name)
-                after_s = chance.uniform(0.1, 2.5) if what == "restart" else chance.uniform(4.0, 20.0)
+                after_s = chance.uniform(0.1, 2.5) if what == "restart" else chance.uniform(4.0, 12.0)
                 if what == "restart" or chance.random() < 0.6:
-                    self._later(after_s, self._again(name, works))
+                    self._later(after_s, partial(self._again, name, works))
             case "pause":
-                self.stood_s.pop(name, None)
+                self._fault(what, [name], self._shards_of(name))
                 world.pause(name)
-                self._later(chance.uniform(1.0, 9.0), self._resumed(name, works))
+                self._later(chance.uniform(1.0, 9.0), partial(self._resumed, name))
             case "part":
+                self._fault(what)
                 groups = {one: chance.randrange(2) for one in [*names, *world.members]}
                 if chance.random() < 0.3:
                     groups = dict.fromkeys(world.members, 0) | {name: 1}
                 world.part(groups)
-                self._later(chance.uniform(3.0, 12.0), self._healed())
+                self._later(chance.uniform(3.0, 12.0), self._healed)
             case "cut":
-                world.cut(name, chance.choice([other for other in names if other != name]))
-                self._later(chance.uniform(3.0, 8.0), self._healed())
+                other = chance.choice([other for other in names if other != name])
+                self._fault(what, [name, other], self._shards_of(name, other))
+                world.cut(name, other)
+                self._later(chance.uniform(3.0, 8.0), self._healed)
             case "join":
-                self._later(0.0, self._joined(f"j{len(world.members)}", chance.random() < 0.5))
+                self._fault(what, [], [])
+                self._later(0.0, partial(self._joined, f"j{len(world.members)}", chance.random() < 0.5))
             case "leave":
+                self._fault(what, [], [])
                 self.asked_to_leave[name] = None
-                self._later(0.0, self._left(name))
+                self._later(0.0, partial(self._left, name))
 
-    def _later(self, after_s: float, work: Any) -> None:
+    def _later(self, after_s: float, work: Callable[[], Awaitable[None]]) -> None:
         async def wait() -> None:
             await asyncio.sleep(after_s)
-            await work
+            await work()
 
         self._tasks.append(asyncio.create_task(wait(), name="fault"))
 
     async def _again(self, name: str, works: bool) -> None:
-        self._fault("started again")
-        await self.start(name, works=works and self.pushing)
+        if not self.world.members[name].running:
+            self._fault("started again", [], [])
+            await self.start(name, works=works and self.pushing)
 
     async def _joined(self, name: str, works: bool) -> None:
         await self.start(name, works=works and self.pushing)
 
-    async def _resumed(self, name: str, works: bool) -> None:
+    async def _resumed(self, name: str) -> None:
         self.world.resume(name)
-        self._fault("resumed")
-        if works and self.world.members[name].running:
-            self.stood_s[name] = self.world.clock.monotonic()
+        self._fault("resumed", [name], self._shards_of(name))
 
     async def _healed(self) -> None:
         paused = dict(self.world._paused)
@@ -338,7 +474,7 @@ class History:
         exchange, overlay = member.exchange, member.overlay
         if exchange is None or overlay is None:
             return
-        self.stood_s.pop(name, None)
+        self.clocks.stop(name)
         if member.worker is not None:
             member.worker.cancel()
             member.worker = None
@@ -352,7 +488,7 @@ class History:
                 return
             if not exchange.store.owned and not exchange.push_client.outstanding_steps and self.may_crash(member):
                 self.world.kill(name, left=True)
-                self._fault("left")
+                self._fault("left", [], [])
                 return
             await asyncio.sleep(0.5)
 
@@ -365,42 +501,76 @@ class History:
         await self.start(names[0], founder=True, works=True)
         for name in names[1:]:
             await self.start(name, works=name in workers)
-        self.fault_s = world.clock.monotonic() + 5.0
         await asyncio.sleep(3.0)
         world.links = plan.links
+        if plan.keeps_states:
+            self._tasks.append(asyncio.create_task(self._keep_saving(), name="checkpoints"))
+        self.strikes = plan.moment is not None
         faults = asyncio.create_task(self.faults(), name="faults")
-        ends = world.clock.monotonic() + plan.train_s + 2.0
-        while world.clock.monotonic() < ends:
+        ends = self._now() + plan.train_s + 2.0
+        while self._now() < ends:
             await asyncio.sleep(0.5)
             self._look(faults)
         await faults
         for task in self._tasks:
-            if not task.done() and "left" not in repr(task):
+            if not task.done() and task.get_name() == "fault":
                 await asyncio.wait([task], timeout=25.0)
         world.heal()
         world.links = Links()
-        self._fault("calm")
-        self.pushing = world.training = False
-        await self._quiet()
-        self._check()
+        await self._calm()
+        if plan.switches_off:
+            await self._switch_off()
+        await self._check()
         return self._done()
 
-    def _look(self, faults: asyncio.Task[None]) -> None:
-        now = self.world.clock.monotonic()
-        for task in [faults, *self._tasks, *(one.worker for one in self.world.running() if one.worker)]:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-        for name in list(self.stood_s):
-            if self.world.members[name].running and not self.world.isolated(name):
-                self._note_stand(name, now)
+    async def _calm(self) -> None:
+        """No more faults, and no more steps: wait until every delta has its answer and every shard its pair."""
+        self._fault("calm")
+        self.pushing = self.world.training = False
+        await self._quiet()
+        for name in self.clocks.names():
+            self.clocks.stop(name)
 
     async def _quiet(self) -> None:
-        for _ in range(int(2 * QUIET_S)):
+        began = self._now()
+        while why := self._unquiet():
             await asyncio.sleep(0.5)
-            why = self._unquiet()
-            if not why:
-                return
-        raise Broken(f"seed {self.tally.seed}: not quiet after {QUIET_S:.0f} s: {why}")
+            self._look(None)
+            if self._now() - began > QUIET_S:
+                raise self.ledger.broken(f"not quiet after {QUIET_S:.0f} s: {why}")
+        self.tally.quiet_s = max(self.tally.quiet_s, self._now() - began)
+
+    async def _switch_off(self) -> None:
+        """All nodes stop in order, write their states, and start again; then every worker makes a few steps more."""
+        names = [member.name for member in self.world.running()]
+        exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
+        await asyncio.gather(*(exchange.close(2.0) for exchange in exchanges))
+        for member in self.world.running():
+            self._save(member, clean=True)
+        for name in names:
+            self.world.kill(name)
+        await asyncio.sleep(1.0)
+        self.pushing = self.world.training = True
+        self.resumed_by = names[0]
+        for name in names:
+            works = name in names[: self.plan.workers]
+            await self.start(name, founder=name == names[0], works=works, resumes=len(names) - 1)
+        self._fault("switched off")
+        before = self.tally.steps
+        while self.tally.steps < before + STEPS_AFTER * self.plan.workers:
+            await asyncio.sleep(0.5)
+            self._look(None)
+        await self._calm()
+
+    def _look(self, faults: asyncio.Task[None] | None) -> None:
+        now = self._now()
+        workers = [one.worker for one in self.world.running() if one.worker is not None]
+        for task in [*([faults] if faults is not None else []), *self._tasks, *workers]:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        waiting = None if self.pushing else {member.name: _waiting(member) for member in self.world.running()}
+        if late := self.clocks.late(now, waiting):
+            raise self.ledger.broken(late)
 
     def _unquiet(self) -> str:
         members = self.world.running()
@@ -411,6 +581,8 @@ class History:
                 return f"{member.name} has steps {exchange.push_client.outstanding_steps} in its outbox"
             if exchange.store.superseded:
                 return f"{member.name} has shards {list(exchange.store.superseded)} to mend"
+            if member.worker is not None and not member.worker.done():
+                return f"{member.name} joins, or makes its last step"
         for shard in range(SHARDS):
             owners = [one for one in members if one.exchange and shard in one.exchange.store.owned]
             if len(owners) != 1:
@@ -426,75 +598,83 @@ class History:
                 return f"shard {shard} of {owner.name}: its backup backs it not"
         return ""
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
+        for member in self.world.running():
+            assert member.exchange is not None
+            self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
+        await self._check_replicas()
+        await self._quiet()
         for shard in range(SHARDS):
-            (owner,) = [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
+            owner, state = self._owner(shard)
             assert owner.exchange is not None
-            store = owner.exchange.store
-            owned = store.owned[shard]
-            if self.plan.synchronous:
-                owned.state.fold(10**6, store.rule)
+            owned = owner.exchange.store.owned[shard]
             backup = self.world.members[self.names[owned.backup.node_id]].exchange if owned.backup else None
-            assert backup is not None
-            copy = backup.store.backed[shard].state
-            assert copy is not None
+            if backup is None or (copy := backup.store.backed[shard].state) is None:
+                raise self.ledger.broken(f"shard {shard} of {owner.name} has lost its backup")
             if self.plan.synchronous:
-                copy.fold(10**6, store.rule)
-            if store.rule.robust == "trimmed-mean":
-                assert owned.backup is not None
+                copy.fold(10**6, owner.exchange.store.rule)
+            if self.plan.settings.robust == "trimmed-mean":
                 self._check_windows(shard, owner.name, owned, copy)
                 continue
-            self._check_state(shard, owner.name, owned.state)
-            self._check_state(shard, f"{owner.name}'s backup", copy)
+            self.ledger.check_state(shard, owner.name, state)
+            self.ledger.check_state(shard, f"{owner.name}'s backup", copy)
+
+    def _owner(self, shard: int) -> tuple[Member, ShardState]:
+        owners = [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
+        exchanges = [(one, one.exchange) for one in owners if one.exchange is not None]
+        # Shards move on to better candidates all the time: during a hand-over the new owner's term is higher.
+        owner, exchange = max(exchanges, key=lambda entry: entry[1].store.owned[shard].term)
+        return owner, exchange.store.owned[shard].state
+
+    async def _check_replicas(self) -> None:
+        """Every node has the owners' values after a last pull, and the same bits after the final one."""
+        members = self.world.running()
+        exchanges = {member.name: member.exchange for member in members if member.exchange is not None}
+        reports = await asyncio.gather(*(exchange.pull(10**6) for exchange in exchanges.values()))
+        if any(report.missing for report in reports):
+            raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
+        for name, exchange in exchanges.items():
+            self._check_replica(name, exchange, self.plan.settings.pull_codec)
+        await asyncio.gather(*(exchange.pull_final(10**6, QUIET_S) for exchange in exchanges.values()))
+        for name, exchange in exchanges.items():
+            self._check_replica(name, exchange, "float32")
+
+    def _check_replica(self, name: str, exchange: Exchange, codec: CodecName) -> None:
+        for shard in range(SHARDS):
+            owner, state = self._owner(shard)
+            pulled, exact = exchange.context.replica.slice_of(shard), state.value
+            rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
+            # A node copies what it owns: exact, even if it has handed the shard over since.
+            if not np.array_equal(pulled, rounded) and not np.array_equal(pulled, exact):
+                raise self.ledger.broken(f"{name} has pulled shard {shard} of {owner.name}, and has other values")
 
     def _check_windows(self, shard: int, owner: str, owned: Owned, copy: ShardState) -> None:
-        seed, state = self.tally.seed, owned.state
+        state, acknowledged = owned.state, self.ledger.acknowledged[shard]
         assert owned.backup is not None
         for window in owned.unsent_windows(owned.backup.node_id):
             if not copy.close(window, Rule(1.0, 0.0, "trimmed-mean")):
-                raise Broken(f"seed {seed}: shard {shard}: the backup of {owner} lacks a delta of a window")
+                raise self.ledger.broken(f"shard {shard}: the backup of {owner} lacks a delta of a window")
         for whose, one in ((owner, state), (f"{owner}'s backup", copy)):
-            lost = [identity for identity in self.acknowledged[shard] if not one.knows(identity)]
-            if lost or one.era_step:
-                raise Broken(f"seed {seed}: shard {shard} of {whose} lost {len(lost)}: {self._named(lost)}")
-        if dict.fromkeys(self._applied(state)) != dict.fromkeys(self._applied(copy)) or state.version != copy.version:
-            raise Broken(f"seed {seed}: shard {shard}: {owner} and its backup have closed different windows")
+            lost = [identity for identity in acknowledged if not one.knows(identity)]
+            if lost:
+                named = [self.ledger.named(each) for each in lost[:5]]
+                raise self.ledger.broken(f"shard {shard} of {whose} lost {len(lost)}: {named}")
+        if dict.fromkeys(identities(state)) != dict.fromkeys(identities(copy)) or state.version != copy.version:
+            raise self.ledger.broken(f"shard {shard}: {owner} and its backup have closed different windows")
         if not np.allclose(state.value, copy.value, rtol=1e-5, atol=1e-3):
             apart = float(np.abs(state.value - copy.value).max())
-            raise Broken(f"seed {seed}: shard {shard}: {owner} and its backup are {apart} apart")
-        if state.pending or state.version != len(list(self._applied(state))):
-            raise Broken(f"seed {seed}: shard {shard} of {owner}: held {state.pending}, version {state.version}")
+            raise self.ledger.broken(f"shard {shard}: {owner} and its backup are {apart} apart")
+        if state.pending or state.version != len(list(identities(state))):
+            raise self.ledger.broken(f"shard {shard} of {owner}: held {state.pending}, version {state.version}")
         self.tally.windows += owned.closed_count
-
-    def _check_state(self, shard: int, whose: str, state: Any) -> None:
-        seed = self.tally.seed
-        start, stop = _bounds(shard)
-        lost = [identity for identity in self.acknowledged[shard] if not state.knows(identity)]
-        if lost and state.era_step == 0:
-            raise Broken(f"seed {seed}: shard {shard} of {whose} lost {len(lost)}: {self._named(lost)}")
-        if state.era_step:
-            raise Broken(
-                f"seed {seed}: shard {shard} of {whose} began anew from a replica, and {len(lost)} are missing"
-            )
-        applied = list(self._applied(state))
-        expected = np.zeros(stop - start, np.float32)
-        for identity in applied:
-            delta = delta_of(self.names[identity.node], identity.incarnation, identity.step)
-            expected += delta[start:stop]
-        if not np.array_equal(state.value, expected) or state.version != len(applied):
-            raise Broken(f"seed {seed}: shard {shard} of {whose} is not the sum of its {len(applied)} deltas")
-
-    def _applied(self, state: Any) -> Iterable[DeltaId]:
-        for node, incarnation, ranges in state.applied.rows():
-            for low, high in ranges:
-                yield from (DeltaId(node, incarnation, step) for step in range(low, high + 1))
-
-    def _named(self, lost: list[DeltaId]) -> list[str]:
-        return [f"{self.names[one.node]}/{one.incarnation}:{one.step}" for one in lost[:5]]
 
     def _done(self) -> Tally:
         tally = self.tally
-        tally.acknowledged = sum(len(one) for one in self.acknowledged)
+        tally.acknowledged = sum(len(one) for one in self.ledger.acknowledged)
+        exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
+        tally.clipped = sum(exchange.counters.clipped for exchange in exchanges)
+        tally.ambiguous, tally.refused = self.ledger.ambiguous, self.ledger.refused
+        tally.longest_s, tally.longest_of_one_s = self.clocks.longest_s, self.clocks.longest_of_one_s
         tally.requests = self.world.requests
         for record in self.world.records:
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")
@@ -504,9 +684,11 @@ class History:
         return tally
 
 
-def _bounds(shard: int) -> tuple[int, int]:
-    size = VALUES // SHARDS
-    return shard * size, (shard + 1) * size
+def _waiting(member: Member) -> list[int]:
+    """The shards for which a node has deltas in its outbox."""
+    assert member.exchange is not None
+    deliveries = member.exchange.push_client._outbox._deliveries.values()
+    return sorted({shard for delivery in deliveries for shard in delivery.unacknowledged})
 
 
 def _record(world: World, event: str, **fields: Any) -> Record:
@@ -559,9 +741,23 @@ def main() -> int:
         "nodes": arguments.nodes,
         **{
             name: sum(getattr(tally, name) for tally in tallies)
-            for name in ("steps", "acknowledged", "requests", "taken_over", "repaired", "taken_back", "windows")
+            for name in (
+                "steps",
+                "acknowledged",
+                "requests",
+                "taken_over",
+                "repaired",
+                "taken_back",
+                "windows",
+                "ambiguous",
+                "refused",
+                "clipped",
+            )
         },
-        "longest_s": max((round(tally.longest_s, 1) for tally in tallies), default=0.0),
+        **{
+            name: max((round(getattr(tally, name), 1) for tally in tallies), default=0.0)
+            for name in ("longest_s", "longest_of_one_s", "quiet_s")
+        },
         "faults": faults,
         "seconds": round(time.perf_counter() - began, 1),
     }

@@ -58,18 +58,24 @@ class Peer:
 
 @dataclass
 class Links:
-    """Faults of requests: shares of all requests, and seconds one way."""
+    """Faults of requests: shares of all requests, and seconds one way. A torn body breaks between or inside frames."""
 
     loss: float = 0.0
     duplicate: float = 0.0
     slow: float = 0.0
+    torn: float = 0.0
     delay_s: tuple[float, float] = (0.001, 0.02)
     slow_s: tuple[float, float] = (0.3, 2.5)
+    #: Seconds that a whole state is under way, at most: deltas are added meanwhile.
+    state_s: float = 0.0
 
 
-async def chunks(buffers: list[bytes]) -> AsyncIterator[Buffer]:
+async def chunks(buffers: list[bytes], breaks_with: TransportError | None = None) -> AsyncIterator[Buffer]:
+    """The buffers; then, with an error, the stream breaks."""
     for buffer in buffers:
         yield buffer
+    if breaks_with is not None:
+        raise breaks_with
 
 
 async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[bytes]:
@@ -79,6 +85,8 @@ async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[byte
 
 
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
+#: Sees every request when it is sent: the names of sender and receiver, the request's name, and its payload.
+Observer = Callable[[str, str, str, bytes], None]
 
 
 class Overlay:
@@ -214,7 +222,8 @@ class Overlay:
                 head, back = await answer
         except TimeoutError as error:
             raise TransportError("timeout", to.address, f"was silent for {timeout_s:g} s") from error
-        yield ReceivedResponse(head, chunks(back))
+        broken = self.world.tear(back)
+        yield ReceivedResponse(head, chunks(back, TransportError("reset", to.address, "broke") if broken else None))
 
     def spawn(self, work: Awaitable[None]) -> None:
         if self.running:
@@ -263,6 +272,7 @@ class World:
         self.settings = settings
         self.synchronous = synchronous
         self.requests = 0
+        self.observers: list[Observer] = []
         #: Whether nodes train; if not, none is counted as a worker.
         self.training = True
         #: Capacity classes that nodes have announced.
@@ -462,6 +472,8 @@ class World:
         target = self._by_address[to.address]
         sender = self._by_address[source.address]
         self.requests += 1
+        for observe in self.observers:
+            observe(sender.name, target.name, name, payload)
 
         def arrive() -> None:
             overlay = target.overlay
@@ -482,9 +494,20 @@ class World:
             return
         if chance.random() < links.loss:
             return
-        loop.call_later(self._delay(), arrive)
+        transfer_s = chance.uniform(0.0, links.state_s) if name == "state" and links.state_s else 0.0
+        loop.call_later(self._delay() + transfer_s, arrive)
         if chance.random() < links.duplicate:
             loop.call_later(self._delay() + chance.uniform(0.0, 3.0), arrive)
+
+    def tear(self, buffers: list[bytes]) -> bool:
+        """Cut a body, by chance, between two buffers or inside one; True if it was cut."""
+        torn = self.links.torn
+        if not torn or not buffers or self.random.random() >= torn:
+            return False
+        whole = self.random.randrange(len(buffers))
+        kept = buffers[whole][: self.random.choice((0, self.random.randrange(1 + len(buffers[whole]))))]
+        buffers[whole:] = [kept] if kept else []
+        return True
 
     def _delay(self) -> float:
         links = self.links
@@ -507,10 +530,15 @@ class World:
         if handler is None:
             _fail(answer, TransportError("rejected", overlay.address, f"does not serve {name}"))
             return
+        buffers = list(buffers)
+        reset = TransportError("reset", overlay.address, "broke") if self.tear(buffers) else None
         try:
-            reply = await handler(Contact(source.node_id, source.address), payload, chunks(buffers))
+            reply = await handler(Contact(source.node_id, source.address), payload, chunks(buffers, reset))
         except RequestRejected as error:
             _fail(answer, TransportError("rejected", overlay.address, str(error)))
+            return
+        except TransportError as error:
+            _fail(answer, TransportError("reset", overlay.address, str(error)))
             return
         back = await collected(reply.body)
         if self.random.random() < self.links.loss or not self.reachable(sender, target):

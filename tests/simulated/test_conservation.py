@@ -7,46 +7,64 @@ import sys
 
 import pytest
 
-from tests.harness.conservation import BOUND_S, STEP_MOST_S, Tally, play
+from tests.harness.conservation import Tally, play
+from tests.harness.progress_clocks import BOUND_S, RETRY_S, STEP_MOST_S
 from training.exchange.cooperative import LoopYielder
+from training.shards.robust import Robust
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
-BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 16, 12), (1300, 16, 12), (0, 4, 50), (4, 4, 50)]
+BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 10, 12), (0, 2, 50)]
 #: Two tests look at the histories of the first block: in one worker, they are played once.
 FIRST_BLOCK = pytest.mark.xdist_group("first histories")
 
 
 @functools.cache
-def played(seed: int, nodes: int) -> Tally:
-    return play(seed, nodes)
+def played(seed: int, nodes: int, robust: Robust = "") -> Tally:
+    print(f"seed {seed}: python -m tests.harness.conservation --nodes {nodes} --seed {seed} --robust '{robust}'")
+    return play(seed, nodes, robust)
 
 
 @pytest.mark.parametrize(("first", "histories", "nodes"), [pytest.param(*BLOCKS[0], marks=FIRST_BLOCK), *BLOCKS[1:]])
 def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, nodes: int) -> None:
-    """After any faults each shard is the sum of its deltas, to the bit, with all acknowledged ones among them. No node
-    is idle for longer than the detection bound and a step."""
-    tallies = []
-    for seed in range(first, first + histories):
-        print(f"seed {seed}: python -m tests.harness.conservation --nodes {nodes} --seed {seed}")
-        tallies.append(played(seed, nodes))
+    """After any faults each shard is the sum of its deltas, with all acknowledged ones among them, and every replica is
+    that sum. No node has waited for an acknowledgement or a fresh value for longer than the faults explain."""
+    tallies = [played(seed, nodes) for seed in range(first, first + histories)]
 
-    assert max(tally.longest_s for tally in tallies) <= BOUND_S + STEP_MOST_S
     assert sum(tally.acknowledged for tally in tallies) >= 50 * histories
     assert sum(sum(tally.faults.values()) for tally in tallies) >= 4 * histories
+    assert max(tally.longest_of_one_s for tally in tallies) <= BOUND_S + STEP_MOST_S + RETRY_S
+
+
+@FIRST_BLOCK
+def test_the_histories_are_not_empty() -> None:
+    """Take-overs, repairs by identity, shards taken back, restarts of everybody and kills amid a transfer all happen.
+    Few deltas are such that a split leaves their weight open."""
+    tallies = [played(seed, 8) for seed in range(1000, 1024)]
+    faults = {what for tally in tallies for what in tally.faults}
+
+    assert sum(tally.taken_over for tally in tallies) >= 20
+    assert sum(tally.repaired for tally in tallies) >= 20
+    assert sum(tally.taken_back for tally in tallies) >= 3
+    assert faults >= {"crash", "restart", "started again", "pause", "part", "cut", "join", "left", "switched off"}
+    assert sum(what.startswith("crash at a ") for what in faults) >= 2
+    assert sum(tally.ambiguous for tally in tallies) <= 0.05 * 2 * sum(tally.acknowledged for tally in tallies)
 
 
 def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -> None:
     """After any faults owner and backup have closed the same windows, come to the same value, and have every delta that
     was acknowledged."""
-    tallies = []
-    for seed in range(1000, 1024):
-        print(f"seed {seed}: python -m tests.harness.conservation --nodes 8 --seed {seed} --robust trimmed-mean")
-        tallies.append(play(seed, 8, "trimmed-mean"))
+    tallies = [played(seed, 8, "trimmed-mean") for seed in range(1000, 1016)]
 
-    assert max(tally.longest_s for tally in tallies) <= BOUND_S + STEP_MOST_S
-    assert sum(tally.acknowledged for tally in tallies) >= 50 * 24
-    assert sum(tally.windows for tally in tallies) >= 500
-    assert sum(tally.taken_over for tally in tallies) >= 20
+    assert sum(tally.acknowledged for tally in tallies) >= 50 * 16
+    assert sum(tally.windows for tally in tallies) >= 300
+    assert sum(tally.taken_over for tally in tallies) >= 15
+
+
+def test_a_backup_adds_what_its_owner_has_clipped() -> None:
+    """Deltas that the owner clips are in the value, and in its backup's, with the same factor."""
+    tallies = [played(seed, 8, "clip") for seed in range(1000, 1008)]
+
+    assert sum(tally.clipped for tally in tallies) >= 50
 
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,23 +80,10 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         await after(turn, values)
 
     monkeypatch.setattr(LoopYielder, "after", noted)
-    tallies = []
-    for seed in range(3000, 3024):
-        print(f"seed {seed}")
-        tallies.append(play(seed, 8))
+    tallies = [play(seed, 8) for seed in range(3000, 3016)]
 
     assert sum(tally.taken_over for tally in tallies) >= 20
     assert sorted(places) == ["_accept_own", "_catch_up", "_copy_own", "_found", "replicate_and_add"]
-
-
-@FIRST_BLOCK
-def test_the_histories_are_not_empty() -> None:
-    """Take-overs, repairs by identity and shards taken back all happen, and not rarely."""
-    tallies = [played(seed, 8) for seed in range(1000, 1020)]
-
-    assert sum(tally.taken_over for tally in tallies) >= 20
-    assert sum(tally.repaired for tally in tallies) >= 20
-    assert sum(tally.taken_back for tally in tallies) >= 3
 
 
 def test_a_seed_replays_to_the_same_history() -> None:

@@ -87,6 +87,19 @@ def test_a_founder_owns_every_shard_with_the_replicas_values() -> None:
     run(scenario(), strict=True)
 
 
+def test_a_node_alone_adds_its_deltas_to_its_own_vector() -> None:
+    """With `exchange.enabled = false` every delta is in the replica once, and one that is not finite is left out."""
+
+    async def scenario() -> None:
+        exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
+        for step in (1, 2):
+            assert exchange.add_alone(np.full(VALUES, step / 4, np.float32))
+        assert not exchange.add_alone(np.full(VALUES, np.nan, np.float32))
+        assert exchange.context.replica.vector.tolist() == [value + 0.75 for value in range(VALUES)]
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(("staleness", "limit"), [(None, None), (0, 10), (4, 16), (25, 100)])
 def test_the_stale_limit_follows_the_staleness(staleness: int | None, limit: int | None) -> None:
     """Four times the staleness, at least ten steps; without a staleness there is none."""

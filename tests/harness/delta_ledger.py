@@ -1,0 +1,263 @@
+"""Counts every delta of a history: what was trained, what was sent, what each answer was, and what is in the model.
+
+The ledger watches one node after the other (`watch`). It takes down
+
+* what the node trained, by step (`trained`);
+* what an owner received under an identity, bit by bit, also the owner's own deltas that no other node has;
+* every `ok`, twice: as the owner gave it and as the node that sent the delta counted it;
+* the weight with which an owner added a delta, which must be the one that it told its backup.
+
+Then `check_node` proves that nothing is lost at the sender: what it trained was acknowledged or refused, or is in its
+outbox or its residual.
+`check_state` proves that a state is the sum of the deltas in its set of identities, each once, with the weight of its
+owner. A value with momentum is no sum, but a sum can be computed from it: Delayed Nesterov adds `lr·w·δ` at once and
+`lr·μ·m` each time Σw reaches 1, with `m ← μ·m + Σ w·δ`. So, whatever the order and wherever the Σw reached 1,
+
+    Σ w·δ = (1 − μ) / lr · value + μ · (accumulated + μ · m)
+
+where a delta that a repair added, without momentum, counts 1 − μ times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.encoding import codecs
+from training.encoding.codecs import Vector
+from training.exchange.client.outbox import Delivery
+from training.exchange.exchange import Exchange
+from training.exchange.messages import Forward, Push, PushResult, decode
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.store.records import BufferedDelta
+from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.state import ShardState
+
+Exact = npt.NDArray[np.float64]
+Key = tuple[int, DeltaId]
+
+#: Sums whose order may differ, or that have rounded weights, are compared with this: rounding errors of some hundred
+#: additions are ten times smaller, the smallest delta ten times larger.
+TOLERANCE = 1e-3
+
+
+class Broken(AssertionError):
+    """An invariant does not hold; the message names the seed."""
+
+
+@dataclass
+class Sent:
+    """What one node has trained since a start, and what became of it."""
+
+    name: str
+    trained: Exact
+    finals: dict[Key, str] = field(default_factory=dict)
+    steps: dict[int, None] = field(default_factory=dict)
+
+
+class Ledger:
+    """All deltas of one history."""
+
+    def __init__(self, where: str, settings: ExchangeSettings, bounds: list[tuple[int, int]], *, exact: bool) -> None:
+        """`exact`: weights and codec are such that the sums of any order are equal to the bit."""
+        self._where = where
+        self._settings = settings
+        self._bounds = bounds
+        self._exact = exact
+        #: Per shard the identities that an owner has acknowledged, to anyone.
+        self.acknowledged: list[dict[DeltaId, None]] = [{} for _ in bounds]
+        #: What an owner received under an identity. After a split there may be a second one: the repair log of a node
+        #: keeps its own deltas rounded as a push of them would have been.
+        self._received: dict[Key, list[Vector]] = {}
+        #: The weights with which owners have added a delta, and whether with momentum; more than one after a split.
+        self._weights: dict[Key, dict[tuple[float, bool], None]] = {}
+        #: What a node last told a backup or learner of a delta: the weight to add it with, and whether with momentum.
+        self._forwarded: dict[tuple[str, Key], tuple[float, bool]] = {}
+        #: By node and incarnation.
+        self._sent: dict[tuple[bytes, int], Sent] = {}
+        self.ambiguous = 0
+        self.refused = 0
+
+    def broken(self, why: str) -> Broken:
+        return Broken(f"{self._where}: {why}")
+
+    # -- taking down ----------------------------------------------------------------------------------------------
+
+    def watch(self, name: str, node: bytes, incarnation: int, exchange: Exchange) -> Sent:
+        """Take down what this node receives and is answered from now on."""
+        sent = self._sent[node, incarnation] = Sent(name, np.zeros(self._bounds[-1][1]))
+        deltas, store, outbox = exchange.deltas, exchange.store, exchange.push_client._outbox
+        accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
+        add, add_unlogged = store.add, store.add_unlogged
+
+        async def accepted(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
+            identity = DeltaId(push.node, push.incarnation, push.step)
+            for item in items:
+                self._receive((item.shard, identity), item.delta, repair=item.repair)
+            results = await accept(push, items)
+            for result, item in zip(results, items, strict=True):
+                if result.status == "ok" and not item.repair:
+                    self.acknowledged[result.shard].setdefault(identity)
+            return results
+
+        def added_alone(push: Push, parts: Iterable[tuple[int, Vector]], *, is_finite: bool) -> dict[int, PushResult]:
+            identity, kept = DeltaId(push.node, push.incarnation, push.step), list(parts)
+            results = add_alone(push, iter(kept), is_finite=is_finite)
+            for shard, part in kept:
+                if shard not in results:
+                    continue
+                self._receive((shard, identity), part, repair=False)
+                if results[shard].status == "ok":
+                    self.acknowledged[shard].setdefault(identity)
+            return results
+
+        def counted(delivery: Delivery, result: PushResult) -> None:
+            push = delivery.push
+            identity = DeltaId(push.node, push.incarnation, push.step)
+            self._answered(sent, (result.shard, identity), result)
+            count(delivery, result)
+
+        def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
+            if state is None and not store.owned[shard].state.knows(item.identity):
+                key, weight = (shard, item.identity), (item.weight, item.momentum)
+                told = self._forwarded.get((name, key), weight)
+                if store.owned[shard].has_targets and told != weight:
+                    raise self.broken(
+                        f"shard {shard}: {name} adds {self.named(item.identity)} by {weight}, told {told}"
+                    )
+                self._weigh(key, item.weight, momentum=item.momentum)
+            return add(shard, item, state)
+
+        def weighed_alone(shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
+            self._weigh((shard, identity), weight, momentum=True)
+            return add_unlogged(shard, identity, weight, delta)
+
+        deltas.accept = accepted  # type: ignore[method-assign]
+        deltas.add_unreplicated = added_alone  # type: ignore[method-assign]
+        outbox.count = counted  # type: ignore[method-assign]
+        store.add = weighed  # type: ignore[method-assign]
+        store.add_unlogged = weighed_alone  # type: ignore[method-assign]
+        return sent
+
+    def trained(self, sent: Sent, step: int, delta: Vector) -> None:
+        """A node is about to push this delta, float32[total]."""
+        sent.trained += delta
+        sent.steps[step] = None
+
+    def forwarded(self, name: str, payload: bytes) -> None:
+        """A node sends a `forward`: a backup may add the delta so, and take over before the owner has added it."""
+        message = decode(payload, Forward)
+        identity = DeltaId(message.node, message.incarnation, message.step)
+        for entry in message.shards:
+            key = entry.shard, identity
+            self._forwarded[name, key] = message.weight * entry.scale, message.momentum
+            self._weigh(key, message.weight * entry.scale, momentum=message.momentum)
+
+    def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
+        known = self._received.setdefault(key, [])
+        if any(np.array_equal(one, delta) for one in known):
+            return
+        if known and not (repair and self._settings.codec != "float32" and _is_rounded(known[0], delta)):
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} arrived with other values than before")
+        known.append(np.array(delta, np.float32))
+
+    def _answered(self, sent: Sent, key: Key, result: PushResult) -> None:
+        if key in sent.finals:
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was counted twice: {sent.finals[key]}")
+        if result.status == "ok" and key[1] not in self.acknowledged[key[0]]:
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} is acknowledged, but not by its owner")
+        # No delta is late here, malformed or not finite; one may be older than a new era.
+        if result.status not in ("ok", "refused") or result.reason not in ("", "before_era"):
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was given up: {result.status} {result.reason}")
+        self.refused += result.status != "ok"
+        sent.finals[key] = result.status if result.status == "ok" else result.reason
+
+    def _weigh(self, key: Key, weight: float, *, momentum: bool) -> None:
+        if not 0.0 < weight <= 1.0:
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} is added with the weight {weight}")
+        self._weights.setdefault(key, {})[weight, momentum] = None
+
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    def check_node(self, node: bytes, incarnation: int, exchange: Exchange) -> None:
+        """What a node has trained was acknowledged, refused, is in its outbox, or is in its residual. Not while it is
+        between encoding a delta and putting it into the outbox."""
+        sent = self._sent[node, incarnation]
+        outbox: dict[Key, Vector] = {}
+        for delivery in exchange.push_client._outbox._deliveries.values():
+            identity = DeltaId(delivery.push.node, delivery.push.incarnation, delivery.push.step)
+            for shard, item in delivery.unacknowledged.items():
+                outbox[shard, identity] = codecs.decoded(bytes(item.encoded), item.codec, item.values)
+        total = np.zeros_like(sent.trained)
+        for shard, (start, stop) in enumerate(self._bounds):
+            for step in sent.steps:
+                key = (shard, DeltaId(node, incarnation, step))
+                if key not in sent.finals and key not in outbox:
+                    raise self.broken(f"shard {shard}: {self.named(key[1])} left the outbox without an answer")
+                if key in outbox:
+                    total[start:stop] += outbox[key]
+                elif key in self._received:
+                    total[start:stop] += self._received[key][0]
+            feedback = exchange.push_client._feedback
+            if shard in feedback.residual_shards:
+                total[start:stop] += feedback.residual(shard)
+        apart = float(np.abs(total - sent.trained).max())
+        if apart > (0.0 if self._exact else TOLERANCE):
+            raise self.broken(f"{sent.name} has trained {apart} more or less than it has sent and keeps")
+
+    def check_state(self, shard: int, whose: str, state: ShardState) -> None:
+        """A state has every acknowledged delta, and is the sum of its deltas, each once."""
+        lost = [identity for identity in self.acknowledged[shard] if not state.knows(identity)]
+        if lost:
+            era = f" (a new era since step {state.era_step})" if state.era_step else ""
+            names = [self.named(one) for one in lost[:5]]
+            raise self.broken(f"shard {shard} of {whose}{era} lost {len(lost)}: {names}")
+        low, high = np.zeros(state.value.size), np.zeros(state.value.size)
+        applied = list(identities(state))
+        for identity in applied:
+            least, most = self._contribution((shard, identity))
+            low += least
+            high += most
+        lr, mu = self._settings.outer_lr, self._settings.outer_momentum
+        total = state.value.astype(np.float64) * ((1.0 - mu) / lr)
+        if state.momentum is not None and state.accumulated is not None:
+            total += mu * (state.accumulated.astype(np.float64) + mu * state.momentum)
+        apart = float(max((low - total).max(), (total - high).max()))
+        if apart > (0.0 if self._exact else TOLERANCE) or state.version != len(applied):
+            raise self.broken(
+                f"shard {shard} of {whose} is not the sum of its {len(applied)} deltas, version {state.version}: "
+                f"{apart} apart"
+            )
+
+    def _contribution(self, key: Key) -> tuple[Exact, Exact]:
+        """The least and the most that a delta may add to the sum; equal unless a split gave it two weights or forms."""
+        received, weights = self._received.get(key), self._weights.get(key)
+        if received is None or weights is None:
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} is in the model, and no owner has added it")
+        mu = self._settings.outer_momentum
+        factors = [weight * (1.0 if momentum else 1.0 - mu) for weight, momentum in weights]
+        found = [factor * one.astype(np.float64) for factor in factors for one in received]
+        self.ambiguous += len(found) > 1
+        return np.minimum.reduce(found), np.maximum.reduce(found)
+
+    def named(self, identity: DeltaId) -> str:
+        sent = self._sent.get((identity.node, identity.incarnation))
+        name = identity.node.hex()[:8] if sent is None else sent.name
+        return f"{name}/{identity.incarnation}:{identity.step}"
+
+
+def identities(state: ShardState) -> Iterator[DeltaId]:
+    """The deltas that are in the value of a state."""
+    for node, incarnation, ranges in state.applied.rows():
+        for low, high in ranges:
+            yield from (DeltaId(node, incarnation, step) for step in range(low, high + 1))
+
+
+def _is_rounded(exact: Vector, other: Vector) -> bool:
+    rounded: Any = codecs.decoded(bytes(codecs.encode(exact, "bfloat16")), "bfloat16", exact.size)
+    return bool(np.array_equal(rounded, other))

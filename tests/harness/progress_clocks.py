@@ -1,0 +1,106 @@
+"""Clocks that tell whether anybody stands still: of acknowledged deltas and of fresh values, not of steps.
+
+A node that trains has two clocks for each shard. One is set by every acknowledgement of a delta of its own for that
+shard, the other when a pull has brought other bits of it. Steps show nothing: a node counts them while its deltas wait
+in the outbox and its pulls bring nothing.
+
+No fault sets a clock. A clock may show the detection bound (detection, take-over and first answer, docs/faults.md), the
+longest step, and a few lost or slow requests. A node waits 5 s for acknowledgements and 5 s for values, so that the
+bound holds for every shard. A clock may show the bound once more for each further fault since it was set, if that can
+stop this node or this shard: it strikes the node, or the owner, the backup or the learner of the shard, or cuts lines
+between them. A fault elsewhere allows nothing, and neither does a join or an orderly leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from training.encoding.codecs import Vector
+
+#: The detection bound (docs/faults.md), the slowest step of a simulated worker, and some lost or slow requests.
+BOUND_S = 10.0
+STEP_MOST_S = 3.0
+RETRY_S = 3.0
+
+
+@dataclass
+class Clock:
+    """`since_s`: when a node last got what it waits for."""
+
+    since_s: float
+    blows: int = 0
+
+    def limit_s(self) -> float:
+        return STEP_MOST_S + RETRY_S + BOUND_S * max(1, self.blows)
+
+
+class ProgressClocks:
+    """The clocks of all nodes that train."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._acknowledged: dict[str, list[Clock]] = {}
+        self._fresh: dict[str, list[Clock]] = {}
+        self._seen: dict[str, Vector] = {}
+        #: The longest that a clock has shown, and the same of clocks that at most one fault had struck.
+        self.longest_s = 0.0
+        self.longest_of_one_s = 0.0
+
+    def names(self) -> list[str]:
+        return list(self._acknowledged)
+
+    def start(self, name: str, now: float, replica: Vector) -> None:
+        """A node begins to train."""
+        self._acknowledged[name] = [Clock(now) for _ in range(self._shards)]
+        self._fresh[name] = [Clock(now) for _ in range(self._shards)]
+        self._seen[name] = replica.copy()
+
+    def stop(self, name: str) -> None:
+        """It was killed, or trains no more."""
+        self._acknowledged.pop(name, None)
+        self._fresh.pop(name, None)
+
+    def acknowledged(self, name: str, shard: int, now: float) -> None:
+        if name in self._acknowledged:
+            self._acknowledged[name][shard] = self._read(self._acknowledged[name][shard], now)
+
+    def pulled(self, name: str, replica: Vector, bounds: list[tuple[int, int]], now: float) -> None:
+        """A pull has ended: the shards whose bits are others are fresh."""
+        if name not in self._fresh:
+            return
+        seen = self._seen[name]
+        for shard, (start, stop) in enumerate(bounds):
+            if (seen[start:stop] != replica[start:stop]).any():
+                self._fresh[name][shard] = self._read(self._fresh[name][shard], now)
+                seen[start:stop] = replica[start:stop]
+
+    def struck(self, names: Iterable[str], shards: Iterable[int]) -> None:
+        """A fault that may stop these nodes, and every node at these shards."""
+        named, of_shards = dict.fromkeys(names), dict.fromkeys(shards)
+        for clocks in (self._acknowledged, self._fresh):
+            for name, theirs in clocks.items():
+                for shard, clock in enumerate(theirs):
+                    clock.blows += name in named or shard in of_shards
+
+    def late(self, now: float, waiting: dict[str, list[int]] | None = None) -> str:
+        """The first clock that shows more than it may; empty if there is none. With `waiting`, nobody trains any more,
+        and only these shards of these nodes still wait for an acknowledgement."""
+        for what, clocks in (("acknowledged delta", self._acknowledged), ("fresh version", self._fresh)):
+            for name, theirs in clocks.items():
+                for shard, clock in enumerate(theirs):
+                    if waiting is not None and (clocks is self._fresh or shard not in waiting.get(name, ())):
+                        continue
+                    self._read(clock, now)
+                    if now - clock.since_s > clock.limit_s():
+                        waited_s, faults = now - clock.since_s, clock.blows
+                        return f"{name} stood still for {waited_s:.1f} s: no {what} of shard {shard}, {faults} faults"
+        return ""
+
+    def _read(self, clock: Clock, now: float) -> Clock:
+        """The clock that follows this one, set now."""
+        waited_s = now - clock.since_s
+        self.longest_s = max(self.longest_s, waited_s)
+        if clock.blows <= 1:
+            self.longest_of_one_s = max(self.longest_of_one_s, waited_s)
+        return Clock(now)

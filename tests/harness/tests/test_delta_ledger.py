@@ -1,0 +1,61 @@
+"""The law by which the ledger gets the sum of all deltas from a value with momentum."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.harness.delta_ledger import TOLERANCE, Broken, Ledger
+from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
+
+NODES = [bytes([number]) * 20 for number in range(1, 5)]
+
+
+def ledger_of(settings: ExchangeSettings) -> Ledger:
+    return Ledger("seed 0", settings, [(0, 4)], exact=False)
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(1.0, 0.0), (0.7, 0.5), (0.5, 0.9)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_value_with_momentum_is_the_sum_of_its_deltas_in_any_order(lr: float, momentum: float, seed: int) -> None:
+    """Weights, order and deltas without momentum as they come: the sum is found, and one delta too much is too."""
+    chance = random.Random(seed)
+    settings = ExchangeSettings(outer_lr=lr, outer_momentum=momentum)
+    ledger, state = ledger_of(settings), ShardState(np.zeros(4, np.float32), 4)
+    found = [DeltaId(node, 1, step) for node in NODES for step in range(1, 20)]
+    chance.shuffle(found)
+    for identity in found:
+        delta = np.array([chance.uniform(0.25, 1.0) for _ in range(4)], np.float32)
+        weight, has_momentum = chance.uniform(0.1, 0.5), chance.random() < 0.9
+        ledger._receive((0, identity), delta, repair=False)
+        ledger._weigh((0, identity), weight, momentum=has_momentum)
+        ledger.acknowledged[0][identity] = None
+        state.apply(identity, weight, delta, Rule(lr, momentum), momentum=has_momentum)
+
+    ledger.check_state(0, "a", state)
+
+    state.value += np.float32(10 * TOLERANCE)
+    with pytest.raises(Broken, match="not the sum"):
+        ledger.check_state(0, "a", state)
+
+
+def test_a_delta_that_arrives_with_other_values_under_its_identity_breaks_the_history() -> None:
+    """A retry has the same bits; only a node's own logged delta may be rounded, where the codec rounds."""
+    exact, identity = np.array([0.7, 0.3, 0.5, 0.9], np.float32), DeltaId(NODES[0], 1, 1)
+    rounded = (exact.view(np.uint32) + np.uint32(0x8000) & np.uint32(0xFFFF0000)).view(np.float32)
+    ledger = ledger_of(ExchangeSettings(codec="bfloat16"))
+    ledger._receive((0, identity), exact, repair=False)
+    ledger._receive((0, identity), exact.copy(), repair=False)
+    ledger._receive((0, identity), rounded, repair=True)
+
+    with pytest.raises(Broken, match="other values"):
+        ledger._receive((0, identity), rounded + np.float32(0.5), repair=True)
+    without_rounding = ledger_of(ExchangeSettings(codec="float32"))
+    without_rounding._receive((0, identity), exact, repair=False)
+    with pytest.raises(Broken, match="other values"):
+        without_rounding._receive((0, identity), rounded, repair=True)

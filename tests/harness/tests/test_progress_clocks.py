@@ -1,0 +1,72 @@
+"""The clocks that tell whether anybody stands still."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.harness.progress_clocks import BOUND_S, RETRY_S, STEP_MOST_S, ProgressClocks
+
+LIMIT_S = BOUND_S + STEP_MOST_S + RETRY_S
+BOUNDS = [(0, 2), (2, 4)]
+
+
+def started(*names: str) -> tuple[ProgressClocks, np.ndarray]:
+    clocks, replica = ProgressClocks(2), np.zeros(4, np.float32)
+    for name in names:
+        clocks.start(name, 0.0, replica)
+    return clocks, replica
+
+
+def got(clocks: ProgressClocks, name: str, now: float, *shards: int) -> None:
+    """A node got an acknowledgement and a fresh value of these shards."""
+    fresh = np.full(4, -1.0, np.float32)
+    for shard in (0, 1):
+        clocks_of = clocks._seen[name][slice(*BOUNDS[shard])]
+        fresh[slice(*BOUNDS[shard])] = now if shard in shards else clocks_of
+    for shard in shards:
+        clocks.acknowledged(name, shard, now)
+    clocks.pulled(name, fresh, BOUNDS, now)
+
+
+def test_a_node_without_an_acknowledgement_is_late_after_the_bound() -> None:
+    """One shard is enough, and steps and other shards do not help."""
+    clocks, _ = started("a", "b")
+    got(clocks, "b", LIMIT_S - 1, 0, 1)
+    got(clocks, "a", LIMIT_S - 1, 0)
+
+    assert clocks.late(LIMIT_S - 0.1) == ""
+    assert "a stood still" in clocks.late(LIMIT_S + 0.1)
+    assert "no acknowledged delta of shard 1" in clocks.late(LIMIT_S + 0.1)
+
+
+def test_pulls_that_bring_the_same_bits_are_not_fresh() -> None:
+    """A pull that writes nothing sets no clock, whatever it reports."""
+    clocks, replica = started("a")
+    for shard in (0, 1):
+        clocks.acknowledged("a", shard, LIMIT_S)
+    clocks.pulled("a", replica, BOUNDS, LIMIT_S)
+
+    assert "no fresh version of shard 0" in clocks.late(LIMIT_S + 0.1)
+
+
+def test_a_fault_sets_no_clock() -> None:
+    """The first fault is what the bound is for, a further one of this node or shard allows the bound once more, and one
+    elsewhere nothing."""
+    clocks, _ = started("a", "b")
+    clocks.struck(["b"], [])
+    clocks.struck([], [0])
+    assert "a stood still" in clocks.late(LIMIT_S + 0.1)
+
+    clocks.struck([], [0])
+    got(clocks, "a", LIMIT_S, 1)
+    got(clocks, "b", LIMIT_S, 0, 1)
+    assert clocks.late(LIMIT_S + 0.1) == ""
+    assert "a stood still" in clocks.late(LIMIT_S + BOUND_S + 0.1)
+
+
+def test_after_the_last_step_only_deltas_on_their_way_are_waited_for() -> None:
+    """A node whose deltas all have their answers does not wait."""
+    clocks, _ = started("a", "b")
+
+    assert clocks.late(LIMIT_S + 0.1, {"a": [], "b": []}) == ""
+    assert "b stood still" in clocks.late(LIMIT_S + 0.1, {"a": [], "b": [1]})

@@ -1,0 +1,245 @@
+"""The deliberate faults: which source is changed how, and which test must fail then.
+
+A change names text that occurs exactly once in its file; a test checks that it still does, so that a fault whose source
+has moved on is noticed. Together with its test a fault is an assertion about the tests: this they would not miss.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+HISTORIES = "tests/simulated/test_conservation.py"
+SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
+FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
+DELTAS = "tests/unit/training/exchange/owner/test_deltas.py"
+PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
+CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
+
+
+class Change(NamedTuple):
+    """In `file`, the text `old`, which occurs once, becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Mutation(NamedTuple):
+    """A deliberate fault. `part` is the role whose code has it; `test` is a pytest node id."""
+
+    part: str
+    fault: str
+    test: str
+    changes: tuple[Change, ...]
+
+    def row(self) -> str:
+        """Its row of the table in docs/faults.md."""
+        path, _, name = self.test.partition("::")
+        where = f"`{name}` in " if name else ""
+        return f"| {self.part} | {self.fault} | {where}`{path}` |"
+
+
+def _mutation(part: str, fault: str, test: str, file: str, old: str, new: str) -> Mutation:
+    return Mutation(part, fault, test, (Change(f"training/exchange/{file}", old, new),))
+
+
+MUTATIONS = (
+    # -- owner
+    _mutation(
+        "owner",
+        "acknowledges a delta without adding it",
+        SMALL,
+        "owner/replication.py",
+        "version = self._store.add(item.shard, self._buffered(identity, weight, item))",
+        "version = owned.state.version + 1",
+    ),
+    _mutation(
+        "owner",
+        "acknowledges its own delta of a shard that it owns alone, without adding it",
+        SMALL,
+        "owner/deltas.py",
+        "version = self._store.add(shard, own)",
+        "version = owned.state.version + 1",
+    ),
+    _mutation(
+        "owner",
+        "a node that exchanges nothing adds nothing to its own vector",
+        "tests/unit/training/exchange/test_exchange.py::test_a_node_alone_adds_its_deltas_to_its_own_vector",
+        "exchange.py",
+        "        self._replica.vector += delta\n",
+        "",
+    ),
+    _mutation(
+        "owner",
+        "adds a delta again when it is sent again",
+        SMALL,
+        "store/shard_store.py",
+        "        if not state.knows(item.identity):\n            item.add_to(state, self.rule)",
+        "        if True:\n            item.add_to(state, self.rule)",
+    ),
+    _mutation(
+        "owner",
+        "acknowledges before the backup has the delta",
+        SMALL,
+        "owner/replication.py",
+        "            self._on_failure(to, pairs, str(error))\n            return {}",
+        "            self._on_failure(to, pairs, str(error))\n            return dict.fromkeys(receipts.values())",
+    ),
+    _mutation(
+        "owner",
+        "forwards a clipped delta without the factor",
+        CLIPPED,
+        "owner/replication.py",
+        "owned.state.folded_step, item.scale, item.norm,",
+        "owned.state.folded_step, 1.0, item.norm,",
+    ),
+    _mutation(
+        "owner",
+        "serves the bytes of an earlier version under the number of the present one",
+        SMALL,
+        "owner/encoding_cache.py",
+        "if found[0]() is state.value and found[1] == state.version:",
+        "if found[0]() is state.value:",
+    ),
+    _mutation(
+        "owner",
+        "answers every pull with `same`",
+        SMALL,
+        "owner/reads.py",
+        "if known == (rank_term, state.version):",
+        "if known != (rank_term, -1):",
+    ),
+    # -- backup
+    _mutation(
+        "backup",
+        "acknowledges a forwarded delta without storing it",
+        SMALL,
+        "store/shard_store.py",
+        "            self.add(shard, item, state)\n            if not self._close_all(state, closed_windows):\n"
+        '                return "unknown", fence\n        return "ok", term',
+        '        return "ok", term',
+    ),
+    _mutation(
+        "backup",
+        "drops the deltas that arrive before the state of its catch-up",
+        SMALL,
+        "store/shard_store.py",
+        "        for item in backed.buffered:\n            self.add(shard, item, state)\n",
+        "",
+    ),
+    _mutation(
+        "backup",
+        "ignores the fence: it goes on storing for an owner that was replaced",
+        f"{PAIRS}::test_a_fenced_forward_names_the_higher_term_and_adds_nothing",
+        "store/shard_store.py",
+        '        if term < fence:\n            return "fenced", fence\n        if backed is None',
+        "        if backed is None",
+    ),
+    # -- client
+    _mutation(
+        "client",
+        "takes `retry` for an answer and drops the delta from the outbox",
+        SMALL,
+        "client/outbox.py",
+        'if result.status in ("ok", "refused"):',
+        'if result.status in ("ok", "refused", "retry"):',
+    ),
+    _mutation(
+        "client",
+        "the outbox gives up a delta after its first round, and says nothing",
+        SMALL,
+        "client/outbox.py",
+        "                await self._directory.refresh(list(delivery.unacknowledged))",
+        "                delivery.unacknowledged.clear()",
+    ),
+    _mutation(
+        "client",
+        "keeps no residual: what a codec rounds off is lost",
+        SMALL,
+        "client/error_feedback.py",
+        "codecs.encode_with_feedback(values, self.residual(shard), codec)",
+        "codecs.encode_with_feedback(values, self.residual(shard).copy(), codec)",
+    ),
+    _mutation(
+        "client",
+        "forgets the residual of a shard that it comes to own alone",
+        SMALL,
+        "client/push.py",
+        "(shard, delta[slice(*bounds[shard])] + feedback.residual(shard))",
+        "(shard, delta[slice(*bounds[shard])])",
+    ),
+    _mutation(
+        "client",
+        "a pull reports a shard as changed and writes nothing",
+        SMALL,
+        "client/pull.py",
+        "                    codecs.decode(encoded, codec, self._replica.writable(result.shard))\n",
+        "",
+    ),
+    # -- recovery
+    _mutation(
+        "recovery",
+        "takes over 60 s late",
+        SMALL,
+        "recovery/failover.py",
+        "        before = {shard: self._store.ownership.fence(shard) for shard in shards}\n",
+        "        await asyncio.sleep(60.0)\n"
+        "        before = {shard: self._store.ownership.fence(shard) for shard in shards}\n",
+    ),
+    _mutation(
+        "recovery",
+        "takes over from its own copy, however old, instead of the best one",
+        f"{FAILOVER}::test_a_better_copy_is_asked_to_take_over",
+        "recovery/failover.py",
+        '        if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):',
+        '        if not ranked or mine.role != "none":',
+    ),
+    _mutation(
+        "recovery",
+        "hands a state on without its pending deltas",
+        SMALL,
+        "store/state_head.py",
+        "pending=[(*item.identity, item.weight, item.momentum) for item in state.pending_deltas()],",
+        "pending=[],",
+    ),
+    _mutation(
+        "recovery",
+        "promotes a learner that has not taken the state, and releases the former backup",
+        SMALL,
+        "recovery/learners.py",
+        "            if head.shard in taken:\n                self._promote(head, to)",
+        "            self._promote(head, to)",
+    ),
+    _mutation(
+        "recovery",
+        "hands over while deltas are on their way to the backup",
+        f"{DELTAS}::test_a_retry_waits_for_the_first_attempt",
+        "owner/deltas.py",
+        "[flight for (shard, _), flight in self._in_flight.items() if shard in wanted]",
+        "[flight for (shard, _), flight in self._in_flight.items() if shard < 0]",
+    ),
+    _mutation(
+        "recovery",
+        "a superseded owner drops its copy, and offers none of its deltas",
+        SMALL,
+        "store/shard_store.py",
+        "        if state is not None:\n            copy, former =",
+        "        if state is not None and not self.bounds:\n            copy, former =",
+    ),
+    _mutation(
+        "recovery",
+        "a repair adds the deltas of the other side without their weight",
+        SMALL,
+        "recovery/reconciliation.py",
+        "            weight=self._weight(logged),",
+        "            weight=2.0 * self._weight(logged),",
+    ),
+    _mutation(
+        "recovery",
+        "states on disk are read without their identities",
+        SMALL,
+        "store/state_head.py",
+        "        applied=Applied.of_rows(head.applied),",
+        "        applied=Applied(),",
+    ),
+)
