@@ -16,6 +16,8 @@ from tests.harness.real_trainer import InlineTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.progress import Progress
+from training.tasks.task import TrainSpec
+from training.trainer_link.interface import StepOrder, StepReport
 
 PLAIN_SUM: dict[str, Any] = {
     "exchange.outer_lr": 1.0,
@@ -47,6 +49,14 @@ class FixedNormed(Fixed):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Still(Fixed):
+    """With a learning rate of 0: what it pushes is what it has not trained, namely nothing."""
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        return TrainSpec(model, torch.optim.SGD(model.parameters(), lr=0.0))
 
 
 def reached(progress: Progress, step: int) -> bool:
@@ -162,7 +172,38 @@ def test_a_late_joiner_stands_where_the_schedule_of_the_others_stands() -> None:
     assert all(rate == pytest.approx(by_step[step]) for step, rate in joined if step in by_step)
 
 
-@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), ("int8", 2e-4)])
+@pytest.mark.parametrize("pull_codec", ["bfloat16", "int8", "int4", "sparse"])
+def test_what_pulls_round_off_is_never_pushed_back(pull_codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes that learn nothing: after eight steps every owner has the bits of the initial weights, although what
+    the nodes load differs from them. A delta counts from what was loaded."""
+    loaded: list[np.ndarray] = []
+    train = InlineTrainer.train
+
+    async def noting(trainer: InlineTrainer, order: StepOrder) -> StepReport:
+        loaded.append(trainer.vector.copy())
+        return await train(trainer, order)
+
+    monkeypatch.setattr(InlineTrainer, "train", noting)
+    tasks = {f"n{part}": Still({"part": part, "parts": 3}, node_seed=part, **OPTIONS) for part in range(3)}
+
+    value, _ = swarm_of(
+        tasks,
+        8,
+        **{
+            "training.local_steps": 1,
+            "barrier.method": "bsp",
+            "training.min_nodes": 3,
+            "exchange.pull_codec": pull_codec,
+        },
+    )
+
+    initial = bare(Still({"part": 0, "parts": 1}, node_seed=0, **OPTIONS), 1)
+    assert value.tobytes() == initial.tobytes()
+    assert len(loaded) >= 24
+    assert sum((vector != initial).any() for vector in loaded) >= 4
+
+
+@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), ("int8", 2e-4), ("int4", 2e-3)])
 def test_a_lossy_codec_stays_beside_the_joined_batch(codec: str, within: float) -> None:
     """Rounded deltas with error feedback end where exact ones end, to a ten-thousandth of what the weights moved."""
     tasks = {f"n{part}": Fixed({"part": part, "parts": 2}, node_seed=part, **OPTIONS) for part in range(2)}

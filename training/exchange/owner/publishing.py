@@ -24,7 +24,7 @@ import numpy as np
 from overlay.transport import Buffer
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
-from training.encoding.pull_codecs import pull_codec
+from training.encoding.pull_codecs import WHOLE, pull_codec
 from training.exchange.context import ExchangeContext
 from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Change, Published, begin, continued, tick
 from training.exchange.ownership_messages import HandOver, PublishedHead
@@ -77,7 +77,8 @@ class _Due:
 
 
 class Publisher:
-    """The chains of the shards that this node owns. `choose` names the codec of the next change."""
+    """The chains of the shards that this node owns. `choose` names the codec of the next change; while that is one for
+    whole values nothing is published."""
 
     def __init__(self, context: ExchangeContext, choose: Callable[[], CodecName] | None = None) -> None:
         self._context = context
@@ -91,8 +92,10 @@ class Publisher:
         self._one_at_a_time = asyncio.Lock()
 
     def published(self, shard: int) -> Published | None:
-        """The published value of a shard that this node owns, if it has one."""
+        """The published value of a shard that this node owns, if it has one, and if changes are chosen at all."""
         chain = self._chains.get(shard)
+        if self._choose() in WHOLE:
+            return None
         if chain is None or self._store.owned.get(shard) is not chain.owned:
             return None
         return chain.published
@@ -106,12 +109,14 @@ class Publisher:
                 self._chains[shard].note(follower, position)
 
     async def _advance(self, asked: Iterable[tuple[int, Position]]) -> None:
+        codec = self._choose()
+        if codec in WHOLE:
+            return
         async with self._one_at_a_time:
             now, step_s = self._clock.monotonic(), self._view.median_step_seconds()
             due = [one for shard, position in asked if (one := self._due(shard, position, now, step_s)) is not None]
             if not due:
                 return
-            codec = self._choose()
             made = await self._executor.run(_make, due, codec, self._context.settings.sparse_values)
             for one, published in zip(due, made, strict=True):
                 # What was told to a new owner meanwhile is the version before.

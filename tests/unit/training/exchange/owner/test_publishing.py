@@ -226,7 +226,7 @@ async def published_by_a(ticks: int) -> tuple[Publisher, ShardStore]:
 
 def backup_b(position: Position, value: Any) -> tuple[Publisher, ShardStore]:
     store = backup_of("b", "a")
-    context = context_of(ScriptedSwarm(contact("b")), store)
+    context = context_of(ScriptedSwarm(contact("b")), store, settings=ExchangeSettings(pull_codec="int8"))
     context.replica.slice_of(0)[:] = value
     context.replica.set_version(0, term(1, "a"), 1, position)
     return Publisher(context), store
@@ -300,6 +300,28 @@ def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
         follower, _ = backup_b(position(former), last.value)
         assert await handed_over(follower, [], []) == {}
         assert await handed_over(follower, [PublishedHead()], []) == {}
+
+    run(scenario())
+
+
+def test_while_whole_values_are_chosen_nothing_is_published() -> None:
+    """A chain from before rests; what is chosen is asked at every pull."""
+
+    async def scenario() -> None:
+        publisher, store, context = publisher_of()
+        chosen: list[CodecName] = ["int8"]
+        publisher = Publisher(context, lambda: chosen[0])
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
+        assert publisher.published(0) is not None
+        chosen[0] = "bfloat16"
+        store.add(0, delta(1))
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
+        assert publisher.published(0) is None
+        chosen[0] = "int4"
+        await publisher.publish(ASKER, [(0, NO_POSITION)])
+        published = publisher.published(0)
+        assert published is not None
+        assert [change.codec for change in published.changes] == ["int4"]
 
     run(scenario())
 

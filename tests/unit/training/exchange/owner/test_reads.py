@@ -119,6 +119,24 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
     run(scenario())
 
 
+def test_an_owner_that_sends_whole_values_sends_them_to_followers_too() -> None:
+    """In the codec that they name; nothing is published for them."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        swarm, _ = handler_of(store, settings=ExchangeSettings(pull_codec="float32"))
+        follow = Pull(GENESIS, 1, "bfloat16", [NOTHING], follows=True)
+        for version in (1, 2):
+            store.add(0, delta(version))
+            answer, body = await pulled(swarm, follow)
+            (result,) = answer.results
+            assert (result.status, result.chain, result.version) == ("value", b"", version)
+            value, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
+            assert (codec, value.tolist()) == ("bfloat16", store.owned[0].state.value.tolist())
+
+    run(scenario())
+
+
 def test_a_value_of_a_take_over_ranks_as_the_copy_it_began_with() -> None:
     """Its own higher term is sent as the owner's, the former one as the rank."""
 
