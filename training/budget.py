@@ -31,7 +31,8 @@ LOGGED_STEPS_PER_S = 1.0
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer.
+    """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer,
+    which has a `base` of its own where steps overlap.
 
     `checkpoint` is the most that one may need: a copy of the vector on a disk slower than a step, and of some shards.
     """
@@ -47,6 +48,7 @@ class Budget(msgspec.Struct, frozen=True):
     published: int = 0
     buffers: int = 0
     checkpoint: int = 0
+    base: int = 0
     process: int = PROCESS_BYTES
 
     @property
@@ -101,6 +103,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         published=0 if alone or not follows_chains(settings) else 2 * round(vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
+        base=vector_bytes if settings.overlap else 0,
     )
 
 

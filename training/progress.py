@@ -62,6 +62,8 @@ class Progress:
     step_seconds: float = 0.0
     merged_last_step: int = 0
     paused: bool = False
+    #: Whether the trainer trains now; with `exchange.overlap` the node may wait at a barrier meanwhile.
+    is_training: bool = False
     stalled: bool = False
     goal_streak: int = 0
     trainer_failures: int = 0

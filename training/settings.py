@@ -179,6 +179,13 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "empty: add every delta."
         ),
     ] = ""
+    overlap: Annotated[
+        bool,
+        Meta(
+            description="True: the trainer trains the next step while the last one is exchanged, on values one step "
+            "older. Not under bsp."
+        ),
+    ] = False
     tenure_s: Annotated[
         Seconds,
         Meta(description="An owner keeps a shard at least this long before it hands it to a better placed node."),

@@ -1,7 +1,8 @@
-"""The training loop of one node: train, push, count the step, wait at the barrier, pull, until the run ends.
+"""The training loop of one node: train a step, exchange it (`training.exchange_turn`), until the run ends.
 
 The loop has the step counter and the order of the phases; barriers (`training.barriers`), shards (`training.exchange`)
-and tensors (the trainer) are elsewhere. Progress, waiting and failures are logged and recorded in `Progress`, so that a
+and tensors (the trainer) are elsewhere. With `exchange.overlap` a step is trained while the one before it is exchanged;
+one exchange at most is in flight. Progress, waiting and failures are logged and recorded in `Progress`, so that a
 waiting node can be distinguished from a slow one.
 """
 
@@ -15,12 +16,15 @@ from statistics import median
 from overlay.environment import Environment
 from overlay.peers import Activity
 from training.barriers.waiter import BarrierWaiter
+from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
-from training.goal import BestMetrics, End, Goal
-from training.progress import Progress, StepRow
+from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange, TrainedStep
+from training.goal import BestMetrics, End
+from training.progress import Progress
 from training.settings import ExchangeSettings, TrainingSettings
+from training.step_rules import CARRY, overlaps
 from training.swarm import Swarm
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
+from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
 
 FIRST_RESTART_S = 0.5
 MAX_RESTART_S = 30.0
@@ -28,15 +32,10 @@ MAX_RESTART_S = 30.0
 CRASH_LOOP_FAILURES = 2
 #: One batch may give a delta that is not finite. After so many in a row the trainer itself is at fault.
 NOT_FINITE_STEPS = 3
-#: `until` must hold in this many consecutive evaluations.
-CONFIRMATIONS = 2
-#: A goal without any evaluation in so many steps is probably a mistake.
-UNEVALUATED_STEPS = 50
 NO_END = (
     "it trains until you stop it (`p2pnode leave`); set training.max_steps, training.max_seconds or training.until "
     "for a run that ends by itself and writes its model"
 )
-SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
 
 
 class StepLoop:
@@ -63,15 +62,27 @@ class StepLoop:
         self._clock = environment.clock
         self._log = environment.log
         self.progress = progress
-        self._goal = Goal.parse(training.until)
-        self.best = BestMetrics(self._goal)
-        self._goal_reached = False
-        self._goal_step: int | None = None
+        self._evaluations = Evaluations(training, progress, environment.log)
         self._first_step = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._recent: deque[float] = deque(maxlen=20)
-        self._base_step = 0
+        self._steps = StepExchange(
+            swarm=swarm,
+            exchange=exchange,
+            trainer=trainer,
+            waiter=waiter,
+            settings=settings,
+            environment=environment,
+            progress=progress,
+        )
+        self._overlaps = overlaps(settings, synchronous=exchange.context.synchronous)
+        #: The exchange of the last step, while the trainer trains the next one.
+        self._in_flight: ExchangeInFlight | None = None
+        #: No further step is to be trained, because the loop is about to be cancelled.
+        self._is_leaving = False
+        #: The last step that was trained, counted or not.
+        self._trained_step = 0
         #: When the last turn of the trainer ended; None before the first and after a pause.
         self._turn_ended: float | None = None
         self._restore_file = ""
@@ -79,9 +90,10 @@ class StepLoop:
         self._not_finite = 0
         #: Failures in a row: of steps, and of evaluations, which may fail after every step.
         self._step_failures = self._evaluation_failures = 0
-        #: Clear from the end of a step's training until the step is counted.
-        self._step_published = asyncio.Event()
-        self._step_published.set()
+        #: Steps whose training has ended and which are not counted yet: one at most, or two where steps overlap.
+        self._uncounted = 0
+        self._all_counted = asyncio.Event()
+        self._all_counted.set()
 
     # -- control ------------------------------------------------------------------------------------------------
 
@@ -96,18 +108,16 @@ class StepLoop:
 
     def end_by_goal(self) -> None:
         """Another node has seen `until` hold in its evaluations of the shared model: end after this step."""
-        self._goal_reached = True
+        self._evaluations.end_by_goal()
+
+    @property
+    def best(self) -> BestMetrics:
+        """The best metrics of the shared model so far."""
+        return self._evaluations.best
 
     def missing_evaluations(self) -> str:
         """Why `until` cannot hold, if enough steps have passed to say so: nothing, or not its metric, is evaluated."""
-        if self._goal is None or self._goal_step is not None:
-            return ""
-        goal, steps = f"training.until = {self._training.until}", self.progress.step - self._first_step
-        reported = sorted(self.progress.evaluated_metrics)
-        if reported:
-            return f"{goal}, but evaluations report {', '.join(reported)} only"
-        patience = max(UNEVALUATED_STEPS, 3 * self._training.eval_steps)
-        return f"{goal}, but nothing was evaluated in {steps} steps" if steps >= patience else ""
+        return self._evaluations.missing(self.progress.step - self._first_step)
 
     def restart_from(self, file: str) -> None:
         """If the trainer has to be restarted, it restores this file."""
@@ -118,9 +128,12 @@ class StepLoop:
 
         After a restart that step would be trained again under the same number.
         """
+        self._is_leaving = self._overlaps
         try:
             async with asyncio.timeout(timeout_s):
-                await self._step_published.wait()
+                if self._in_flight is not None:
+                    self._in_flight.cut_short()
+                await self._all_counted.wait()
         except TimeoutError:
             self._log.warning("step_cut_short", step=self.progress.step + 1)
 
@@ -148,25 +161,41 @@ class StepLoop:
     async def run(self, start_step: int, after_step: Callable[[], Awaitable[None]]) -> End:
         """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints."""
         progress = self.progress
-        self._advance(start_step)
-        self._base_step = self._first_step = start_step
+        self._steps.begin_at(start_step)
+        self._trained_step = self._first_step = start_step
         started = self._clock.monotonic()
         self._waiter.begin()
         self._swarm.announce(step=start_step)
         self._announce_activity()
         self._log.info("training_started", step=start_step)
-        if not (self._training.max_steps or self._training.max_seconds or self._goal):
+        if self._settings.overlap and self._exchange.context.synchronous:
+            self._log.info("overlap_off", reason="bsp begins each step with the values of all nodes")
+        if not (self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal):
             self._log.info("run_has_no_end", hint=NO_END)
         try:
             while (end := self._ended(started)) is None:
                 await self._wait_while_paused()
                 await self._one_step()
                 await after_step()
+            await self._drain()
         except TrainerLeft as left:
             end = "script"
+            await self._deliver()
             self._note_left(left.reason, progress.step - start_step)
+        except TrainerFailed:
+            await self._deliver()
+            raise
+        finally:
+            if self._in_flight is not None:
+                await self._in_flight.cancel()
         self._log.info("training_ended", step=progress.step, reason=end)
         return end
+
+    async def _deliver(self) -> None:
+        """The trainer trains no more: push what is in flight."""
+        if self._in_flight is not None:
+            self._in_flight.cut_short()
+            await self._settle()
 
     def _note_left(self, reason: str, steps: int) -> None:
         if steps:
@@ -177,11 +206,11 @@ class StepLoop:
 
     def _ended(self, started: float) -> End | None:
         limits = self._training
-        if limits.max_steps and self.progress.step >= limits.max_steps:
+        if limits.max_steps and self._trained_step >= limits.max_steps:
             return "max_steps"
         if limits.max_seconds and self._clock.monotonic() - started >= limits.max_seconds:
             return "max_seconds"
-        if self._goal is not None and (self._goal_reached or self.progress.goal_streak >= CONFIRMATIONS):
+        if self._evaluations.is_goal_reached:
             return "until"
         return None
 
@@ -190,104 +219,80 @@ class StepLoop:
             return
         self._announce_activity()
         self._log.info("paused", step=self.progress.step)
+        await self._drain()
         await self._resumed.wait()
         self._announce_activity()
         # The deltas of the others since the pause are the new base, and this node continues at their step.
-        await self._catch_up()
+        await self._steps.catch_up()
+        self._trained_step = self.progress.step
         self._turn_ended = None
         self._log.info("resumed", step=self.progress.step)
 
-    async def _catch_up(self) -> None:
-        step = max(self.progress.step, self._exchange.view.median_step())
-        self._advance(step)
-        if self._settings.enabled:
-            await self._exchange.pull(step)
-        self._base_step = step
-
-    def _advance(self, step: int) -> None:
-        self.progress.step = step
-        self._exchange.advance(step)
-
     async def _one_step(self) -> None:
-        progress = self.progress
-        step = progress.step + 1
-        began = self._clock.monotonic()
-        workers = self._exchange.view.worker_count()
-        index = self._node_index()
-        order = StepOrder(step, self._training.local_steps, workers, is_first=index == 0, node_index=index)
-        report = await self._train(order)
+        """Train a step and exchange it; with `exchange.overlap` that exchange ends after the next step's training."""
+        trained = await self._train()
         self.take_measured()
-        self._step_published.clear()
-        try:
-            row = await self._publish(step, report, began)
-        finally:
-            self._step_published.set()
-        row["wait_seconds"] = await self._waiter.wait(step, median(self._recent)) if self._settings.enabled else 0.0
-        waited = self._clock.monotonic()
-        base_step = self._exchange.view.median_step()
-        if self._settings.enabled:
-            pulled = await self._exchange.pull(step)
-            row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
-        elif not self._exchange.add_alone(self._trainer.delta):
-            row["refused"] = {"not_finite": 1}
-        if self._fell_behind(base_step):
-            # Otherwise other nodes would wait at their barriers until this node has made up all these steps.
-            self._log.info("caught_up", was=step, step=base_step)
-            step = base_step
-            self._advance(step)
-            self._swarm.announce(step=step)
-        self._base_step = base_step
-        merged = self._exchange.take_merged()
-        progress.merged_last_step = len(merged)
-        row |= {
-            "pull_seconds": self._clock.monotonic() - waited,
-            "merged": {node.hex(): theirs for node, theirs in merged.items()},
-        }
-        progress.steps.append(row)
-        self._log.debug("step", **row)
-        await self._restart_if_not_finite("not_finite" in row.get("refused", {}))
-        if self._training.eval_steps and step % self._training.eval_steps == 0:
-            await self._evaluate(step)
+        self._hold()
+        if not self._overlaps:
+            self._note_training(trained.report)
+            try:
+                row = await self._steps.push(trained)
+            finally:
+                self._release()
+            exchanged = await self._steps.pull(row)
+            self._note(exchanged)
+            await self._follow_up(exchanged)
+            return
+        former = await self._settle()
+        if former is not None and former.is_caught_up:
+            # Its base was as old as that of the late delta before it: the owners would refuse it too.
+            self._log.warning("late_step_dropped", step=trained.step, samples=trained.report.samples)
+            self._release()
+        else:
+            self._note_training(trained.report)
+            self._in_flight = ExchangeInFlight(self._steps, trained, self._release)
+        if former is not None:
+            await self._follow_up(former)
 
-    def _fell_behind(self, base_step: int) -> bool:
-        """Whether the others made so many steps during one step of this node that its delta counts as late.
+    async def _settle(self) -> ExchangedStep | None:
+        """Wait until no exchange is in flight; returns the one that was, unless it was cut short."""
+        if self._in_flight is None:
+            return None
+        exchanged = await self._in_flight.outcome()
+        self._in_flight = None
+        if exchanged is not None:
+            self._note(exchanged)
+        return exchanged
 
-        Then it was suspended or disconnected. It has the present vector now, so it continues at the step of the others.
-        """
-        limit = self._exchange.context.stale_limit
-        return limit is not None and base_step - self._base_step > limit and base_step > self.progress.step
+    async def _drain(self) -> None:
+        """As `_settle`, where the trainer does not go on before."""
+        if self._in_flight is not None:
+            self._in_flight.handshake.loaded.set()
+        if (exchanged := await self._settle()) is not None:
+            await self._follow_up(exchanged)
 
-    async def _publish(self, step: int, report: StepReport, began: float) -> StepRow:
-        """Push the delta and count the step; returns its row for `/steps` so far."""
-        trained = self._clock.monotonic()
-        idle_s = 0.0 if self._turn_ended is None else began - self._turn_ended
-        self._turn_ended = trained
-        self._note_training(report, trained - began + idle_s)
-        row: StepRow = {
-            "step": step,
-            "loss": report.loss,
-            "samples": report.samples,
-            "train_seconds": trained - began,
-            "idle_seconds": idle_s,
-        }
-        if self._settings.enabled:
-            weight = self._weight(report.samples)
-            pushed = await self._exchange.push(step, self._base_step, weight, self._trainer.delta)
-            row |= {
-                "weight": weight,
-                "acknowledged": pushed.acknowledged,
-                "refused": pushed.refused,
-                "outstanding": pushed.outstanding,
-                "bytes_sent": pushed.bytes_sent,
-            }
-            if pushed.refused:
-                self._log.warning("delta_refused", step=step, reasons=pushed.refused)
-        row["push_seconds"] = self._clock.monotonic() - trained
-        self._advance(step)
-        self._swarm.announce(
-            step=step, step_seconds=median(self._recent), samples=report.samples if report.samples > 0 else None
-        )
-        return row
+    def _note(self, exchanged: ExchangedStep) -> None:
+        if exchanged.is_caught_up:
+            self._trained_step = exchanged.step
+        self.progress.steps.append(exchanged.row)
+        self._log.debug("step", **exchanged.row)
+
+    async def _follow_up(self, exchanged: ExchangedStep) -> None:
+        """What the trainer has to do after an exchange, between two turns."""
+        await self._restart_if_not_finite(exchanged.is_not_finite)
+        if self._training.eval_steps and exchanged.step % self._training.eval_steps == 0:
+            await self._evaluate(exchanged.step)
+
+    def _hold(self) -> None:
+        """A step is trained that is not counted yet."""
+        self._uncounted += 1
+        self._all_counted.clear()
+
+    def _release(self) -> None:
+        """It is counted now, or will not be."""
+        self._uncounted -= 1
+        if not self._uncounted:
+            self._all_counted.set()
 
     def _node_index(self) -> int:
         """How many of the known workers have a lower id; scripts let number 0 do what one node should do."""
@@ -295,23 +300,10 @@ class StepLoop:
         me = self._swarm.node_id
         return sum(peer.node_id < me and peer.is_worker(now) for peer in self._swarm.members())
 
-    def _weight(self, samples: int) -> float:
-        if self._settings.weight == "sum":
-            return 1.0
-        share = 1.0 / max(1.0, self._exchange.view.worker_count())
-        if self._settings.weight == "population" or samples <= 0:
-            return share
-        now = self._clock.monotonic()
-        theirs = [peer.samples for peer in self._swarm.members() if peer.is_worker(now) and peer.samples > 0]
-        mean = (samples + sum(theirs)) / (1 + len(theirs))
-        low, high = SAMPLE_WEIGHT_RANGE
-        return share * min(max(samples / mean, low), high)
-
     # -- the trainer --------------------------------------------------------------------------------------------
 
-    def _note_training(self, report: StepReport, passed_s: float) -> None:
+    def _note_training(self, report: StepReport) -> None:
         progress = self.progress
-        progress.note_turn(report.seconds, passed_s)
         progress.loss = report.loss
         progress.samples += report.samples
         progress.optimizer_steps += report.optimizer_steps
@@ -319,19 +311,49 @@ class StepLoop:
         self._recent.append(report.seconds)
         progress.step_seconds = median(self._recent)
 
-    async def _train(self, order: StepOrder) -> StepReport:
+    async def _train(self) -> TrainedStep:
+        """Train the next step; a trainer that fails is started again, and trains it from the pulled values."""
+        if self._is_leaving:
+            await asyncio.Event().wait()  # until it is cancelled
+        began = self._clock.monotonic()
         while True:
+            base_step = self._steps.base_step
+            self.progress.is_training = True
             try:
-                report = await self._trainer.train(order)
+                report = await self._ordered(self._order())
             except TrainerLeft:
                 raise
             except TrainerFailed as error:
                 self._step_failures = await self._restart(error, self._step_failures + 1)
+                # It cannot go on from what it has: the delta under way counts for the next base, and is in it then.
+                await self._drain()
                 continue
+            finally:
+                self.progress.is_training = False
             if self._step_failures:
                 self._step_failures = 0
                 self.set_stalled(False)
-            return report
+            break
+        ended = self._clock.monotonic()
+        idle_s = 0.0 if self._turn_ended is None else began - self._turn_ended
+        self._turn_ended = ended
+        self._trained_step = report.step
+        self.progress.note_turn(report.seconds, ended - began + idle_s)
+        return TrainedStep(report.step, base_step, report, ended - began, idle_s)
+
+    def _order(self) -> StepOrder:
+        workers, index = self._exchange.view.worker_count(), self._node_index()
+        step, carry = self._trained_step + 1, CARRY if self._in_flight is not None else 0.0
+        return StepOrder(step, self._training.local_steps, workers, index == 0, index, carry)
+
+    async def _ordered(self, order: StepOrder) -> StepReport:
+        if self._in_flight is None:
+            return await self._trainer.train(order)
+        handshake = self._in_flight.handshake
+        try:
+            return await self._trainer.train(order, handshake)
+        finally:
+            handshake.loaded.set()
 
     async def _restart(self, error: TrainerFailed, failures: int) -> int:
         """Restart a failed trainer from the last base and its last saved state, with backoff; returns the failures in a
@@ -385,21 +407,9 @@ class StepLoop:
             self._evaluation_failures = 0
             self.set_stalled(False)
         if evaluation is not None:
-            self._note_evaluation(evaluation)
+            self._evaluations.note(evaluation)
 
     def take_measured(self) -> None:
         """Note what the user's own script has evaluated since the last call."""
         for evaluation in self._trainer.take_measured():
-            self._note_evaluation(evaluation)
-
-    def _note_evaluation(self, evaluation: Evaluation) -> None:
-        progress = self.progress
-        progress.evaluated_metrics |= evaluation.metrics
-        progress.evaluated_step = evaluation.step
-        progress.evaluated_samples = evaluation.samples
-        self.best.note(evaluation.step, evaluation.metrics)
-        # A script may report several metrics of one model one by one: each model counts once, by the goal's metric.
-        if self._goal is not None and self._goal.metric in evaluation.metrics and evaluation.step != self._goal_step:
-            self._goal_step = evaluation.step
-            progress.goal_streak = progress.goal_streak + 1 if self._goal.holds(evaluation.metrics) else 0
-        self._log.info("evaluated", step=evaluation.step, samples=evaluation.samples, **evaluation.metrics)
+            self._evaluations.note(evaluation)

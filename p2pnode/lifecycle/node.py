@@ -120,7 +120,7 @@ class Node:
             return "stalled"
         if self.progress.paused:
             return "paused"
-        return "waiting" if self.gate.waiting is not None else "training"
+        return "waiting" if self.gate.waiting is not None and not self.progress.is_training else "training"
 
     @property
     def exit_code(self) -> int:

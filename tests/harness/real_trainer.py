@@ -11,6 +11,7 @@ import torch
 from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
     Evaluation,
@@ -52,12 +53,25 @@ class InlineTrainer:
         vector = self.runner.model_vector
         return TrainerHello(vector.layout, "inline", "1", vector.frozen_digest, "cpu", True, 0)
 
-    async def train(self, order: StepOrder) -> StepReport:
-        await asyncio.sleep(STEP_S)
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         self.orders.append(order)
-        report = self.runner.train(order, self.vector, self.delta)
+        if handshake is None:
+            await asyncio.sleep(STEP_S)
+            report = self.runner.train(order, self.vector, self.delta)
+        else:
+            report = await self._train_beside(order, handshake)
         assert report is not None
         self.rates.append(report.metrics["learning_rate"])
+        return report
+
+    async def _train_beside(self, order: StepOrder, handshake: BufferHandshake) -> StepReport | None:
+        """The turn takes its time after it is computed; the exchange of the one before goes on meanwhile."""
+        carried = self.delta.copy()
+        report = self.runner.train(order, self.vector, carried)
+        handshake.loaded.set()
+        await asyncio.sleep(STEP_S)
+        await handshake.delta_taken.wait()
+        np.copyto(self.delta, carried)
         return report
 
     async def evaluate(self, step: int) -> Evaluation | None:

@@ -27,6 +27,7 @@ from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.trainer.connection import DaemonConnection
 from training.trainer_link import messages
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     Evaluation,
     ModelDescription,
@@ -84,10 +85,16 @@ class ScriptTrainer(StubTrainer):
         self._set_state("running")
         return hello
 
-    async def train(self, order: StepOrder) -> StepReport:
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         await asyncio.sleep(STEP_S)
         self._turn += 1
+        if handshake is not None:
+            await handshake.delta_taken.wait()  # The loop waits for the script, so the script must not wait for it.
         self._send(messages.Train(self._turn, order))
+        if handshake is not None:
+            self._expect(messages.BuffersLoaded)
+            handshake.loaded.set()
+            self._send(messages.DeltaTaken(self._turn))
         report = self._expect(messages.Trained).report
         self.reports.append(report)
         self.trained.append(order.step)

@@ -16,6 +16,7 @@ import numpy as np
 
 from training.layout import Layout, LayoutEntry
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
     Evaluation,
@@ -180,12 +181,15 @@ class StubTrainer:
         self._set_state("running")
         return hello
 
-    async def train(self, order: StepOrder) -> StepReport:
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         self._need_running()
         if self._leaves_after is not None and order.step > self._leaves_after:
             self._set_state("left")
             raise TrainerLeft("the script has returned (stub)")
         self.orders.append(order)
+        await self.load(order)
+        if handshake is not None:
+            handshake.loaded.set()
         seconds = self._step_s if isinstance(self._step_s, float | int) else self._step_s(self._random, order.step)
         if self._crashes:
             self._crashes -= 1
@@ -201,7 +205,9 @@ class StubTrainer:
                 self._set_state("hung")
                 await hanging.wait()
         self._set_state("running")
-        np.copyto(self.delta, delta_of(self.name, order.step, self.layout.total))
+        if handshake is not None:
+            await handshake.delta_taken.wait()
+        await self.write_delta(order)
         self.trained.append(order.step)
         samples = 32 * order.local_steps
         self.samples += samples
@@ -213,6 +219,13 @@ class StubTrainer:
             seconds=float(seconds),
             metrics={},
         )
+
+    async def load(self, order: StepOrder) -> None:
+        """Nothing is loaded: the delta does not depend on it. Tests override this."""
+
+    async def write_delta(self, order: StepOrder) -> None:
+        """Write the delta of a step. Tests override this."""
+        np.copyto(self.delta, delta_of(self.name, order.step, self.layout.total))
 
     async def evaluate(self, step: int) -> Evaluation | None:
         self._need_running()

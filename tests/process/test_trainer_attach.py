@@ -16,6 +16,7 @@ import pytest
 
 from tests.harness.repository import ROOT
 from tests.process.harness.trainer_world import World, is_running, until
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
 
 #: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).
@@ -479,11 +480,13 @@ while not swarm.done:
     loss = nn.functional.mse_loss(wrapped(inputs[half]), outputs[half])
     loss.backward()
     optimizer.step()
+    with swarm.shared_weights():
+        shared = model[0].bias.tolist()
     swarm.step(samples=32, loss=loss)
 # Rank 0 ends first, and its socket closes.
 time.sleep(3.5 * rank)
 # In one write: print makes two of line and end where nothing is buffered, and the other rank writes between them.
-line = f"rank {rank} {swarm.step_number} {swarm.samples_seen} {model[0].bias.tolist()}\\n"
+line = f"rank {rank} {swarm.step_number} {swarm.samples_seen} {model[0].bias.tolist()} {shared}\\n"
 os.write(1, line.encode())
 sys.exit(4 * rank)
 """
@@ -498,21 +501,32 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
     """gloo, two processes: rank 0 reports, samples add up, and both end with the shared weights and by themselves: the
-    node waits for the one that takes longer, and for the launcher's exit code."""
+    node waits for the one that takes longer, and for the launcher's exit code. The last turn carries a delta: both
+    begin with it, and both can see the shared weights without it."""
     (tmp_path / "ranks.py").write_text(RANKS)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
+    shared: list[float] = []
 
     async def scenario(world: World) -> None:
         trainer = world.trainer(
             command=[sys.executable, str(tmp_path / "launcher.py"), str(tmp_path / "ranks.py"), str(tmp_path / "store")]
         )
         await trainer.start()
-        losses = []
+        losses, delta = [], trainer.delta
         for step in range(1, 5):
-            report = await trainer.train(order(step))
+            if step < 4:
+                report = await trainer.train(order(step))
+            else:
+                trainer.vector -= delta
+                shared.extend(trainer.vector[:8].tolist())
+                handshake = BufferHandshake()
+                handshake.delta_taken.set()
+                report = await trainer.train(StepOrder(step, 5, 1.0, True, carry=1.0), handshake)
+                trainer.vector += delta
             losses.append(report.loss)
             assert report.samples == 5 * 64
-            trainer.vector += trainer.delta
+            delta = trainer.delta.copy()
+            trainer.vector += delta
         assert losses[-1] < losses[0]
         assert await trainer.finish("max_steps", 60.0) == TrainerEnd(4)
 
@@ -523,3 +537,6 @@ def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
     assert sorted(row[1] for row in rows) == ["0", "1"]
     assert rows[0][2:] == rows[1][2:]
     assert rows[0][3] == str(4 * 5 * 64)
+    ended, seen = json.loads(f"[{rows[1][4].replace('] [', '], [')}]")
+    np.testing.assert_allclose(seen, shared, atol=1e-6)
+    assert not np.allclose(seen, ended, atol=1e-6)

@@ -17,7 +17,9 @@ import pytest
 from tests.harness.repository import ROOT
 from tests.process.harness.trainer_world import World, descriptors, is_running, until, wait_until
 from training.layout import Layout
+from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link import shared_memory
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerFailed
 
 
@@ -27,8 +29,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path / "state")
 
 
-def order(step: int, local_steps: int = 2) -> StepOrder:
-    return StepOrder(step, local_steps, 1.0, True)
+def order(step: int, local_steps: int = 2, carry: float = 0.0) -> StepOrder:
+    return StepOrder(step, local_steps, 1.0, True, carry=carry)
 
 
 @pytest.mark.parametrize("uvloop", [False, True])
@@ -67,8 +69,31 @@ def test_a_trainer_trains_evaluates_saves_describes_and_stops(world: World, uvlo
     assert not (world.state_dir / "trainer").exists()
 
 
+async def train_beside(trainer: ProcessTrainer, steps: range) -> None:
+    """Train steps while the delta of the one before is taken and pulled, half by half and late."""
+    before, delta = trainer.vector.copy(), np.zeros_like(trainer.delta)
+    for step in steps:
+        carry = 0.0 if step == steps[0] else 1.0
+        handshake = BufferHandshake()
+        handed_over = trainer.delta.copy()
+        turn = asyncio.create_task(trainer.train(order(step, 5, carry), handshake if carry else None))
+        if carry:
+            async with asyncio.timeout(30):
+                await handshake.loaded.wait()
+            trainer.vector.fill(np.nan)  # a pull has begun
+            await asyncio.sleep(0.01)
+            assert np.array_equal(trainer.delta, handed_over)
+            assert not turn.done()
+            handshake.delta_taken.set()
+        await turn
+        np.copyto(trainer.vector, before + delta)
+        before, delta = trainer.vector.copy(), trainer.delta.copy()
+    trainer.vector += delta
+
+
 def test_one_node_equals_the_bare_loop(world: World) -> None:
-    """200 optimiser steps through the process, plain sum, agree to 1e-6 with the bare torch loop."""
+    """200 optimiser steps through the process, plain sum, agree to 1e-6 with the bare torch loop. In the second half of
+    them each turn overlaps with the exchange of the one before: its base is its own, and its delta waits."""
     import torch
 
     from tests.harness import tasks
@@ -78,9 +103,10 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
     async def scenario(world: World) -> Any:
         trainer = world.trainer("Adaptive", seed=3)
         await trainer.start()
-        for step in range(1, 41):
+        for step in range(1, 21):
             await trainer.train(order(step, 5))
             trainer.vector += trainer.delta
+        await train_beside(trainer, range(21, 41))
         return trainer.vector.copy()
 
     got = world.run(scenario)

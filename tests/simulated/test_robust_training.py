@@ -12,6 +12,7 @@ import pytest
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 
 SIZE = 256
@@ -23,8 +24,8 @@ TARGET = np.random.default_rng(5).normal(size=SIZE).astype(np.float32)
 class Seeker(StubTrainer):
     """Goes a fifth of the way to the target, give or take; the liar ten times as far away from it."""
 
-    async def train(self, order: StepOrder) -> StepReport:
-        report = await super().train(order)
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+        report = await super().train(order, handshake)
         noise = np.random.default_rng([SEED, order.step, *self.name.encode()]).normal(scale=0.02, size=SIZE)
         np.copyto(self.delta, (0.2 * (TARGET - self.vector) + noise).astype(np.float32))
         if self.name == LIAR:

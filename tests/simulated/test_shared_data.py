@@ -21,6 +21,7 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 
 SAMPLES = 120
@@ -43,7 +44,7 @@ class Reader(StubTrainer):
         self._drawn: list[Claim] = []
         self._is_open = False
 
-    async def train(self, order: StepOrder) -> StepReport:
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         assert self.send_to_daemon is not None
         if not self._is_open:
             self._is_open = True
@@ -52,7 +53,7 @@ class Reader(StubTrainer):
             granted = await self._ask()
             self._drawn += granted.claims
             self._begins = self._finished = not granted.claims
-        report = await super().train(order)
+        report = await super().train(order, handshake)
         batch, self._drawn = self._drawn[:BATCH], self._drawn[BATCH:]
         self.samples_trained += [(claim.epoch, claim.partition) for claim in batch if claim.counted]
         trained = [PartitionTrained(claim.epoch, claim.partition, 1, True) for claim in batch if claim.counted]
@@ -220,12 +221,12 @@ def test_nodes_with_other_data_are_told() -> None:
     shapes = iter([DataShape("samples", 50, 0), DataShape("samples", 60, 0)])
     swarm_settings = Reader.train
 
-    async def train(self: Reader, order: StepOrder) -> StepReport:
+    async def train(self: Reader, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         if not self._is_open:
             self._is_open = True
             assert self.send_to_daemon is not None
             self.send_to_daemon(DataOpened(next(shapes), None))
-        return await swarm_settings(self, order)
+        return await swarm_settings(self, order, handshake)
 
     Reader.train = train  # type: ignore[method-assign]
     try:

@@ -20,12 +20,14 @@ import numpy as np
 from overlay.environment import Clock, Log
 from overlay.system import ThreadExecutor
 from training.settings import TrainingSettings
+from training.supervisor.handshake_link import HandshakeLink
 from training.supervisor.launch import Launch
 from training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data
 from training.supervisor.silence import Limits, Silence, SilenceVerdict
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
     Evaluation,
@@ -106,6 +108,8 @@ class ProcessTrainer:
         self._end = TrainerEnd()
         self._one_order = asyncio.Lock()
         self._turn = 0
+        #: Of the last order to train.
+        self._link: HandshakeLink | None = None
         self._silence = Silence(clock.monotonic())
         self._busy: BusyWith | None = None
         self._has_left = False
@@ -278,14 +282,21 @@ class ProcessTrainer:
 
     def send_data(self, message: DataFromDaemon) -> None:
         """See `Trainer.send_data`."""
+        self._send(message)
+
+    def _send(self, message: messages.FromDaemon) -> None:
         if self._session is not None:
             self._session.send(message)
 
     # --- orders -------------------------------------------------------------------------------------------------
 
-    async def train(self, order: StepOrder) -> StepReport:
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         """See `Trainer.train`."""
-        answer = await self._ask(lambda turn: messages.Train(turn, order), messages.Trained, self._step_s)
+        link = self._link = HandshakeLink(handshake, self._send)
+        try:
+            answer = await self._ask(lambda turn: link.order(turn, order), messages.Trained, self._step_s)
+        finally:
+            link.end()
         return answer.report
 
     async def evaluate(self, step: int) -> Evaluation | None:
@@ -394,6 +405,8 @@ class ProcessTrainer:
             case messages.Idle():
                 self._busy = None
                 self._silence.end_busy()
+            case messages.BuffersLoaded(turn) if self._link is not None:
+                self._link.on_loaded(turn)
             case messages.LeaveRequested():
                 self._has_left = True
                 session.fail_order(TrainerLeft(LEAVE_CALLED))

@@ -100,6 +100,20 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
     _run_orders(connection, runner)
 
 
+class _OrderLink:
+    """`training.trainer.runner.BufferLink` for one order."""
+
+    def __init__(self, connection: DaemonConnection, turn: int) -> None:
+        self._connection = connection
+        self._turn = turn
+
+    def loaded(self) -> None:
+        self._connection.send(messages.BuffersLoaded(self._turn))
+
+    def delta_is_free(self) -> bool:
+        return self._connection.wait_for_free_delta()
+
+
 def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
     from training.trainer.snapshot import CannotWrite
     from training.trainer.state_writer import StateWriter
@@ -116,7 +130,8 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
         try:
             match connection.receive():
                 case messages.Train(turn, order):
-                    report = runner.train(order, vector, delta, connection.interrupted)
+                    link = _OrderLink(connection, turn)
+                    report = runner.train(order, vector, delta, connection.interrupted, link)
                     if report is not None:
                         connection.send(messages.Trained(turn, report))
                 case messages.Evaluate(turn, step):

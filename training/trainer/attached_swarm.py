@@ -104,6 +104,7 @@ class AttachedSwarm:
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
+        self._carry = 0.0
         self._turn_steps = 0
         self._scale = scaler.get_scale() if scaler is not None else 0.0
         self._began_s = 0.0
@@ -129,13 +130,14 @@ class AttachedSwarm:
     @contextlib.contextmanager
     def shared_weights(self) -> Iterator[None]:
         """Inside the block the model holds the swarm's weights, with which the present turn began; after it this node's
-        own again. For evaluation between two turns' ends; costs a copy of the model."""
-        if self._turn_steps == 0:
+        own again. For evaluation at any time; costs a copy of the model. With `exchange.overlap` the last delta of this
+        node, which the swarm's weights lack still, is taken out of them."""
+        if self._turn_steps == 0 and not self._model_vector.carries:
             yield
             return
         vector, turn = self._model_vector, (self.step_number, self.done)
         own = vector.keep()
-        vector.load_base()
+        vector.load_shared()
         self._holds_shared = True
         try:
             yield
@@ -167,21 +169,24 @@ class AttachedSwarm:
     def evaluate(self, samples: int = 0, **metrics: float | Tensor) -> None:
         """Report metrics of the shared model, measured over `samples` samples, as `swarm.evaluate(accuracy=0.93)`.
 
-        `training.until` looks at them, and `/status` shows them. Call it where the model holds the shared weights: when
-        `step` has begun a new turn, or inside `shared_weights()`. Under torchrun those of rank 0 count. Raises
-        `ValueError` without a metric and for one that is no number, and `SwarmLost`.
+        `training.until` looks at them, and `/status` shows them. Call it where the model holds the shared weights:
+        inside `shared_weights()`, or, without `exchange.overlap`, when `step` has begun a new turn. Under torchrun
+        those of rank 0 count. Raises `ValueError` without a metric and for one that is no number, and `SwarmLost`.
         """
         if not metrics:
             raise ValueError("swarm.evaluate() needs at least one metric, as swarm.evaluate(accuracy=0.93)")
         values = {name: _number(name, value) for name, value in metrics.items()}
         if self._connection is None:
             return
-        if self._turn_steps and not (self.done or self._holds_shared or self._has_warned_of_own_weights):
+        has_own = self._turn_steps or self._model_vector.carries
+        if has_own and not (self.done or self._holds_shared or self._has_warned_of_own_weights):
             self._has_warned_of_own_weights = True
             steps = f"{self._turn_steps} optimiser steps after the shared ones"
+            if self._model_vector.carries:
+                steps += " and with a delta that is under way"
             message = f"the metrics are of this node's own weights, {steps}: evaluate inside swarm.shared_weights()"
             self._warn("own_weights_evaluated", message)
-        step = self.step_number if self.done else self.step_number - 1
+        step = self.step_number if self.done else self.step_number - (2 if self._model_vector.carries else 1)
         try:
             self._connection.send(messages.Measurement(step, values, int(samples)))
         except DaemonGone as gone:
@@ -313,9 +318,10 @@ class AttachedSwarm:
     def _next_turn(self) -> None:
         """Rank 0 waits for the daemon's next order; then all ranks load its weights."""
         turn = self._wait() if self._ranks.is_first else self._ranks.follow()
+        self._carry = turn.carry if turn is not None else 0.0
         if self._ranks.is_first:
-            self._model_vector.load(self._vector)
-        self._ranks.share_weights(self._model_vector)
+            self._load(self._carry)
+        self._ranks.share_weights(self._model_vector, self._carry)
         if turn is None:
             self._done = True
             return
@@ -325,6 +331,15 @@ class AttachedSwarm:
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
+
+    def _load(self, carry: float) -> None:
+        if not carry:
+            self._model_vector.load(self._vector)
+            return
+        assert self._connection is not None
+        self._model_vector.load_carried(self._vector, self._delta, carry)
+        with contextlib.suppress(DaemonGone):  # The end of the turn reports it on all ranks.
+            self._connection.send(messages.BuffersLoaded(self._turn))
 
     def _wait(self) -> Turn | None:
         assert self._connection is not None
@@ -343,7 +358,9 @@ class AttachedSwarm:
                     self._ranks.still_waiting()
                 case messages.Train(turn, order):
                     self._turn = turn
-                    found = Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
+                    found = Turn(
+                        order.step, order.local_steps, order.workers, order.is_first, order.node_index, order.carry
+                    )
                     self._ranks.lead(found)
                     return found
                 case messages.Evaluate(turn, _):
@@ -366,8 +383,10 @@ class AttachedSwarm:
         if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
         metrics["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
-        self._model_vector.delta(self._delta)
         seconds = time.perf_counter() - self._began_s
+        if self._carry and not self._connection.wait_for_free_delta():
+            return  # Nobody waits for this turn any more.
+        self._model_vector.delta(self._delta)
         report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics)
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._connection.send(messages.Trained(self._turn, report))

@@ -46,7 +46,10 @@ class DaemonConnection:
         self._inbox: queue.SimpleQueue[messages.FromDaemon | None] = queue.SimpleQueue()
         self._descriptors: list[int] = []
         self._cancelled = 0
+        self._delta_taken = 0
         self._turn = 0
+        #: Notified of what may end a wait of the main thread for a free delta.
+        self._changed = threading.Condition()
         self._progress_s = 0.0
         #: What the swarm is known to have trained of the data that its nodes share; None before the daemon has told.
         self.known: DataKnown | None = None
@@ -134,6 +137,16 @@ class DaemonConnection:
         """Whether to abandon the current order: it was cancelled, or the trainer has to end."""
         return self.stopping or self.lost or self._cancelled >= self._turn > 0
 
+    def wait_for_free_delta(self) -> bool:
+        """Wait until the daemon has taken the delta of the turn before; False if the order is to be abandoned first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._delta_taken >= self._turn or self.interrupted())
+            return self._delta_taken >= self._turn
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def _listen(self) -> None:
         decoder = messages.Decoder()
         with contextlib.suppress(OSError, messages.LinkBroken):
@@ -141,6 +154,11 @@ class DaemonConnection:
                 for message in decoder.from_daemon(data):
                     if isinstance(message, messages.Cancel):
                         self._cancelled = max(self._cancelled, message.turn)
+                        self._notify()
+                        continue
+                    if isinstance(message, messages.DeltaTaken):
+                        self._delta_taken = max(self._delta_taken, message.turn)
+                        self._notify()
                         continue
                     if isinstance(message, DataKnown):
                         self.known = message
@@ -150,7 +168,10 @@ class DaemonConnection:
                         continue
                     self.stopping = self.stopping or isinstance(message, messages.RunEnded | messages.Stop)
                     self._inbox.put(message)
+                    if self.stopping:
+                        self._notify()
         self.lost = True
+        self._notify()
         self._inbox.put(None)
         if self._on_lost is not None:
             self._on_lost()

@@ -30,6 +30,7 @@ class Turn(NamedTuple):
     workers: float
     is_first: bool
     node_index: int = 0
+    carry: float = 0.0
 
 
 class Ranks:
@@ -77,18 +78,20 @@ class Ranks:
     def follow(self) -> Turn | None:
         """On the other ranks: wait for the next turn; None is the end. Raises `DaemonGone`."""
         while True:
-            values = self._exchange([0.0] * 6)
+            values = self._exchange([0.0] * 7)
             if values[0] == _TURN:
-                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
+                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]), values[6])
             if values[0] == _DONE:
                 return None
             if values[0] == _LOST:
                 raise DaemonGone
 
-    def share_weights(self, vector: ModelVector) -> None:
-        """On all ranks: load the base of rank 0."""
+    def share_weights(self, vector: ModelVector, carry: float = 0.0) -> None:
+        """On all ranks: load the base of rank 0; with a `carry` all of them keep what of it the swarm lacks."""
         if self.count > 1:
             torch.distributed.broadcast(vector.base, src=0)
+            if (carried := vector.carried_parts(carry)) is not None:
+                torch.distributed.broadcast(carried, src=0)
             if not self.is_first:
                 vector.load_base()
 
@@ -123,7 +126,7 @@ class Ranks:
         return [int(value) for value in tensor.tolist()]
 
     def _broadcast_turn(self, kind: float, turn: Turn) -> None:
-        numbers = [turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index]
+        numbers = [turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index, turn.carry]
         self._exchange([kind, *map(float, numbers)])
 
     def _exchange(self, values: list[float]) -> list[float]:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,31 @@ MAX_SKIPPED = 50
 
 def never() -> bool:
     return False
+
+
+class BufferLink(Protocol):
+    """What a turn with a `carry` agrees with the daemon about the two buffers (`training.trainer_link.handshake`)."""
+
+    def loaded(self) -> None:
+        """Both buffers are loaded."""
+        ...
+
+    def delta_is_free(self) -> bool:
+        """Wait until `delta` may be overwritten; False if the turn is to be abandoned first."""
+        ...
+
+
+class _Unshared:
+    """The link of a trainer whose buffers nobody else uses."""
+
+    def loaded(self) -> None:
+        pass
+
+    def delta_is_free(self) -> bool:
+        return True
+
+
+UNSHARED: BufferLink = _Unshared()
 
 
 class _Interrupted(BaseException):
@@ -62,11 +87,24 @@ class TaskRunner:
     # --- training -----------------------------------------------------------------------------------------------
 
     def train(
-        self, order: StepOrder, vector: Vector, delta: Vector, interrupted: Callable[[], bool] = never
+        self,
+        order: StepOrder,
+        vector: Vector,
+        delta: Vector,
+        interrupted: Callable[[], bool] = never,
+        link: BufferLink = UNSHARED,
     ) -> StepReport | None:
-        """Load `vector`, take the optimiser steps, write `delta`; both `float32[total]`. None when interrupted."""
+        """Load `vector`, take the optimiser steps, write `delta`; both `float32[total]`. None when interrupted.
+
+        With `order.carry` it begins with `vector + carry · delta`, and `link` says when the buffers are loaded and
+        when `delta` may be overwritten.
+        """
         began_s = time.perf_counter()
-        self.model_vector.load(vector)
+        if order.carry:
+            self.model_vector.load_carried(vector, delta, order.carry)
+            link.loaded()
+        else:
+            self.model_vector.load(vector)
         self._schedule.seek((order.step - 1) * order.local_steps)
         tally = _Tally()
         while tally.steps < order.local_steps and tally.skipped <= MAX_SKIPPED:
@@ -74,6 +112,10 @@ class TaskRunner:
                 return None
             self._optimizer_step(tally)
             self._progress(tally.steps)
+        waiting_s = time.perf_counter()
+        if order.carry and not link.delta_is_free():
+            return None
+        began_s += time.perf_counter() - waiting_s  # The trainer stood still.
         self.model_vector.delta(delta)
         self.samples_seen += tally.samples
         loss, bad = tally.loss()

@@ -9,6 +9,7 @@ dtype, so that rounding is never pushed.
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from collections.abc import Iterator
 from typing import Literal
@@ -48,7 +49,8 @@ class ModelVector:
 
     `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. For a
     float32 model on the CPU they copy directly between tensors and the given vectors: the base of a delta is then the
-    loaded vector itself, which must not change until `delta` (`training.trainer_link.interface`).
+    loaded vector itself, which must not change until `delta` (`training.trainer_link.interface`). After `load_carried`
+    it may.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -74,6 +76,11 @@ class ModelVector:
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
         self._bases = self._views(self._base)
         self._outputs = self._bases
+        # For a model whose base is the given vector otherwise; allocated by the first `load_carried`.
+        self._own_base: Tensor | None = None
+        # What was added to the vector, in parts like the tensors, and its factor; empty: nothing.
+        self._carried: list[Tensor] = []
+        self._carry = 0.0
         self._is_direct = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in self._tensors)
         self._rounded = [
             (tensor, base)
@@ -97,12 +104,64 @@ class ModelVector:
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
         """Load `vector`, `float32[total]`, into the model; it is the base of the next delta."""
+        self._carried = []
         shared = torch.from_numpy(vector)
         if not self._is_direct:
             self._base.copy_(shared)
         elif shared.data_ptr() != self._base.data_ptr():
             self._base, self._bases = shared, self._views(shared)
         self.load_base()
+
+    @torch.no_grad()
+    def load_carried(self, vector: Vector, delta: Vector, carry: float) -> None:
+        """Load `vector + carry · delta`, both `float32[total]`; a copy of the sum is the base of the next delta.
+
+        `vector` may change afterwards, `delta` not before the next call of `delta`. A delta with a value that is not
+        finite is left out: no owner adds it.
+        """
+        shared, own = torch.from_numpy(vector), torch.from_numpy(delta)
+        # A sum shows every value that is not finite, and is three times as fast; one that overflows is looked into.
+        is_finite = math.isfinite(float(own.sum())) or bool(torch.isfinite(own).all())
+        self._carried, self._carry = (self._views(own) if is_finite else []), carry
+        if not self._is_direct:
+            self._base.copy_(shared)
+            for base, part in zip(self._bases if is_finite else [], self._carried, strict=True):
+                base.add_(part.to(base.device), alpha=carry)
+        else:
+            if self._own_base is None:
+                self._own_base = torch.empty_like(shared)
+            if self._base is not self._own_base:
+                self._base, self._bases = self._own_base, self._views(self._own_base)
+            if is_finite:
+                torch.add(shared, own, alpha=carry, out=self._base)
+            else:
+                self._base.copy_(shared)
+        self.load_base()
+
+    @property
+    def carries(self) -> bool:
+        """Whether the base has a delta that the loaded vector lacked."""
+        return bool(self._carried)
+
+    @torch.no_grad()
+    def load_shared(self) -> None:
+        """Load the vector that the base was made of, without what was carried, to the rounding of one addition."""
+        self.load_base()
+        for tensor, base, part in zip(self._tensors, self._bases, self._carried, strict=False):
+            tensor.copy_(torch.sub(base, part.to(base.device), alpha=self._carry))
+
+    @torch.no_grad()
+    def carried_parts(self, carry: float) -> Tensor | None:
+        """What was carried, `float32[total]` on the model's device, which rank 0 broadcasts; zeros if a turn with this
+        `carry` could not, None for a turn without one."""
+        if not carry:
+            self._carried = []
+            return None
+        found = torch.zeros_like(self._base)
+        for part, into in zip(self._carried, self._views(found), strict=False):
+            into.copy_(part)
+        self._carried, self._carry = self._views(found), carry
+        return found
 
     @torch.no_grad()
     def load_base(self) -> None:

@@ -3,7 +3,8 @@
 The daemon never imports torch. It orders a step; the trainer works on the shared vector and reports. Vectors pass
 through shared memory: `vector` carries the base to the trainer, `delta` the result back. Messages pass over a socket
 (`training.trainer_link.messages`). From an order until its answer the daemon must not change `vector`: it is the base
-of the delta.
+of the delta. A turn that overlaps with the exchange of the one before has a base of its own instead, and a handshake
+says who uses the buffers (`training.trainer_link.handshake`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from training.errors import TrainingError
 from training.layout import Layout
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.handshake import BufferHandshake
 
 Vector = npt.NDArray[np.float32]
 
@@ -46,6 +48,10 @@ class StepOrder(msgspec.Struct, frozen=True):
     """Orders one turn of local training. `step` is the step to complete; the first one is 1.
 
     `node_index` counts the known workers whose ids come before this node's: 0 is the first.
+
+    `carry` is 0 for a turn that begins with `vector`. Otherwise the last delta is being exchanged, and `vector` lacks
+    it: the turn begins with `vector + carry · delta`, or with `vector` if a value of that delta is not finite. It
+    reports when it has loaded both, and overwrites `delta` only after the daemon has taken it.
     """
 
     step: int
@@ -53,6 +59,7 @@ class StepOrder(msgspec.Struct, frozen=True):
     workers: float
     is_first: bool
     node_index: int = 0
+    carry: float = 0.0
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -180,9 +187,10 @@ class Trainer(Protocol):
         random state, data position; `resume` decides by the model which one it is. Raises `TrainerFailed`."""
         ...
 
-    async def train(self, order: StepOrder) -> StepReport:
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         """Load `vector`, run `order.local_steps` optimiser steps, write `delta`. Raises `TrainerFailed`, and
-        `TrainerLeft` if the script wants no further turn."""
+        `TrainerLeft` if the script wants no further turn. An order with a `carry` comes with a handshake: `loaded` is
+        set as soon as `vector` may change, and `delta` is written only after `delta_taken`."""
         ...
 
     async def evaluate(self, step: int) -> Evaluation | None:

@@ -88,6 +88,12 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     turn: int
 
 
+class DeltaTaken(msgspec.Struct, frozen=True, tag="delta_taken"):
+    """The daemon has its own copy of the last delta: this turn, which carries it, may overwrite `delta`."""
+
+    turn: int
+
+
 class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):
     """The run has ended, for `reason`. A user's own loop sees `swarm.done`, and the process has `finish_s` to end by
     itself."""
@@ -133,6 +139,12 @@ class Idle(msgspec.Struct, frozen=True, tag="idle"):
 
 class LeaveRequested(msgspec.Struct, frozen=True, tag="leave_requested"):
     """The script wants its node to leave. It answers orders to save and export until `RunEnded`."""
+
+
+class BuffersLoaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """A turn with a `carry` has loaded `vector` and `delta`: `vector` may change from now on."""
+
+    turn: int
 
 
 class Trained(msgspec.Struct, frozen=True, tag="trained"):
@@ -194,7 +206,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Order = Train | Evaluate | Save | Describe
-FromDaemon = Start | Memory | Train | Evaluate | Save | Describe | Cancel | RunEnded | Stop | DataFromDaemon
+FromDaemon = (
+    Start | Memory | Train | Evaluate | Save | Describe | Cancel | DeltaTaken | RunEnded | Stop | DataFromDaemon
+)
 FromTrainer = (
     Hello
     | Ready
@@ -203,6 +217,7 @@ FromTrainer = (
     | Busy
     | Idle
     | LeaveRequested
+    | BuffersLoaded
     | Trained
     | Evaluated
     | Copied

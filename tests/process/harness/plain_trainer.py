@@ -54,9 +54,13 @@ def main() -> int:
 def _serve(connection: DaemonConnection, delta: np.ndarray, step_s: float) -> None:
     match connection.receive():
         case messages.Train(turn, order):
+            if order.carry:
+                connection.send(messages.BuffersLoaded(turn))
             for done in range(order.local_steps):
                 time.sleep(step_s)
                 connection.progress(done + 1)
+            if order.carry and not connection.wait_for_free_delta():
+                return
             delta[:] = np.float32(0.001)
             report = StepReport(order.step, 1.0, 8, order.local_steps, step_s * order.local_steps, {})
             connection.send(messages.Trained(turn, report))

@@ -46,6 +46,14 @@ def test_owned_and_backed_shrink_with_the_swarm() -> None:
     assert ten.residual == twenty.residual == 100_000_000
 
 
+def test_steps_that_overlap_need_a_base_of_their_own() -> None:
+    """A copy of the vector in the trainer, which is not there when the free memory is checked; none without overlap."""
+    plain, overlapping = budget(VALUES, DEFAULT, 4), budget(VALUES, ExchangeSettings(overlap=True), 4)
+
+    assert (plain.base, overlapping.base) == (0, 100_000_000)
+    assert overlapping.to_come - plain.to_come == 100_000_000
+
+
 def test_a_small_model_needs_little_of_everything() -> None:
     """No limit is counted whole where the model cannot fill it: 100,000 values take 100 MB, most of it the program."""
     found = budget(100_000, DEFAULT, 4)

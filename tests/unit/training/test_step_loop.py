@@ -9,117 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.environment import Environment
 from overlay.peers import Activity
-from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
-from tests.harness.stub_trainer import StubTrainer
+from tests.harness.step_bench import LoopBench
 from tests.harness.virtual_loop import run
-from training.exchange.client.pull import PullReport
-from training.exchange.client.push import PushReport
-from training.progress import Progress
-from training.settings import ExchangeSettings, TrainingSettings
-from training.step_loop import CRASH_LOOP_FAILURES, StepLoop
+from training.settings import ExchangeSettings
+from training.step_loop import CRASH_LOOP_FAILURES
 from training.trainer_link.interface import Evaluation, TrainerFailed
-
-
-class FakeExchange:
-    """Records what the loop calls; the swarm's median step and number of workers are set by the test."""
-
-    def __init__(self) -> None:
-        self.median = 0
-        self.workers = 4.0
-        self.push_s = 0.0
-        #: Steps whose delta is refused as not finite.
-        self.not_finite: range | list[int] = []
-        self.vector = np.zeros(8, np.float32)
-        self.pushes: list[tuple[int, int, float]] = []
-        self.pulls: list[int] = []
-        self.steps: list[int] = []
-        self.context = SimpleNamespace(stale_limit=10)
-        self.view = SimpleNamespace(median_step=lambda: self.median, worker_count=lambda: self.workers)
-
-    def advance(self, step: int) -> None:
-        self.steps.append(step)
-
-    async def push(self, step: int, base_step: int, weight: float, _delta: Any) -> PushReport:
-        await asyncio.sleep(self.push_s)
-        self.pushes.append((step, base_step, weight))
-        refused = {"not_finite": 1} if step in self.not_finite else {}
-        return PushReport(acknowledged=1, refused=refused, outstanding=0, bytes_sent=8)
-
-    def add_alone(self, delta: Any) -> bool:
-        self.vector += delta
-        return not self.not_finite
-
-    async def pull(self, step: int) -> PullReport:
-        self.pulls.append(step)
-        return PullReport(changed=1, unchanged=0, missing=[])
-
-    def take_merged(self) -> dict[bytes, int]:
-        return {b"x" * 20: 1}
-
-
-class FakeSwarm:
-    """Announcements are recorded; the members are those of the test."""
-
-    node_id = b"m" * 20
-
-    def __init__(self) -> None:
-        self.announced: list[dict[str, Any]] = []
-        self.others: list[Any] = []
-
-    def announce(self, **changes: Any) -> None:
-        self.announced.append(changes)
-
-    def members(self) -> list[Any]:
-        return self.others
-
-    def activities(self) -> list[Activity]:
-        return [changes["activity"] for changes in self.announced if "activity" in changes]
-
-
-class Bench:
-    """A loop and everything around it."""
-
-    def __init__(self, *, step_s: float = 1.0, exchange: ExchangeSettings | None = None, **training: Any) -> None:
-        self.exchange, self.swarm, self.progress = FakeExchange(), FakeSwarm(), Progress()
-        self.trainer = StubTrainer("stub", 8, step_s=step_s)
-        self.clock = VirtualClock()
-        self.records: list[Any] = []
-        self.waits: list[int] = []
-        environment = Environment(
-            clock=self.clock,
-            entropy=SeededEntropy(1),
-            disk=MemoryDisk(),
-            executor=InlineExecutor(),
-            log=ListLog(self.records, "", self.clock),
-        )
-        waiter: Any = SimpleNamespace(begin=lambda: None, wait=self._wait)
-        fakes: Any = (self.swarm, self.exchange)
-        self.loop = StepLoop(
-            swarm=fakes[0],
-            exchange=fakes[1],
-            trainer=self.trainer,
-            waiter=waiter,
-            training=TrainingSettings(**{"local_steps": 2, "eval_steps": 0, **training}),
-            settings=exchange or ExchangeSettings(),
-            environment=environment,
-            progress=self.progress,
-        )
-
-    async def _wait(self, step: int, _step_seconds: float) -> float:
-        self.waits.append(step)
-        return 0.25
-
-    async def run(self, start_step: int = 0) -> str:
-        await self.trainer.start()
-        return await self.loop.run(start_step, self._after_step)
-
-    async def _after_step(self) -> None:
-        """No checkpoints."""
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [record.fields for record in self.records if record.event == name]
 
 
 def test_an_order_says_which_of_the_workers_this_node_is() -> None:
@@ -127,7 +22,7 @@ def test_an_order_says_which_of_the_workers_this_node_is() -> None:
 
     async def scenario() -> None:
         for ids, index in [([], 0), ([b"n" * 20], 0), ([b"a" * 20, b"b" * 20, b"z" * 20], 2)]:
-            bench = Bench(max_steps=1)
+            bench = LoopBench(max_steps=1)
             bench.swarm.others = [
                 SimpleNamespace(node_id=node_id, is_worker=lambda _: True, samples=0, step=0) for node_id in ids
             ] + [SimpleNamespace(node_id=b"c" * 20, is_worker=lambda _: False, samples=0, step=0)]
@@ -142,7 +37,7 @@ def test_a_step_is_trained_pushed_counted_waited_for_and_pulled() -> None:
     """From the start step on, until `max_steps`; each step has a row."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=7)
+        bench = LoopBench(max_steps=7)
         assert await bench.run(4) == "max_steps"
 
         assert bench.trainer.trained == [5, 6, 7]
@@ -160,7 +55,7 @@ def test_the_share_of_training_counts_all_that_keeps_the_trainer_waiting() -> No
     """Turns of 1 s, and pushes of 2 s between them; a pause of the user's counts for nothing."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=3)
+        bench = LoopBench(max_steps=3)
         bench.exchange.push_s = 2.0
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(1.5)
@@ -179,7 +74,7 @@ def test_without_an_exchange_the_delta_is_added_here() -> None:
     """`exchange.enabled = false`: nothing is pushed, waited for or pulled."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=3, exchange=ExchangeSettings(enabled=False))
+        bench = LoopBench(max_steps=3, exchange=ExchangeSettings(enabled=False))
         await bench.run()
         assert (bench.exchange.pushes, bench.exchange.pulls, bench.waits) == ([], [], [])
         assert np.array_equal(bench.exchange.vector, bench.trainer.expected())
@@ -191,7 +86,7 @@ def test_a_run_ends_after_max_seconds() -> None:
     """The step that is running then is completed."""
 
     async def scenario() -> None:
-        bench = Bench(max_seconds=2.5)
+        bench = LoopBench(max_seconds=2.5)
         assert await bench.run() == "max_seconds"
         assert bench.trainer.trained == [1, 2, 3]
 
@@ -202,7 +97,7 @@ def test_a_goal_must_hold_in_two_evaluations_in_a_row() -> None:
     """One lucky evaluation does not end the run."""
 
     async def scenario() -> None:
-        bench = Bench(until="mean>=0.5", eval_steps=1)
+        bench = LoopBench(until="mean>=0.5", eval_steps=1)
         means = iter([0.6, 0.1, 0.7, 0.8])
 
         async def evaluate(step: int) -> Any:
@@ -220,7 +115,7 @@ def test_a_paused_node_continues_at_the_step_of_the_others() -> None:
     """It announces the pause, and pulls before it trains again."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=12)
+        bench = LoopBench(max_steps=12)
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(1.5)
         bench.loop.pause()
@@ -241,7 +136,7 @@ def test_a_node_that_fell_behind_jumps_to_the_step_of_the_others() -> None:
     """More steps than the stale limit were made during one of its own: it does not make the others wait."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=40)
+        bench = LoopBench(max_steps=40)
         bench.exchange.median = 39
         await bench.run(20)
 
@@ -256,7 +151,7 @@ def test_a_failed_trainer_is_restarted_with_backoff_and_the_step_repeated() -> N
     """After repeated failures the node is announced as stalled until a step succeeds."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=2)
+        bench = LoopBench(max_steps=2)
         bench.loop.restart_from("trainer.state")
         bench.trainer.crash_next(CRASH_LOOP_FAILURES)
         began = bench.clock.monotonic()
@@ -278,7 +173,7 @@ def test_a_trainer_whose_deltas_stay_not_finite_starts_again(enabled: bool) -> N
     its last saved state, and the node is announced as stalled if that happens twice."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=9, exchange=ExchangeSettings(enabled=enabled))
+        bench = LoopBench(max_steps=9, exchange=ExchangeSettings(enabled=enabled))
         bench.loop.restart_from("trainer.state")
         bench.exchange.not_finite = range(2, 8) if enabled else range(1, 10)
         await bench.run()
@@ -297,7 +192,7 @@ def test_single_deltas_that_are_not_finite_restart_nothing() -> None:
     """One batch may overflow: its delta is refused and the next one is finite again."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=9)
+        bench = LoopBench(max_steps=9)
         bench.exchange.not_finite = [1, 2, 4, 5, 7, 8]
         await bench.run()
 
@@ -310,7 +205,7 @@ def test_a_fatal_failure_ends_the_run() -> None:
     """A restart cannot help: the error is raised."""
 
     async def scenario() -> None:
-        bench = Bench()
+        bench = LoopBench()
 
         async def train(_order: Any) -> Any:
             raise TrainerFailed("no such task", fatal=True)
@@ -327,7 +222,7 @@ def test_a_trainer_is_restarted_a_number_of_times_in_a_row() -> None:
     """A completed step begins the count anew; then the failure is raised, with the setting's name."""
 
     async def scenario() -> None:
-        bench = Bench(max_restarts=3)
+        bench = LoopBench(max_restarts=3)
         bench.trainer.crash_next(3)
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(7.0)
@@ -345,7 +240,7 @@ def test_a_restart_that_fails_counts_as_a_failure() -> None:
     """A start that fails is as good as a step that does."""
 
     async def scenario() -> None:
-        bench = Bench(max_restarts=3)
+        bench = LoopBench(max_restarts=3)
         bench.trainer.crash_next(1)
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(0.2)
@@ -361,7 +256,7 @@ def test_evaluations_that_fail_are_counted_in_a_row() -> None:
     """Each follows a completed step, so they have a count of their own, which a good evaluation begins anew."""
 
     async def scenario() -> None:
-        bench = Bench(max_restarts=2, eval_steps=1)
+        bench = LoopBench(max_restarts=2, eval_steps=1)
         good = iter([False, False, True])
 
         async def evaluate(_step: int) -> None:
@@ -382,7 +277,7 @@ def test_a_script_that_leaves_ends_the_run(after: int, level: str) -> None:
     """It is no failure and no restart; a script that completed no step is warned of."""
 
     async def scenario() -> None:
-        bench = Bench()
+        bench = LoopBench()
         bench.trainer.leave_after(after)
         assert await bench.run() == "script"
 
@@ -409,7 +304,7 @@ def test_the_weight_of_a_delta(weight: Any, theirs: list[int], expected: float) 
     """`samples` is relative to the mean of the workers, between a quarter and four; this node trained 64."""
 
     async def scenario() -> None:
-        bench = Bench(max_steps=1, exchange=ExchangeSettings(weight=weight))
+        bench = LoopBench(max_steps=1, exchange=ExchangeSettings(weight=weight))
         bench.swarm.others = [
             SimpleNamespace(node_id=b"z" * 20, samples=samples, is_worker=lambda _now: True) for samples in theirs
         ]
@@ -423,7 +318,7 @@ def test_a_push_is_completed_before_the_loop_is_cancelled() -> None:
     """Its step is counted then; a push that takes too long is logged and cut short."""
 
     async def scenario() -> None:
-        bench = Bench()
+        bench = LoopBench()
         bench.exchange.push_s = 2.0
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(1.5)
@@ -444,7 +339,7 @@ def test_a_run_without_an_end_says_so_at_its_start(settings: dict[str, Any], has
     """One line, with the settings that would end it."""
 
     async def scenario() -> None:
-        bench = Bench(**settings)
+        bench = LoopBench(**settings)
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(0.5)
         running.cancel()
@@ -461,7 +356,7 @@ def test_metrics_of_one_model_may_be_reported_one_by_one() -> None:
     """Each model counts once, by the goal's metric: others between do not break the row, and a repetition is none."""
 
     async def scenario() -> None:
-        bench = Bench(until="accuracy>=0.9", eval_steps=1000)
+        bench = LoopBench(until="accuracy>=0.9", eval_steps=1000)
         reports = [
             (1, {"accuracy": 0.95}),
             (1, {"accuracy": 0.95}),  # the same model
@@ -490,7 +385,7 @@ def test_a_goal_that_another_node_has_reached_ends_the_run_after_the_step() -> N
 
     async def scenario() -> None:
         for until, end in (("accuracy>=0.9", "until"), ("", "max_steps")):
-            bench = Bench(until=until, eval_steps=1000, max_steps=5)
+            bench = LoopBench(until=until, eval_steps=1000, max_steps=5)
             bench.loop.end_by_goal()
             assert await bench.run() == end
 

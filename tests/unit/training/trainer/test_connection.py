@@ -127,3 +127,32 @@ def test_another_first_message_than_start_is_refused(daemon: Daemon) -> None:
 
     with pytest.raises(DaemonGone):
         daemon.connection.receive_start()
+
+
+def test_a_turn_waits_until_its_daemon_has_taken_the_delta(daemon: Daemon) -> None:
+    """Only its own turn's message counts; a cancelled or stopped turn does not wait for ever."""
+    found: list[bool] = []
+
+    def wait() -> threading.Thread:
+        thread = threading.Thread(target=lambda: found.append(daemon.connection.wait_for_free_delta()))
+        thread.start()
+        return thread
+
+    daemon.send(order(1), order(2))
+    daemon.connection.receive(5)
+    daemon.connection.receive(5)
+    daemon.send(messages.DeltaTaken(1))
+    waiting = wait()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    daemon.send(messages.DeltaTaken(2))
+    waiting.join(5)
+    assert found == [True]
+
+    for turn, last in ((3, messages.Cancel(3)), (4, messages.Stop(1.0))):
+        daemon.send(order(turn))
+        daemon.connection.receive(5)
+        waiting = wait()
+        daemon.send(last)
+        waiting.join(5)
+        assert found.pop() is False

@@ -212,3 +212,63 @@ def test_a_task_that_cannot_train_is_named(kind: str, message: str, capfd: pytes
     """A task without data, or whose loss is not a scalar, is named in the message."""
     with pytest.raises(TrainerFailed, match=message):
         Node(kind).train(range(1, 2))
+
+
+class Late:
+    """A daemon that is one exchange behind: while a turn is trained it pulls what has the delta of the turn before."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.pulled = node.vector.copy()
+        self.handed_over = np.zeros_like(node.vector)
+        self.calls: list[str] = []
+        self.is_free = True
+
+    def train(self, steps: range, local_steps: int = 5) -> list[Any]:
+        reports = []
+        for step in steps:
+            carry = 0.0 if step == steps[0] else 1.0
+            order = StepOrder(step, local_steps, 1.0, True, carry=carry)
+            reports.append(self.node.runner.train(order, self.node.vector, self.node.delta, link=self))
+            self.node.vector[:] = self.pulled
+            self.handed_over[:] = self.node.delta
+        self.node.vector += self.handed_over
+        return reports
+
+    def loaded(self) -> None:
+        """The pull begins: until the end of the turn the vector is half of this and half of that."""
+        self.calls.append("loaded")
+        self.pulled += self.handed_over
+        self.node.vector[:] = np.nan
+
+    def delta_is_free(self) -> bool:
+        self.calls.append("asked")
+        assert np.array_equal(self.node.delta, self.handed_over)  # not written yet
+        return self.is_free
+
+
+@pytest.mark.parametrize("kind", ["Line", "Adaptive", "Normed"])
+def test_a_node_alone_that_overlaps_gives_the_same_bits(kind: str) -> None:
+    """Each turn begins with the vector and the delta that it lacks, which is the vector without overlap."""
+    plain = Node(kind)
+    plain.train(range(1, 11))
+    node = Node(kind)
+    reports = Late(node).train(range(1, 11))
+
+    assert np.array_equal(node.vector, plain.vector)
+    assert all(report.seconds > 0 for report in reports)
+
+
+def test_a_turn_that_carries_asks_before_it_overwrites_the_delta() -> None:
+    """It says that it has loaded, first; if it is to be abandoned, the delta stays as it was."""
+    node = Node("Plain")
+    late = Late(node)
+    late.train(range(1, 3))
+    assert late.calls == ["loaded", "asked"]
+
+    late.is_free = False
+    before = node.delta.copy()
+    report = node.runner.train(StepOrder(3, 2, 1.0, True, carry=1.0), node.vector, node.delta, link=late)
+
+    assert report is None
+    assert np.array_equal(node.delta, before)

@@ -257,3 +257,100 @@ def test_a_small_model_loads_and_subtracts_in_less_than_a_millisecond() -> None:
         return time.perf_counter() - began
 
     assert min(once() for _ in range(20)) < 0.001
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_carried_delta_is_part_of_the_base_and_not_of_the_next_delta(dtype: torch.dtype) -> None:
+    """The model holds vector + carry · delta; both may change then, and the next delta is what training adds."""
+    model = nn.Linear(3, 2).to(dtype)
+    vector = ModelVector(model)
+    shared, delta = np.arange(8, dtype=np.float32), np.full(8, 0.5, np.float32)
+    vector.load(shared)
+
+    for carry in (1.0, 0.5):
+        vector.load_carried(shared, delta, carry)
+        assert model.weight.flatten().tolist() == (shared[2:] + carry * delta[2:]).tolist()
+        kept, shared[:] = shared.copy(), np.nan  # a pull is half through
+        with torch.no_grad():
+            model.weight.add_(2.0)
+        vector.delta(delta)
+        assert delta.tolist() == [0.0] * 2 + [2.0] * 6
+        shared[:] = kept
+    vector.load(shared)
+    assert model.weight.flatten().tolist() == shared[2:].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_delta_that_is_not_finite_is_not_carried(dtype: torch.dtype) -> None:
+    """No owner adds it; a large one whose sum overflows is carried."""
+    model = nn.Linear(3, 2).to(dtype)
+    vector = ModelVector(model)
+    shared = np.arange(8, dtype=np.float32)
+    for value, carries in ((np.nan, False), (np.inf, False), (2.0**127, True)):
+        delta = np.zeros(8, np.float32)
+        delta[4:7] = value
+        vector.load_carried(shared, delta, 1.0)
+
+        assert vector.carries is carries
+        assert model.weight.flatten().tolist()[-1] == 7.0
+        assert model.weight.flatten().tolist()[2] == (2.0**127 if carries else 4.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_shared_values_can_be_had_without_what_is_carried(dtype: torch.dtype) -> None:
+    """For an evaluation in the middle of a turn, whatever is pulled meanwhile; a plain load carries nothing."""
+    model = nn.Linear(3, 2).to(dtype)
+    vector = ModelVector(model)
+    shared, delta = np.arange(8, dtype=np.float32), np.full(8, 0.5, np.float32)
+    vector.load_carried(shared, delta, 1.0)
+    wanted, shared[:] = shared[2:].tolist(), -1.0
+    own = vector.keep()
+
+    vector.load_shared()
+    assert model.weight.flatten().tolist() == wanted
+    vector.put_back(own)
+    assert model.weight.flatten().tolist() == [value + 0.5 for value in wanted]
+
+    vector.load(shared)
+    vector.load_shared()
+    assert not vector.carries
+    assert model.weight.flatten().tolist() == [-1.0] * 6
+
+
+def test_other_ranks_know_what_is_carried() -> None:
+    """Rank 0 broadcasts it beside its base: zeros where a delta was not finite, nothing in a turn that carries none."""
+    first, other = ModelVector(nn.Linear(3, 2)), ModelVector(nn.Linear(3, 2))
+    shared, delta = np.arange(8, dtype=np.float32), np.full(8, 0.5, np.float32)
+    first.load_carried(shared, delta, 1.0)
+
+    sent, received = first.carried_parts(1.0), other.carried_parts(1.0)
+    assert sent is not None
+    assert received is not None
+    assert sent.tolist() == delta.tolist()
+    other.base.copy_(first.base)
+    received.copy_(sent)
+    other.load_shared()
+    got = np.zeros(8, np.float32)
+    other.read(got)
+    assert got.tolist() == shared.tolist()
+
+    first.load_carried(shared, np.full(8, np.nan, np.float32), 1.0)
+    sent = first.carried_parts(1.0)
+    assert sent is not None
+    assert not sent.any()
+    assert other.carried_parts(0.0) is None
+    assert not other.carries
+
+
+def test_a_model_that_carries_nothing_takes_no_memory_for_it() -> None:
+    """The base of a float32 model is the given vector until the first turn that carries a delta."""
+    vector = ModelVector(nn.Linear(3, 2))
+    shared = np.zeros(8, np.float32)
+    vector.load(shared)
+    assert vector.base.data_ptr() == shared.ctypes.data
+    vector.load_carried(shared, np.ones(8, np.float32), 1.0)
+    own = vector.base.data_ptr()
+    assert own != shared.ctypes.data
+    vector.load(shared)
+    vector.load_carried(shared, np.ones(8, np.float32), 1.0)
+    assert vector.base.data_ptr() == own

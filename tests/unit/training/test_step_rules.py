@@ -1,0 +1,56 @@
+"""What a delta weighs, when a node is behind, and whether training and exchange overlap."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.settings import ExchangeSettings
+from training.step_rules import delta_weight, fell_behind, overlaps
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "samples", "theirs", "weight"),
+    [
+        ("sum", 4.0, 64, [64], 1.0),
+        ("population", 4.0, 64, [1], 0.25),
+        ("population", 0.5, 64, [], 1.0),
+        ("samples", 4.0, 0, [64], 0.25),
+        ("samples", 4.0, 64, [64, 0, -1], 0.25),
+        ("samples", 4.0, 64, [192], 0.25 * 0.5),
+        ("samples", 4.0, 64, [10_000, 10_000], 0.25 * 0.25),
+        ("samples", 2.0, 1_000_000, [1, 1, 1, 1, 1, 1, 1], 0.5 * 4.0),
+    ],
+)
+def test_the_weight_of_a_delta(kind: str, workers: float, samples: int, theirs: list[int], weight: float) -> None:
+    """A share of the workers, by samples between a quarter and four of it; what is not known does not count."""
+    assert delta_weight(kind, workers, samples, theirs) == pytest.approx(weight)
+
+
+@pytest.mark.parametrize(
+    ("completed", "base_step", "former_base", "limit", "behind"),
+    [
+        (20, 31, 20, 10, True),
+        (20, 30, 20, 10, False),  # its next delta is not late yet
+        (40, 31, 20, 10, False),  # it is ahead all the same
+        (20, 500, 20, None, False),  # under asp nothing is late
+    ],
+)
+def test_a_node_is_behind_when_its_next_delta_would_be_late(
+    completed: int, base_step: int, former_base: int, limit: int | None, behind: bool
+) -> None:
+    """More steps of the others than the limit since the values it trains on, and none of them its own."""
+    assert fell_behind(completed, base_step, former_base, limit) is behind
+
+
+@pytest.mark.parametrize(
+    ("settings", "synchronous", "expected"),
+    [
+        (ExchangeSettings(), False, False),
+        (ExchangeSettings(overlap=True), False, True),
+        (ExchangeSettings(overlap=True), True, False),
+        (ExchangeSettings(overlap=True, enabled=False), False, False),
+    ],
+)
+def test_steps_overlap_where_they_are_to_and_can(settings: ExchangeSettings, synchronous: bool, expected: bool) -> None:
+    """Off by default, under bsp, and where nothing is exchanged."""
+    assert overlaps(settings, synchronous=synchronous) is expected

@@ -1,0 +1,205 @@
+"""The exchange of one step: push the delta, count the step, wait at the barrier, pull.
+
+The step loop runs it after the step's training, or, with `exchange.overlap`, beside the training of the next step. Then
+it is an `ExchangeInFlight`: it takes the delta out of the trainer's memory first, and pulls into that memory only when
+the trainer has begun its next step (`training.trainer_link.handshake`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from overlay.environment import Environment
+from training.barriers.waiter import BarrierWaiter
+from training.exchange.exchange import Exchange
+from training.progress import Progress, StepRow
+from training.settings import ExchangeSettings
+from training.step_rules import delta_weight, fell_behind
+from training.swarm import Swarm
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import StepReport, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """A step whose delta is in the trainer's memory. `base_step`: the swarm's median step when its base was pulled.
+
+    `train_s`: from the order to the report; `idle_s`: how long the trainer stood still before.
+    """
+
+    step: int
+    base_step: int
+    report: StepReport
+    train_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangedStep:
+    """A step whose exchange has ended. `step` is the step that the node has completed then: a later one where it
+    `is_caught_up`."""
+
+    row: StepRow
+    step: int
+    is_caught_up: bool = False
+
+    @property
+    def is_not_finite(self) -> bool:
+        """Whether its delta was refused because a value is not finite."""
+        return "not_finite" in self.row.get("refused", {})
+
+
+class StepExchange:
+    """Exchanges the steps of one node, one at a time, and keeps its place among the others."""
+
+    def __init__(
+        self,
+        *,
+        swarm: Swarm,
+        exchange: Exchange,
+        trainer: Trainer,
+        waiter: BarrierWaiter,
+        settings: ExchangeSettings,
+        environment: Environment,
+        progress: Progress,
+    ) -> None:
+        self._swarm = swarm
+        self._exchange = exchange
+        self._trainer = trainer
+        self._waiter = waiter
+        self._settings = settings
+        self._clock = environment.clock
+        self._log = environment.log
+        self._progress = progress
+        #: The swarm's median step when the values in the vector were pulled.
+        self.base_step = 0
+
+    def begin_at(self, step: int) -> None:
+        """This node begins with the values of this step."""
+        self._advance(step)
+        self.base_step = step
+
+    async def catch_up(self) -> None:
+        """Take the values of the others, and continue at their step if that is a later one."""
+        step = max(self._progress.step, self._exchange.view.median_step())
+        self._advance(step)
+        if self._settings.enabled:
+            await self._exchange.pull(step)
+        self.base_step = step
+
+    async def push(self, trained: TrainedStep, on_taken: Callable[[], None] | None = None) -> StepRow:
+        """Push the delta and count the step; returns its row for `/steps` so far. `on_taken`: see `PushClient.push`."""
+        step, report = trained.step, trained.report
+        began = self._clock.monotonic()
+        row: StepRow = {
+            "step": step,
+            "loss": report.loss,
+            "samples": report.samples,
+            "train_seconds": trained.train_s,
+            "idle_seconds": trained.idle_s,
+        }
+        if self._settings.enabled:
+            weight = self._weight(report.samples)
+            pushed = await self._exchange.push(step, trained.base_step, weight, self._trainer.delta, on_taken)
+            row |= {
+                "weight": weight,
+                "acknowledged": pushed.acknowledged,
+                "refused": pushed.refused,
+                "outstanding": pushed.outstanding,
+                "bytes_sent": pushed.bytes_sent,
+            }
+            if pushed.refused:
+                self._log.warning("delta_refused", step=step, reasons=pushed.refused)
+        row["push_seconds"] = self._clock.monotonic() - began
+        self._advance(step)
+        self._swarm.announce(
+            step=step,
+            step_seconds=self._progress.step_seconds,
+            samples=report.samples if report.samples > 0 else None,
+        )
+        return row
+
+    async def pull(self, row: StepRow, handshake: BufferHandshake | None = None) -> ExchangedStep:
+        """Wait at the barrier of a step that is counted, and pull; with a handshake not before the buffers are loaded.
+
+        Adds the node's own delta where nothing is exchanged.
+        """
+        step = row["step"]
+        enabled = self._settings.enabled
+        row["wait_seconds"] = await self._waiter.wait(step, self._progress.step_seconds) if enabled else 0.0
+        if handshake is not None:
+            await handshake.loaded.wait()
+        waited = self._clock.monotonic()
+        base_step = self._exchange.view.median_step()
+        if enabled:
+            pulled = await self._exchange.pull(step)
+            row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
+        elif not self._exchange.add_alone(self._trainer.delta):
+            row["refused"] = {"not_finite": 1}
+        is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.context.stale_limit)
+        if is_caught_up:
+            # It was suspended or disconnected. It has the present vector now, so it continues at the step of the
+            # others; otherwise they would wait at their barriers until this node has made up all these steps.
+            self._log.info("caught_up", was=step, step=base_step)
+            self._advance(base_step)
+            self._swarm.announce(step=base_step)
+        self.base_step = base_step
+        merged = self._exchange.take_merged()
+        self._progress.merged_last_step = len(merged)
+        row |= {
+            "pull_seconds": self._clock.monotonic() - waited,
+            "merged": {node.hex(): theirs for node, theirs in merged.items()},
+        }
+        return ExchangedStep(row, base_step if is_caught_up else step, is_caught_up)
+
+    def _advance(self, step: int) -> None:
+        self._progress.step = step
+        self._exchange.advance(step)
+
+    def _weight(self, samples: int) -> float:
+        kind, now = self._settings.weight, self._clock.monotonic()
+        members = self._swarm.members() if kind == "samples" else ()
+        theirs = [peer.samples for peer in members if peer.is_worker(now)]
+        return delta_weight(kind, self._exchange.view.worker_count(), samples, theirs)
+
+
+class ExchangeInFlight:
+    """The exchange of a step while the trainer trains the next one. `on_pushed` is called when the step is counted, or
+    cannot be."""
+
+    def __init__(self, exchange: StepExchange, trained: TrainedStep, on_pushed: Callable[[], None]) -> None:
+        self.handshake = BufferHandshake()
+        self._exchange = exchange
+        self._trained = trained
+        self._on_pushed = on_pushed
+        self._is_pushed = False
+        self._is_cut_short = False
+        self._task = asyncio.create_task(self._run(), name=f"exchange-step-{trained.step}")
+
+    async def _run(self) -> ExchangedStep | None:
+        handshake = self.handshake
+        try:
+            row = await self._exchange.push(self._trained, handshake.delta_taken.set)
+        finally:
+            handshake.delta_taken.set()
+            self._is_pushed = True
+            self._on_pushed()
+        return None if self._is_cut_short else await self._exchange.pull(row, handshake)
+
+    async def outcome(self) -> ExchangedStep | None:
+        """Wait for the end of the exchange; None if it was cut short. It does not end before `loaded` is set."""
+        await asyncio.wait([self._task])
+        return None if self._task.cancelled() else self._task.result()
+
+    def cut_short(self) -> None:
+        """The push is enough, because the node leaves: neither wait at the barrier nor pull."""
+        self._is_cut_short = True
+        if self._is_pushed:
+            self._task.cancel()
+
+    async def cancel(self) -> None:
+        """End it wherever it is."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

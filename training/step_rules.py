@@ -1,0 +1,40 @@
+"""Rules of a step: what a delta weighs, when a node is behind, and when training and exchange overlap. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.settings import ExchangeSettings
+
+#: A delta weighs by its samples between these multiples of its share.
+SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
+#: How much of the delta under way the next step's training begins with. What is trained is never thrown away: with 0,
+#: or with a share of it, and a momentum of the owners the model falls apart.
+CARRY = 1.0
+
+
+def delta_weight(kind: str, workers: float, samples: int, theirs: Sequence[int]) -> float:
+    """The weight of a delta under `exchange.weight` = `kind`, of a node that trained `samples` samples beside others
+    that trained `theirs`; 0 or less: not known."""
+    if kind == "sum":
+        return 1.0
+    share = 1.0 / max(1.0, workers)
+    if kind == "population" or samples <= 0:
+        return share
+    known = [count for count in theirs if count > 0]
+    mean = (samples + sum(known)) / (1 + len(known))
+    low, high = SAMPLE_WEIGHT_RANGE
+    return share * min(max(samples / mean, low), high)
+
+
+def fell_behind(completed: int, base_step: int, former_base: int, stale_limit: int | None) -> bool:
+    """Whether the others made so many steps since this node last loaded their values that its delta counts as late.
+
+    `base_step` is the median step of the swarm now, `former_base` was that of the values which were loaded then.
+    """
+    return stale_limit is not None and base_step - former_base > stale_limit and base_step > completed
+
+
+def overlaps(settings: ExchangeSettings, *, synchronous: bool) -> bool:
+    """Whether the trainer goes on while a step is exchanged. Under bsp each step begins with the values of all."""
+    return settings.overlap and settings.enabled and not synchronous
