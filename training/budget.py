@@ -12,6 +12,7 @@ import msgspec
 from training.encoding import codecs
 from training.encoding.pull_codecs import follows_chains
 from training.settings import ExchangeSettings
+from training.shards.outer_rule import is_plain
 from training.shards.robust import FIRST_MEMBERS, MAX_MEMBERS
 
 _FLOAT32_BYTES = 4
@@ -73,8 +74,8 @@ class Budget(msgspec.Struct, frozen=True):
 def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
-    A shard is its value and, with an outer momentum, the momentum and, among several nodes, the accumulated delta. With
-    one node, or with `replicas = 0`, there are no backups. `checkpoints`: whether it writes any.
+    A shard is its value and, where the codec's deltas have an outer momentum, the momentum and, among several nodes,
+    the accumulated delta. With one node, or with `replicas = 0`, there are no backups. `checkpoints`: are any written?
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
@@ -82,7 +83,8 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
     # Alone each delta is whole, so the array that accumulates parts of a whole stays empty.
-    state_bytes = vector_bytes * (1 if settings.outer_momentum == 0.0 else 2 if alone else 3)
+    has_momentum = settings.outer_momentum != 0.0 and not is_plain(settings.codec)
+    state_bytes = vector_bytes * (1 if not has_momentum else 2 if alone else 3)
     share_bytes = round(state_bytes / nodes)
     shard_bytes = -(-state_bytes // settings.shards)
     encoded_bytes = codecs.max_bytes(settings.codec, values, settings.sparse_values)

@@ -36,7 +36,7 @@ class ConfigProblem(NamedTuple):
 
 def check(config: Config) -> list[ConfigProblem]:
     """Everything that keeps a node from starting with this configuration; empty if there is nothing."""
-    return [*_network(config), *_bootstrap(config), *_training(config), *_barrier(config)]
+    return [*_network(config), *_bootstrap(config), *_training(config), *_barrier(config), *_exchange(config)]
 
 
 def check_start(config: Config) -> list[ConfigProblem]:
@@ -114,6 +114,18 @@ def warnings_for_script(config: Config, origins: Mapping[str, str]) -> list[Conf
             )
         )
     return found
+
+
+def _exchange(config: Config) -> list[ConfigProblem]:
+    if config.exchange.codec != "sparse" or config.exchange.robust != "trimmed-mean":
+        return []
+    return [
+        ConfigProblem(
+            "exchange.codec = sparse and exchange.robust = trimmed-mean do not go together: members send different "
+            "values, so that the mean without the extremes is zero nearly everywhere",
+            "use exchange.codec = int4 or int8, or exchange.robust = clip",
+        )
+    ]
 
 
 def _network(config: Config) -> list[ConfigProblem]:

@@ -63,6 +63,8 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MAX_DELTAS)]
     era_term: tuple[Number, TermNode] = (0, b"")
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
+    #: Places in `pending` of the deltas that were sparse: they are added by another rule.
+    plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_DELTAS)]], Meta(max_length=MAX_DELTAS)] = []
 
     @property
     def term(self) -> Term:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from training import kernels
-from training.encoding.codecs import Vector
+from training.encoding.codecs import CodecName, Vector
 from training.shards.robust import Robust
 
 #: Values per block: six arrays of this many float32 fit a core's second-level cache.
@@ -22,6 +22,20 @@ class Rule(msgspec.Struct, frozen=True):
     outer_lr: float
     outer_momentum: float
     robust: Robust = ""
+
+
+#: The rule for deltas that are plain: `value += w · delta`.
+PLAIN = Rule(outer_lr=1.0, outer_momentum=0.0)
+
+
+def is_plain(codec: CodecName) -> bool:
+    """Whether deltas in this codec are added as they are, by `PLAIN`.
+
+    A sparse delta is: what it lacks follows by the sender's error feedback, which acts as a momentum already, and a
+    second one diverges from the first (SparseLoCo, arXiv 2508.15706). Owner, backup and every later reader decide it
+    by the codec of the frame, so that all compute the same bits.
+    """
+    return codec == "sparse"
 
 
 @lru_cache(maxsize=4)

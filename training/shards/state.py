@@ -3,7 +3,8 @@
 Value, momentum, accumulated delta, Σw, pending deltas, applied identities and version change together. The owner, its
 backup and a learner each have one `ShardState` and add the same identities to it, in any order. The rule is
 `value += outer_lr · w · delta`, with Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135, Algorithm 3).
-Buffers of the model take `w · delta` and no momentum. Pure.
+Buffers of the model take `w · delta` and no momentum, and so does the whole shard for a plain delta
+(`training.shards.outer_rule.is_plain`). Pure.
 
 Under the rule `trimmed-mean` deltas are pending, like those of a synchronous step, until a whole window of them becomes
 visible. The owner chooses the window, and its backup follows (`training.shards.robust`).
@@ -20,7 +21,7 @@ from training import kernels
 from training.encoding.codecs import Vector
 from training.shards import robust
 from training.shards.applied import Applied, DeltaId
-from training.shards.outer_rule import Addition, Rule, add_compiled, add_in_blocks
+from training.shards.outer_rule import PLAIN, Addition, Rule, add_compiled, add_in_blocks
 from training.shards.robust import Norms
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
@@ -35,6 +36,7 @@ class PendingDelta:
     weight: float
     delta: Vector
     momentum: bool = True
+    plain: bool = False
 
 
 @dataclass(slots=True)
@@ -64,13 +66,25 @@ class ShardState:
             return True
         return bool(self.pending) and any(one.identity == identity for one in self.pending.get(identity.step, ()))
 
-    def apply(self, identity: DeltaId, weight: float, delta: Vector, rule: Rule, *, momentum: bool = True) -> None:
+    def apply(
+        self,
+        identity: DeltaId,
+        weight: float,
+        delta: Vector,
+        rule: Rule,
+        *,
+        momentum: bool = True,
+        plain: bool = False,
+    ) -> None:
         """Add one delta, `float32[n]`, with its weight. The caller has checked that it is not known.
 
-        Without `momentum` for a delta from the other side of a split: its direction is out of date.
+        Without `momentum` for a delta from the other side of a split: its direction is out of date. A `plain` one is
+        added with rate 1 and neither counts in Σw nor moves the momentum.
         """
         self.applied.add(identity)
         self.version += 1
+        if plain:
+            rule = PLAIN
         split = self.parameters
         if split:
             self._add_parameters(weight, delta[:split], rule, has_momentum=momentum and rule.outer_momentum != 0.0)
@@ -99,9 +113,11 @@ class ShardState:
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
 
-    def add_pending(self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True) -> None:
+    def add_pending(
+        self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True, plain: bool = False
+    ) -> None:
         """Keep a delta until the barrier of its step has passed, or its window is complete."""
-        self.pending.setdefault(identity.step, []).append(PendingDelta(identity, weight, delta, momentum))
+        self.pending.setdefault(identity.step, []).append(PendingDelta(identity, weight, delta, momentum, plain))
 
     def pass_step(self, step: int) -> None:
         """The barrier of a step has passed."""
@@ -114,7 +130,7 @@ class ShardState:
         count = 0
         for number in ready:
             for one in sorted(self.pending.pop(number), key=lambda one: one.identity):
-                self.apply(one.identity, one.weight, one.delta, rule, momentum=one.momentum)
+                self.apply(one.identity, one.weight, one.delta, rule, momentum=one.momentum, plain=one.plain)
                 count += 1
         return count
 

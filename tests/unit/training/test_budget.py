@@ -54,6 +54,15 @@ def test_steps_that_overlap_need_a_base_of_their_own() -> None:
     assert overlapping.to_come - plain.to_come == 100_000_000
 
 
+def test_sparse_deltas_need_no_momentum_and_little_to_send() -> None:
+    """Of four nodes each owns a quarter of the values alone; a delta in the outbox takes 0.056 bytes per value."""
+    found = budget(VALUES, msgspec.structs.replace(DEFAULT, codec="sparse"), 4)
+
+    assert found.owned == found.backed == 25_000_000
+    assert 0.056 * VALUES < found.outbox < 0.0562 * VALUES
+    assert found.residual == 100_000_000
+
+
 def test_a_small_model_needs_little_of_everything() -> None:
     """No limit is counted whole where the model cannot fill it: 100,000 values take 100 MB, most of it the program."""
     found = budget(100_000, DEFAULT, 4)

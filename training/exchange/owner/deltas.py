@@ -23,6 +23,7 @@ from training.exchange.owner.replication import DeltaReplicator, lacks_backup, n
 from training.exchange.owner.validation import DeltaValidator
 from training.exchange.store.records import BufferedDelta
 from training.shards.applied import DeltaId
+from training.shards.outer_rule import is_plain
 
 
 class DeltaHandler:
@@ -130,6 +131,8 @@ class DeltaHandler:
             return []  # a shard without a backup is about to get one
         if self._store.rule.robust:
             return []  # own deltas are clipped, or collected in a window, like all others
+        if is_plain(self._context.settings.codec) and self._view.has_met_others():
+            return []  # own deltas are sparse like all others, and the frame's codec says by which rule they are added
         found = ((shard, self._store.owned.get(shard)) for shard in shards)
         return [shard for shard, owned in found if owned is not None and not owned.has_targets]
 
@@ -146,7 +149,9 @@ class DeltaHandler:
         weight = self._validator.clamp_weight(push.weight)
         is_held, is_logged = self._context.synchronous, self._view.has_met_others()
         # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
-        log_codec: codecs.CodecName = "float32" if self._context.settings.codec == "float32" else "bfloat16"
+        codec = self._context.settings.codec
+        plain = is_plain(codec)  # of a node that has never met another: nothing is logged
+        log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
         limit = self._context.stale_limit
         is_late = limit is not None and self._view.median_step() - push.base_step > limit
         for shard, part in parts:
@@ -166,7 +171,7 @@ class DeltaHandler:
                 own = BufferedDelta(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
                 version = self._store.add(shard, own)
             else:
-                version = self._store.add_unlogged(shard, identity, weight, part)
+                version = self._store.add_unlogged(shard, identity, weight, part, plain=plain)
             results[shard] = PushResult(shard, "ok", version)
             self._replicator.note_merged(identity)
         return results

@@ -14,6 +14,7 @@ from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta
 from training.shards import robust
 from training.shards.applied import DeltaId
+from training.shards.outer_rule import is_plain
 from training.shards.robust import FirstNorms
 
 #: The weights that owner and origin compute may differ by the lag of their population estimates, not by more.
@@ -44,6 +45,9 @@ class DeltaValidator:
     def validate(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
         """Check the values, and set length and clipping factor of the item; None if it may be added."""
         state, kind = self._store.owned[item.shard].state, self._store.rule.robust
+        if kind == "trimmed-mean" and is_plain(item.codec) and not item.repair:
+            # Hardly two members send the same value, so the mean without the extremes would be zero nearly everywhere.
+            return self.refuse(item.shard, "sparse")
         item.norm = robust.norm_of(item.delta)
         if not math.isfinite(item.norm):
             return self.refuse(item.shard, "not_finite")

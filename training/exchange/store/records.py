@@ -11,7 +11,7 @@ from training.encoding.codecs import CodecName, Vector
 from training.exchange.messages import Window
 from training.exchange.terms import Term
 from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
+from training.shards.outer_rule import Rule, is_plain
 from training.shards.robust import is_complete
 from training.shards.state import ShardState
 
@@ -145,8 +145,8 @@ class Owned:
 class BufferedDelta:
     """A delta to be added, possibly before the state that it belongs to has arrived.
 
-    `payload` is the delta as it arrived, in `codec`. The repair log keeps it, so it must not be written to again.
-    Without a payload the log encodes the delta itself, in `codec`.
+    `payload` is the delta as it arrived, in `codec`, which decides the rule it is added by. The repair log keeps it, so
+    it must not be written to again. Without a payload the log encodes the delta itself, in `codec`.
     """
 
     identity: DeltaId
@@ -164,12 +164,13 @@ class BufferedDelta:
     def add_to(self, state: ShardState, rule: Rule) -> None:
         """Add the delta to a state that lacks it, or to its pending deltas."""
         state.norms.note(*self.identity, self.norm)
+        plain = is_plain(self.codec)
         # A delta from the other side of a split joins no window: the others of its step are in already.
         in_window = rule.robust == "trimmed-mean" and self.momentum
         if self.synchronous or in_window:
-            state.add_pending(self.identity, self.weight, self.delta, momentum=self.momentum)
+            state.add_pending(self.identity, self.weight, self.delta, momentum=self.momentum, plain=plain)
         else:
-            state.apply(self.identity, self.weight, self.delta, rule, momentum=self.momentum)
+            state.apply(self.identity, self.weight, self.delta, rule, momentum=self.momentum, plain=plain)
 
     def encoded(self) -> bytes | bytearray | memoryview:
         """The delta in `codec`."""

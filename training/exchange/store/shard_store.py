@@ -352,11 +352,11 @@ class ShardStore:
                 self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec, momentum=item.momentum)
         return state.version
 
-    def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
+    def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> int:
         """Add a delta that no other node will request: not buffered, logged or measured, and `delta` is not kept."""
         state = self.owned[shard].state
         if not state.knows(identity):
-            state.apply(identity, weight, delta, self.rule)
+            state.apply(identity, weight, delta, self.rule, plain=plain)
         return state.version
 
     # -- windows ------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         applied=state.applied.rows(),
         pending=[(*item.identity, item.weight, item.momentum) for item in state.pending_deltas()],
         norms=state.norms.rows(),
+        plain=[place for place, item in enumerate(state.pending_deltas()) if item.plain],
     )
 
 
@@ -53,6 +54,10 @@ def restore(
         folded_step=head.folded_step,
         norms=Norms(head.norms),
     )
-    for (node, incarnation, step, weight, has_momentum), delta in zip(head.pending, pending, strict=True):
-        state.add_pending(DeltaId(node, incarnation, step), weight, delta, momentum=has_momentum)
+    plain = dict.fromkeys(head.plain)
+    for place, ((node, incarnation, step, weight, has_momentum), delta) in enumerate(
+        zip(head.pending, pending, strict=True)
+    ):
+        identity = DeltaId(node, incarnation, step)
+        state.add_pending(identity, weight, delta, momentum=has_momentum, plain=place in plain)
     return state

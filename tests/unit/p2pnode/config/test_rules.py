@@ -55,6 +55,7 @@ def overrides(*settings: str) -> list[Override]:
         (["barrier.method=custom"], "needs a function", "package.module:function"),
         (["barrier.method=custom", "barrier.custom=nonsense"], "needs a function", "package.module:function"),
         (["liveness.probe_timeout_s=2"], "is longer than", "shorter"),
+        (["exchange.codec=sparse", "exchange.robust=trimmed-mean"], "do not go together", "robust = clip"),
     ],
 )
 def test_impossible_combinations_are_refused(settings: list[str], what: str, do: str) -> None:

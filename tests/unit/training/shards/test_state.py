@@ -219,3 +219,39 @@ def test_a_delta_from_a_split_changes_the_value_only() -> None:
     state.fold(2, rule)
     assert float(state.value[0]) == 1.0
     assert state.momentum is None
+
+
+# -- plain deltas -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_delta_is_added_as_it_is() -> None:
+    """Rate 1 for parameters and buffers, whatever the rule; it moves no momentum and does not count in Σw."""
+    state = shard(0.0, 0.0, 10.0, parameters=2)
+    state.apply(identity(1), 0.5, vector(4.0, 0.0, 4.0), NESTEROV, plain=True)
+
+    assert state.value.tolist() == [2.0, 0.0, 12.0]
+    assert state.momentum is None
+    assert state.sum_weight == 0.0
+
+    state.apply(identity(2), 0.5, vector(1.0, 1.0, 0.0), NESTEROV)
+    before = state.copy()
+    state.apply(identity(3), 1.0, vector(1.0, 1.0, 1.0), NESTEROV, plain=True)
+
+    assert (state.value - before.value).tolist() == [1.0, 1.0, 1.0]
+    assert state.sum_weight == before.sum_weight == 0.5
+    assert state.accumulated is not None
+    assert before.accumulated is not None
+    assert np.array_equal(state.accumulated, before.accumulated)
+    assert state.version == 3
+
+
+def test_a_pending_delta_stays_plain() -> None:
+    """The barrier passes later: the rule is that of the delta, not of its step, also in a copy."""
+    state = shard(0.0)
+    state.add_pending(identity(1), 0.5, vector(2.0), plain=True)
+    state.add_pending(identity(1, node=1), 0.5, vector(2.0))
+    copy = state.copy()
+
+    for one in (state, copy):
+        assert one.fold(1, PLAIN) == 2
+        assert one.value.tolist() == [np.float32(2.0 * 0.5 + 2.0 * 0.5 * 0.7)]

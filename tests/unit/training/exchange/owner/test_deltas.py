@@ -11,7 +11,7 @@ import pytest
 
 from overlay.peers import Contact
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
-from tests.harness.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
@@ -21,6 +21,8 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.run_state import Phase
 from training.exchange.store.shard_store import ShardStore
+from training.settings import ExchangeSettings
+from training.shards.outer_rule import Rule
 
 ME, OTHER = contact("a"), contact("x")
 
@@ -261,6 +263,29 @@ def test_own_deltas_of_unreplicated_shards_are_added_at_once() -> None:
         assert handler.add_unreplicated(push_of(3, node="a"), own_part(), is_finite=True) == {}
         assert handler.take_merged() == {IDS["a"]: 1}
         assert handler.take_merged() == {}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("codec", "value"), [("bfloat16", 1.0), ("sparse", 2.0)])
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_own_deltas_follow_the_rule_of_the_codec(codec: Any, value: float, synchronous: bool) -> None:
+    """A node that has met no other adds its own deltas whole, and under sparse by the plain rule. With others, they are
+    encoded like theirs, so that the frame says how they are added everywhere."""
+
+    async def scenario() -> None:
+        store = store_of("a", Rule(outer_lr=0.5, outer_momentum=0.0))
+        store.own(0, zeros(store), term(1, "a"), ME, 0.0, by_handover=False)
+        settings = ExchangeSettings(codec=codec, weight="sum", outer_lr=0.5, outer_momentum=0.0, replicas=0)
+        handler, swarm, _ = handler_of(store, settings=settings, synchronous=synchronous)
+        assert handler.unreplicated(range(4)) == [0]
+
+        handler.add_unreplicated(push_of(node="a"), own_part(), is_finite=True)
+        store.fold(0, 1)
+
+        assert store.owned[0].state.value.tolist() == [value] * 4
+        swarm.remembered = lambda: ["somebody"]
+        assert handler.unreplicated(range(4)) == ([] if codec == "sparse" else [0])
 
     run(scenario())
 

@@ -11,6 +11,7 @@ import pytest
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from tests.harness.stores import IDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
+from training.encoding.codecs import encode
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
@@ -152,5 +153,25 @@ def test_an_unusual_length_is_counted_and_warned_about_now_and_then() -> None:
 
         assert context.counters.unusual_norms == 3
         assert [record.event for record in records_of(context)] == ["delta_norm_unusual"] * 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("robust", "repair", "refused"),
+    [("trimmed-mean", False, True), ("trimmed-mean", True, False), ("clip", True, False), ("", False, False)],
+)
+def test_a_sparse_delta_has_no_place_in_a_trimmed_mean(robust: Any, repair: bool, refused: bool) -> None:
+    """Members send different values, so the mean would be zero: it is refused, by its own name. A repair joins no
+    window."""
+
+    async def scenario() -> None:
+        store = store_of("a", Rule(outer_lr=1.0, outer_momentum=0.0, robust=robust))
+        store.own(0, zeros(store), term(1, "a"), ME, 0.0, by_handover=False)
+        validator, _ = validator_of(store)
+        delta = np.float32([0.0, 1.0, 0.0, 0.0])
+        item = IncomingDelta(0, delta, encode(delta, "sparse"), "sparse", repair=repair)
+
+        assert validator.validate(PUSH, IDENTITY, item) == (PushResult.refused(0, "sparse") if refused else None)
 
     run(scenario())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.harness.stores import IDS, SUM, contact, delta, owner_of, store_of, term, value_of, zeros
+from training.encoding.codecs import encode
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
 
 TRIMMED = Rule(outer_lr=1.0, outer_momentum=0.0, robust="trimmed-mean")
 B, C = contact("b"), contact("c")
@@ -126,6 +129,24 @@ def test_a_delta_is_pending_or_visible_by_rule() -> None:
         BufferedDelta(DeltaId(IDS["x"], 1, 1), 1.0, values, synchronous, momentum=momentum).add_to(state, rule)
         assert value_of(state) == value
         assert state.known_count == 1
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("momentum", [False, True])
+def test_a_sparse_delta_is_plain_wherever_it_is_added(synchronous: bool, momentum: bool) -> None:
+    """At once, after its barrier, or as a repair: the codec decides, and nothing else is asked."""
+    rule = Rule(outer_lr=0.5, outer_momentum=0.5)
+    state = ShardState(np.zeros(2, np.float32), 2)
+    delta = np.float32([2.0, 0.0])
+    item = BufferedDelta(
+        DeltaId(IDS["x"], 1, 1), 0.5, delta, synchronous, encode(delta, "sparse"), "sparse", momentum=momentum
+    )
+
+    item.add_to(state, rule)
+    state.fold(1, rule)
+
+    assert state.value.tolist() == [1.0, 0.0]
+    assert state.momentum is None
 
 
 def test_a_delta_is_logged_as_it_arrived() -> None:

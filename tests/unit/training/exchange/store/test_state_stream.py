@@ -34,7 +34,8 @@ def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
     for step in (1, 2, 4):
         state.apply(DeltaId(IDS["x"], 2, step), 0.4, rng.normal(size=4).astype(np.float32), rule)
     for step, node in ((6, "b"), (5, "c"), (5, "a")):
-        state.add_pending(DeltaId(IDS[node], 1, step), 0.25, rng.normal(size=4).astype(np.float32))
+        delta = rng.normal(size=4).astype(np.float32)
+        state.add_pending(DeltaId(IDS[node], 1, step), 0.25, delta, plain=node == "c")
     state.era_step, state.folded_step = 3, 4
     state.norms.note(IDS["x"], 2, 4, 1.5)
     return state
@@ -68,6 +69,7 @@ def test_a_state_survives_the_wire(rule: Rule) -> None:
     for shard, state in states.items():
         again = arrived[shard]
         assert sorted(again.applied.rows()) == sorted(state.applied.rows())
+        assert [one.plain for one in again.pending_deltas()] == [False, False, True]
         assert again.norms.rows() == state.norms.rows() == [(IDS["x"], 2, 4, 1.5)]
         assert (again.version, again.sum_weight, again.era_step, again.folded_step, again.parameters) == (
             state.version,
