@@ -22,6 +22,7 @@ EXACT: dict[str, Any] = {
     "exchange.weight": "sum",
     "exchange.outer_lr": 1.0,
     "exchange.outer_momentum": 0.0,
+    "exchange.pull_codec": "float32",
     "exchange.shards": 8,
     "training.min_nodes": NODES,
     "training.linger_s": 120.0,
