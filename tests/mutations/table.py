@@ -106,8 +106,8 @@ MUTATIONS = (
         "answers every pull with `same`",
         SMALL,
         "owner/reads.py",
-        "if known == (rank_term, state.version):",
-        "if known != (rank_term, -1):",
+        "if (Term(wanted.term_number, wanted.term_node), wanted.version) == (rank_term, state.version):",
+        "if (Term(wanted.term_number, wanted.term_node), wanted.version) != (rank_term, -1):",
     ),
     # -- backup
     _mutation(
@@ -157,8 +157,8 @@ MUTATIONS = (
         "keeps no residual: what a codec rounds off is lost",
         SMALL,
         "client/error_feedback.py",
-        "codecs.encode_with_feedback(values, self.residual(shard), codec)",
-        "codecs.encode_with_feedback(values, self.residual(shard).copy(), codec)",
+        "codecs.encode_with_feedback(values, self.residual(shard), codec, self._sparse_values)",
+        "codecs.encode_with_feedback(values, self.residual(shard).copy(), codec, self._sparse_values)",
     ),
     _mutation(
         "client",

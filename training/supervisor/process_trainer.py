@@ -24,7 +24,7 @@ from training.supervisor.handshake_link import HandshakeLink
 from training.supervisor.launch import Launch
 from training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data
-from training.supervisor.silence import Limits, Silence, SilenceVerdict
+from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.handshake import BufferHandshake
@@ -110,7 +110,7 @@ class ProcessTrainer:
         self._turn = 0
         #: Of the last order to train.
         self._link: HandshakeLink | None = None
-        self._silence = Silence(clock.monotonic())
+        self._silence = TrainerSilence(clock.monotonic())
         self._busy: BusyWith | None = None
         self._has_left = False
         #: What the present process has done before: the first of each kind may take long.
@@ -143,7 +143,7 @@ class ProcessTrainer:
         await self._end_session(polite_s=0.0)
         self._failure = self._busy = None
         self._end = TrainerEnd()
-        self._silence = Silence(self._clock.monotonic())
+        self._silence = TrainerSilence(self._clock.monotonic())
         self._has_left = False
         self._done_before.clear()
         self._set_state("starting")

@@ -60,7 +60,7 @@ class Limits:
         return cls(stalled_s, idle_s, max(WORKING_FACTOR * hang_s, KILL_FACTOR * idle_s), first=False)
 
 
-class Silence:
+class TrainerSilence:
     """The trainer's last sign of life and the processor time seen since. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:

@@ -107,6 +107,7 @@ def test_the_parts_never_change_their_numbers() -> None:
         ("MOMENTUM", 2),
         ("ACCUMULATED", 3),
         ("PENDING", 4),
+        ("CHANGE", 5),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.supervisor.silence import Limits, Silence, SilenceVerdict
+from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
 
 HANG_S = 10.0
 KNOWN = Limits.of(HANG_S, pace_s=1.0)
@@ -12,10 +12,10 @@ FIRST = Limits.of(HANG_S, pace_s=None)
 
 
 def watch(
-    limits: Limits, *, share: float | None, until_s: float, silence: Silence | None = None
+    limits: Limits, *, share: float | None, until_s: float, silence: TrainerSilence | None = None
 ) -> dict[SilenceVerdict, int]:
     """The verdicts of a trainer that is silent from 0 on and uses `share` of a core: the second of each first one."""
-    silence = silence or Silence(0.0)
+    silence = silence or TrainerSilence(0.0)
     seen: dict[SilenceVerdict, int] = {}
     now = 0.0
     while now < until_s:
@@ -60,7 +60,7 @@ def test_a_slow_trainer_has_longer() -> None:
 
 def test_a_pass_that_computed_and_then_hung_is_killed_from_its_last_work_on() -> None:
     """Idle time counts from the last processor time, not from the last message."""
-    silence = Silence(0.0)
+    silence = TrainerSilence(0.0)
     for now in range(5, 200, 5):
         silence.note_processor_time(float(now), 0.5 * now)
     used_s = 0.5 * 195
@@ -74,7 +74,7 @@ def test_a_pass_that_computed_and_then_hung_is_killed_from_its_last_work_on() ->
 
 def test_every_message_begins_the_silence_anew() -> None:
     """`swarm.alive()` every nine seconds is never a stall."""
-    silence = Silence(0.0)
+    silence = TrainerSilence(0.0)
     for now in range(9, 900, 9):
         assert silence.verdict(float(now), KNOWN) is SilenceVerdict.WELL
         silence.heard(float(now))
@@ -82,17 +82,17 @@ def test_every_message_begins_the_silence_anew() -> None:
 
 def test_a_busy_trainer_is_well_however_long_it_takes() -> None:
     """Between `Busy` and `Idle` no silence means anything, and its processor time is not even asked for."""
-    silence = Silence(0.0)
+    silence = TrainerSilence(0.0)
     silence.begin_busy()
 
     assert silence.verdict(1e6, KNOWN) is SilenceVerdict.WELL
     assert not silence.wants_sample(1e6, KNOWN)
     silence.end_busy()
     silence.heard(1e6)
-    assert watch(KNOWN, share=0.0, until_s=20.0, silence=Silence(0.0))[SilenceVerdict.STALLED] == 10
+    assert watch(KNOWN, share=0.0, until_s=20.0, silence=TrainerSilence(0.0))[SilenceVerdict.STALLED] == 10
     assert silence.verdict(1e6 + 11, KNOWN) is SilenceVerdict.STALLED
 
 
 def test_a_limit_of_zero_is_checked_no_more_often_than_is_useful() -> None:
     """`hang_s = 0` does not make the supervisor spin."""
-    assert Silence(0.0).next_check_s(0.0, Limits.of(0.0, pace_s=0.0)) >= 0.05
+    assert TrainerSilence(0.0).next_check_s(0.0, Limits.of(0.0, pace_s=0.0)) >= 0.05
