@@ -30,6 +30,7 @@ from overlay.transport import (
     Request,
     RequestRejected,
     Response,
+    Stream,
     Transport,
     TransportError,
 )
@@ -80,6 +81,10 @@ class StreamEvents(Protocol):
 
     def on_capacity(self, node_id: bytes, capacity: int) -> None:
         """A peer announced its capacity class."""
+        ...
+
+    def on_stream(self, node_id: bytes, stream: Stream) -> None:
+        """A request of, or to, this peer uses the stream."""
         ...
 
     def on_failure(self, to: Contact, reason: str) -> None:
@@ -145,6 +150,8 @@ class RequestService:
             raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
         source = Address(incoming.source.host, heartbeat.port)
         self._events.on_request(heartbeat, source)
+        if incoming.stream is not None:
+            self._events.on_stream(heartbeat.node_id, incoming.stream)
         if envelope.capacity:
             self._events.on_capacity(heartbeat.node_id, envelope.capacity)
         if heartbeat.node_id == local.node_id:
@@ -196,7 +203,10 @@ class RequestService:
         self.counters["requests_out"] += 1
         try:
             target = NodeAddress.of(to.address, to.node_id)
-            async with self._transport.request(target, name, head, body, timeout_s=timeout_s) as answer:
+            outgoing = self._transport.request(target, name, head, body, timeout_s=timeout_s)
+            if isinstance(outgoing, Stream):
+                self._events.on_stream(to.node_id, outgoing)
+            async with outgoing as answer:
                 envelope = _open(answer.head)
                 if envelope is None or envelope.tag != local.tag:
                     raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")

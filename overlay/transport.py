@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from overlay.addresses import Address
 from overlay.errors import OverlayError
@@ -97,14 +97,26 @@ class RequestRejected(OverlayError):
     """Raised by a request handler; its text reaches the caller as `TransportError(kind="rejected")`."""
 
 
+@runtime_checkable
+class Stream(Protocol):
+    """The connection below a request."""
+
+    def moved_bytes(self) -> int:
+        """Bytes received, and bytes that the peer's kernel has acknowledged, so far; 0 before it opens and once it has
+        ended."""
+        ...
+
+
 @dataclass(slots=True)
 class Request:
-    """A request as its handler sees it. `source.port` is the stream's port, not the peer's listening port."""
+    """A request as its handler sees it. `source.port` is the stream's port, not the peer's listening port. `stream`:
+    what it came on, where the transport shows that."""
 
     name: str
     source: Address
     head: bytes
     body: AsyncIterator[Buffer]
+    stream: Stream | None = None
 
 
 @dataclass(slots=True)

@@ -158,6 +158,11 @@ class FailureDetector:
             return self._end_suspicion(node_id, member, now, "it sent a message", by_itself=True)
         return []
 
+    def on_movement(self, node_id: bytes, now: float) -> list[DetectorAction]:
+        """Bytes of streams with it move: as good as a message of the start that is known."""
+        member = self._members.get(node_id)
+        return [] if member is None else self.on_heartbeat(node_id, member.incarnation, now)
+
     def on_timeout(self, node_id: bytes, now: float, *, others: Iterable[bytes]) -> list[DetectorAction]:
         """It answered neither a call nor its retry. `others` may be asked to ping it."""
         member = self._members.get(node_id)

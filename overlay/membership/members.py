@@ -171,6 +171,10 @@ class MemberList:
             return self._applied(self.detector.on_timeout(contact.node_id, now, others=self.peers.ids()))
         return ()
 
+    def on_movement(self, node_id: bytes, now: float) -> Sequence[Action]:
+        """A call had no answer, but the streams with this node move."""
+        return self._applied(self.detector.on_movement(node_id, now))
+
     def on_gossip(self, news: Gossip, sender: bytes, now: float) -> Sequence[Action]:
         actions = self.detector.on_gossip(news, sender, now)
         return self._applied(actions) if actions else actions

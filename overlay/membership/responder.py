@@ -65,6 +65,7 @@ class Responder:
         known = self._members.contact(contact.node_id) or contact
         asked = [contact] if known == contact else [contact, known]
         waiting, answered = len(asked), False
+        before = self._membership.movement.sample(contact.node_id)
 
         def on_result(result: Result | None) -> None:
             nonlocal waiting, answered
@@ -73,7 +74,8 @@ class Responder:
                 self.pings_for_others -= 1
             if not answered and (result is not None or waiting == 0):
                 answered = True
-                self._protocol.respond(message_id, source, PingResult(result is not None))
+                is_there = result is not None or self._membership.movement.has_moved(contact.node_id, before)
+                self._protocol.respond(message_id, source, PingResult(is_there))
 
         # A silence must not count as a failure: this node would start an inquiry of its own, and so on through the
         # swarm.

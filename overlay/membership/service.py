@@ -28,6 +28,7 @@ from overlay.membership.actions import (
     Verify,
 )
 from overlay.membership.members import MemberList
+from overlay.membership.stream_movement import StreamMovement
 from overlay.membership.verification_limit import VerificationLimit
 from overlay.peers import Contact, Heartbeat, PeerChange
 from overlay.settings import LivenessSettings
@@ -50,6 +51,7 @@ class Membership:
     ) -> None:
         self.members = members
         self.verifications = VerificationLimit(members.counters)
+        self.movement = StreamMovement()
         self._protocol = protocol
         self._settings = settings
         self._clock = environment.clock
@@ -91,8 +93,13 @@ class Membership:
             self.perform(actions)
 
     def on_timeout(self, contact: Contact) -> None:
-        """See `ProtocolEvents`."""
-        self.perform(self.members.on_timeout(contact, self._clock.monotonic()))
+        """See `ProtocolEvents`. A peer whose streams move is slow: its pongs wait behind them."""
+        now = self._clock.monotonic()
+        if self.movement.has_moved(contact.node_id):
+            self.movement.mark(contact.node_id)
+            self.perform(self.members.on_movement(contact.node_id, now))
+        else:
+            self.perform(self.members.on_timeout(contact, now))
 
     def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
         """See `ProtocolEvents`."""
@@ -138,6 +145,7 @@ class Membership:
                 case SendPing(node_id):
                     contact = self._contact(node_id)
                     if contact is not None:
+                        self.movement.mark(node_id)
                         self._protocol.call(contact, Ping(), ignore_result)
                 case SendPingRequest(node_id, via):
                     self._probe_through(node_id, via)
@@ -169,6 +177,8 @@ class Membership:
         level = self._log.info if change.kind in ("dead", "left", "restarted", "moved") else self._log.debug
         event = "up" if change.kind == "returned" else change.kind
         level(f"peer_{event}", peer=short(change.node_id), reason=change.reason)
+        if change.kind in ("dead", "left"):
+            self.movement.forget(change.node_id)
         for callback in list(self._callbacks):
             callback(change)
 

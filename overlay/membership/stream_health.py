@@ -13,6 +13,7 @@ from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.membership.service import Membership
 from overlay.peers import Contact, Heartbeat, PeerChange
+from overlay.transport import Stream
 
 #: This many failed streams within the time make a peer unreachable for as long.
 STREAM_FAILURES = 2
@@ -54,6 +55,11 @@ class StreamHealth:
     def on_capacity(self, node_id: bytes, capacity: int) -> None:
         """See `StreamEvents.on_capacity`."""
         self._membership.members.peers.note_capacity(node_id, capacity)
+
+    def on_stream(self, node_id: bytes, stream: Stream) -> None:
+        """See `StreamEvents.on_stream`."""
+        if node_id in self._membership.members.peers:
+            self._membership.movement.add(node_id, stream)
 
     def on_failure(self, to: Contact, reason: str) -> None:
         """See `StreamEvents.on_failure`."""

@@ -176,6 +176,10 @@ class StreamRequest:
         self._waited_s = loop.time() - max(began_s, connection.moved_s)
         return head
 
+    def moved_bytes(self) -> int:
+        """See `Stream`: of the connection that it uses, also before the response."""
+        return 0 if self._pooled is None else self._pooled.connection.moved_bytes()
+
     def abort(self) -> None:
         """Close the connection, because this node's transport closes."""
         if self._pooled is not None:

@@ -141,6 +141,10 @@ class Connection(asyncio.BufferedProtocol):
         assert self._sent is not None
         return self._sent
 
+    def moved_bytes(self) -> int:
+        """See `Stream`."""
+        return 0 if self.has_ended or self._sent is None else self.received + self._sent.acknowledged()
+
     # --- reading --------------------------------------------------------------------------------------------------
 
     def take(self, limit: int) -> bytes:

@@ -116,7 +116,7 @@ class StreamServer:
             large_head=functools.partial(self._limiter.large_head, peer),
         )
         try:
-            response = await self._on_request(Request(head.name, source, await reader.head(), reader))
+            response = await self._on_request(Request(head.name, source, await reader.head(), reader, connection))
         except (RequestRejected, BadFraming) as refusal:
             reason = str(refusal)[: http.REASON_CHARACTERS].encode()
             _send(connection, http.REJECTED, reason, kind="text/plain; charset=utf-8", is_last=is_last)

@@ -19,6 +19,7 @@ from overlay.transport import (
     Request,
     RequestRejected,
     Response,
+    Stream,
     TransportError,
 )
 
@@ -47,6 +48,7 @@ class Node:
         self.transport = SocketTransport(host, port, log=self.log, clock=SystemClock())
         self.datagrams: asyncio.Queue[tuple[bytes, Address]] = asyncio.Queue()
         self.sources: list[Address] = []
+        self.streams: list[Stream] = []
         self.hanging = asyncio.Event()
         self.cancelled = asyncio.Event()
 
@@ -63,6 +65,8 @@ class Node:
 
     async def handle(self, incoming: Request) -> Response:
         self.sources.append(incoming.source)
+        assert incoming.stream is not None
+        self.streams.append(incoming.stream)
         if incoming.name == "echo":
             return Response(incoming.head, incoming.body)
         if incoming.name == "count":

@@ -50,6 +50,29 @@ def test_an_upload_that_moves_is_not_given_up(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
+def test_both_ends_see_the_stream_of_a_request_move(run: Run) -> None:
+    """While an upload is on a slow line its bytes move at both ends, before there is any answer."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two, SlowLine(two.address, rate=2 * MB) as line:
+            body = SizedBody(iter([bytes(2 * MB)]), 2 * MB)
+            outgoing = one.transport.request(line, "count", b"", body, timeout_s=TIMEOUT_S)
+            assert outgoing.moved_bytes() == 0
+            asking = asyncio.create_task(outgoing.__aenter__())
+            await until(lambda: bool(two.streams), "the request begins")
+            for stream in (outgoing, two.streams[0]):
+                await until(lambda stream=stream: stream.moved_bytes() > 100_000, "something has moved")
+            before = two.streams[0].moved_bytes()
+            await until(lambda: two.streams[0].moved_bytes() > before, "more has moved")
+            assert not asking.done()
+            assert (await asking).head == str(2 * MB).encode()
+            await outgoing.__aexit__(None, None, None)
+        assert two.streams[0].moved_bytes() == 0  # a stream that has ended shows nothing
+
+    run(main())
+
+
+@pytest.mark.usefixtures("kernel")
 def test_a_sealed_upload_that_moves_is_not_given_up(run: Run) -> None:
     """The same over TLS, whose own buffers hide from the sender what the kernel has not taken yet."""
 

@@ -16,9 +16,10 @@ from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import RateLimit
 from overlay.requests import RATE_LIMIT_DELAY_S, Envelope, RequestService
-from overlay.transport import Buffer, Request, RequestRejected, Response
+from overlay.transport import Buffer, Request, RequestRejected, Response, Stream
 from tests.harness.environment import VirtualClock
 from tests.harness.peers import heartbeat
+from tests.harness.stream_stub import StreamStub
 from tests.harness.virtual_loop import run
 
 OWN_ID, THEIR_ID = b"o" * 20, b"t" * 20
@@ -31,6 +32,10 @@ class Events:
     def __init__(self) -> None:
         self.requests: list[tuple[bytes, Address]] = []
         self.capacities: list[tuple[bytes, int]] = []
+        self.streams: list[tuple[bytes, Stream]] = []
+
+    def on_stream(self, node_id: bytes, stream: Stream) -> None:
+        self.streams.append((node_id, stream))
 
     def on_capacity(self, node_id: bytes, capacity: int) -> None:
         self.capacities.append((node_id, capacity))
@@ -85,6 +90,19 @@ def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
 
         assert answer == Envelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
         assert events.requests == [(THEIR_ID, Address("10.0.0.2", 8468))]
+
+    play(story())
+
+
+def test_the_stream_of_a_request_is_reported_with_its_peer() -> None:
+    """As soon as the peer is known, so that its movement counts while the request is under way."""
+
+    async def story() -> None:
+        made, local, events = service()
+        incoming = request(local)
+        incoming.stream = StreamStub()
+        await made.serve(incoming)
+        assert events.streams == [(THEIR_ID, incoming.stream)]
 
     play(story())
 

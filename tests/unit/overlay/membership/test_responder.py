@@ -31,6 +31,7 @@ from overlay.settings import LivenessSettings
 from tests.harness.environment import make_environment
 from tests.harness.peers import contact, heartbeat, ids
 from tests.harness.recording_protocol import OWN, RecordingProtocol
+from tests.harness.stream_stub import StreamStub
 from tests.harness.virtual_loop import VirtualLoop
 
 ASKER, TARGET, HERE = heartbeat(b"q" * 20), contact(b"t" * 20, 9), Address("10.0.0.7", 8468)
@@ -44,7 +45,7 @@ class World:
         detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
         self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
         environment = make_environment()
-        membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
+        self.membership = membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
         self.responder = Responder(membership, self.recorder.protocol)
 
     def answer(self, body: object, message_id: bytes = b"m" * 20) -> Result | None:
@@ -138,5 +139,21 @@ def test_a_report_of_a_duplicate_identity_is_verified() -> None:
         assert world.answer(DuplicateIdentity(9, pack_contact(other))) is None
         [call] = world.recorder.calls
         assert (call.contact, call.options["require_proof"]) == (other, True)
+
+    play(story)
+
+
+def test_a_peer_that_moves_bytes_answers_a_probe_for_another() -> None:
+    """Its pong is late, but the streams with it moved since: it is there. One that moves nothing is not."""
+
+    def story(world: World) -> None:
+        stream = StreamStub()
+        movement = world.membership.movement
+        movement.add(TARGET.node_id, stream)
+        for moved, is_there in ((5, True), (0, False)):
+            world.answer(PingRequest(pack_contact(TARGET)))
+            stream.bytes += moved
+            world.recorder.calls.pop().on_result(None)
+            assert world.recorder.responses.pop()[2] == PingResult(is_there)
 
     play(story)

@@ -28,6 +28,7 @@ from overlay.settings import LivenessSettings
 from tests.harness.environment import ListLog, Record, make_environment
 from tests.harness.peers import heartbeat, ids
 from tests.harness.recording_protocol import OWN, RecordingProtocol
+from tests.harness.stream_stub import StreamStub
 from tests.harness.virtual_loop import VirtualLoop
 
 A, B, C = ids(3)
@@ -190,6 +191,47 @@ def test_a_requested_probe_is_logged_and_sent_once() -> None:
         world.membership.request_probe(A, "its stream broke")
         assert [call.contact for call in world.recorder.calls] == [world.homes[A]]
         assert [record.event for record in world.records] == ["peer_doubted"]
+
+    play(story)
+
+
+def test_a_peer_whose_streams_move_is_slow_and_not_silent() -> None:
+    """An unanswered ping starts no inquiry while bytes move, and ends a suspicion; without movement it does as ever."""
+
+    def story(world: World) -> None:
+        stream = StreamStub()
+        world.membership.movement.add(A, stream)
+        world.membership.perform([SendPing(A)])
+        stream.bytes = 10
+        world.recorder.calls.clear()
+        world.membership.on_timeout(world.homes[A])
+        assert world.recorder.calls == []
+        world.membership.on_timeout(world.homes[A])  # nothing has moved since
+        assert {type(call.body) for call in world.recorder.calls} == {PingRequest}
+        for call in list(world.recorder.calls):
+            call.on_result(None)
+        assert world.changes == [(A, "suspect")]
+        stream.bytes = 20
+        world.membership.on_timeout(world.homes[A])
+        assert world.changes == [(A, "suspect"), (A, "refuted")]
+
+    play(story)
+
+
+def test_what_moved_before_a_ping_does_not_answer_it() -> None:
+    """Bytes count from the ping on, and streams of a dead peer are forgotten."""
+
+    def story(world: World) -> None:
+        stream = StreamStub()
+        world.membership.movement.add(A, stream)
+        stream.bytes = 10
+        world.membership.perform([SendPing(A)])
+        world.recorder.calls.clear()
+        world.membership.on_timeout(world.homes[A])
+        assert {type(call.body) for call in world.recorder.calls} == {PingRequest}
+        world.membership.on_gossip(Gossip(3, A, 1, 1), A)
+        stream.bytes = 20
+        assert not world.membership.movement.has_moved(A)
 
     play(story)
 

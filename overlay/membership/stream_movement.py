@@ -1,0 +1,47 @@
+"""Whether the streams with a peer move: a peer whose datagrams wait behind a full line is slow, not silent.
+
+A home router queues seconds of what a node sends, and the answers to pings wait there with everything else. Bytes that
+arrive from a peer, or that its kernel acknowledges, show that its machine is there and that its line is busy. A machine
+that is gone acknowledges nothing. A process that hangs soon takes nothing more, because its window is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+from overlay.transport import Stream
+
+#: Streams, and how many bytes had moved on each.
+Sample = Mapping[Stream, int]
+
+
+class StreamMovement:
+    """The streams with each peer. A stream is kept as long as others use it."""
+
+    def __init__(self) -> None:
+        #: By peer; the numbers are those of the last mark.
+        self._streams: dict[bytes, WeakKeyDictionary[Stream, int]] = {}
+
+    def add(self, node_id: bytes, stream: Stream) -> None:
+        """A request of, or to, this peer uses the stream. What has moved before is of the past."""
+        self._streams.setdefault(node_id, WeakKeyDictionary()).setdefault(stream, stream.moved_bytes())
+
+    def sample(self, node_id: bytes) -> Sample:
+        """How far each stream with this peer is now."""
+        return {stream: stream.moved_bytes() for stream in list(self._streams.get(node_id, ()))}
+
+    def mark(self, node_id: bytes) -> None:
+        """Movement counts from now on, where no sample is given."""
+        if node_id in self._streams:
+            self._streams[node_id].update(self.sample(node_id))
+
+    def has_moved(self, node_id: bytes, since: Sample | None = None) -> bool:
+        """Whether a byte has moved since that sample, or the last mark, on a stream that has not ended."""
+        streams: Sample = self._streams.get(node_id, {})
+        before = streams if since is None else since
+        return any(stream.moved_bytes() > before.get(stream, 0) for stream in list(streams))
+
+    def forget(self, node_id: bytes) -> None:
+        """The peer is no member any more."""
+        self._streams.pop(node_id, None)
