@@ -4,9 +4,9 @@ Without names the standing ones run: start, loop_delay, steps, overlay_sockets, 
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
 `agreement`, `robust`, `process_faults` and `memory` take minutes too, `large` as well and up to 20 GB of memory, and
-`characters` half an hour; `partition`, `slow_joiner` and `wan` need network namespaces, and so root, and `wan` takes
-half an hour, with hivemind an hour and a half. A missed aim is said and
-shown in the table; it is no failure of the command.
+`characters` and `accuracy`, which needs the MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need
+network namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a half. A missed aim is said
+and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ STANDING = ("start", "loop_delay", "steps", "overlay_sockets", "sealing")
 BY_NAME = (
     "outer_rule",
     "codecs",
+    "accuracy",
     "robust",
     "fuzz",
     "flood",
@@ -72,20 +73,27 @@ def parser() -> argparse.ArgumentParser:
         "--peers", type=int, action="append", default=[], help="exchange, peers, memory: group size; again for more"
     )
     line.add_argument(
-        "--parameters", type=float, action="append", default=[], help="exchange, peers, memory, large, wan: in millions"
+        "--parameters",
+        type=float,
+        action="append",
+        default=[],
+        help="exchange, peers, memory, large, wan, accuracy: in millions",
     )
     line.add_argument(
         "--ways",
         action="append",
         default=[],
-        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"',
+        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"; accuracy: such as sparse',
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
     line.add_argument(
         "--hivemind", type=Path, default=None, help="peers, wan: Python of an environment with hivemind 1.1.12"
     )
     line.add_argument(
-        "--data-dir", type=Path, default=None, help="outer_rule, codecs, barriers: folder with the MNIST files"
+        "--data-dir",
+        type=Path,
+        default=None,
+        help="outer_rule, codecs, accuracy, barriers: folder with the MNIST files",
     )
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
     line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")

@@ -43,7 +43,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     rule = default_rule()
     conditions = (
         f"MNIST, {NODES} nodes, AdamW 1e-3, batch {BATCH_SIZE}, asp, outer rule {rule.outer_lr:g} / "
-        f"{rule.outer_momentum:g}, error feedback; per seed the worst of the steps "
+        f"{rule.outer_momentum:g}, sparse deltas as they are, error feedback; per seed the worst of the steps "
         f"{', '.join(str(step) for step in CHECKPOINTS)}, all 10,000 test images"
     )
     return Outcome("codecs", conditions, series)
@@ -56,4 +56,4 @@ def _curves(arguments: argparse.Namespace, codec: CodecName, seeds: Sequence[int
 
 
 def _share(codec: CodecName) -> float:
-    return codecs.size_bytes(codec, MANY_VALUES) / codecs.size_bytes("float32", MANY_VALUES)
+    return codecs.max_bytes(codec, MANY_VALUES, codecs.SPARSE_VALUES) / codecs.size_bytes("float32", MANY_VALUES)

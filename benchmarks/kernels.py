@@ -24,7 +24,7 @@ from training.shards.state import ShardState
 VALUES = 390_000
 SHARDS = 24
 REPETITIONS = 9
-LOSSY: tuple[CodecName, ...] = ("bfloat16", "int8")
+LOSSY: tuple[CodecName, ...] = ("bfloat16", "int8", "int4", "sparse")
 #: One delta in four: three are accumulated, the fourth updates the momentum.
 WEIGHT = 0.25
 RULE = Rule(0.7, 0.5)
@@ -83,6 +83,12 @@ def _jobs() -> Iterator[tuple[str, Callable[[int], object]]]:
         states[number].apply(DeltaId(b"a" * 20, 0, steps[number]), WEIGHT, deltas[number], RULE)
 
     yield "and adds it: value, momentum, accumulated delta", add
+
+    def add_plain(number: int) -> None:
+        steps[number] += 1
+        states[number].apply(DeltaId(b"a" * 20, 0, steps[number]), WEIGHT, deltas[number], RULE, plain=True)
+
+    yield "and adds it, if it is sparse: value alone", add_plain
     yield (
         "a value is encoded as bfloat16 for a pull",
         lambda number: codecs.encode(targets[number], "bfloat16"),

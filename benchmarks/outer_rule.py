@@ -26,7 +26,7 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.settings import ExchangeSettings, TrainingSettings
 from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
+from training.shards.outer_rule import Rule, is_plain
 from training.shards.state import ShardState
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
@@ -127,7 +127,8 @@ class Study:
         for count, index in enumerate(completions(nodes, Random(1000 * seed + nodes)), 1):
             node = workers[index]
             delta = node.encoded(node.train(nodes, self._local_steps), self._settings.codec)
-            state.apply(DeltaId(bytes([index]) * 20, 1, node.step), 1 / nodes, delta, rule)
+            plain = is_plain(self._settings.codec)
+            state.apply(DeltaId(bytes([index]) * 20, 1, node.step), 1 / nodes, delta, rule, plain=plain)
             node.pull(state.value)
             step, remainder = divmod(count, nodes)
             if not remainder and step in CHECKPOINTS:

@@ -42,7 +42,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     series: list[Series] = []
     for peers in arguments.peers or (1, 4):
         series += _phases(peers, repetitions)
-    series += _loop_delay(2, repetitions)
+    series += _loop_delay(Way(), 2, repetitions, aim="≤ 20")
+    series += _loop_delay(Way("sparse"), 2, repetitions, aim="≤ 2")
     for at_once in (1, AT_ONCE):
         rates = [_queries(at_once) for _ in range(repetitions)]
         series.append(Series(f"step queries, {at_once} at once", "per second", rates))
@@ -50,7 +51,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         "step",
         "real daemons on the loopback with a stub trainer that takes no time; phases: medians over "
         f"{FREE_STEPS} steps in a row of each daemon, bfloat16, a backup, pssp; loop delay: a task that sleeps 2 ms "
-        "and notes how late it wakes, in every daemon, while two of them exchange 100 MB vectors (float32, "
+        "and notes how late it wakes, in every daemon, while two of them exchange 100 MB vectors (float32 or sparse, "
         "replicas = 0, asp) without a pause; queries: two overlay nodes, a process each",
         series,
     )
@@ -73,9 +74,9 @@ def _phases(peers: int, repetitions: int) -> list[Series]:
     return [*found, Series(f"processor time of a step, {label}", "ms per node", cpu)]
 
 
-def _loop_delay(peers: int, repetitions: int) -> list[Series]:
+def _loop_delay(way: Way, peers: int, repetitions: int, aim: str) -> list[Series]:
     with tempfile.TemporaryDirectory(prefix="p2pnode-bench-") as place:
-        with of.ours(Way(), peers, LARGE, free_steps=FREE_STEPS, is_probed=True) as group:
+        with of.ours(way, peers, LARGE, free_steps=FREE_STEPS, is_probed=True) as group:
             group.turn()
             windows = []
             for _ in range(repetitions):
@@ -84,14 +85,14 @@ def _loop_delay(peers: int, repetitions: int) -> list[Series]:
                 windows.append((began_s, time.monotonic()))
             kept = _collect(group, Path(place))
         late = [[late_ms for wakes in kept for late_ms in window(wakes, *one)] for one in windows]
-    label = f"while {peers} nodes exchange 100 MB vectors"
+    label = f"while {peers} nodes exchange 100 MB vectors" + (f" as {way.codec}" if way.codec != Way().codec else "")
     return [
         Series(f"loop delay p50, {label}", "ms", [float(np.percentile(one, 50)) for one in late]),
         Series(
             f"loop delay p99, {label}",
             "ms",
             [float(np.percentile(one, 99)) for one in late],
-            "≤ 20",
+            aim,
             {"max_ms": [round(max(one), 2) for one in late]},
         ),
     ]

@@ -133,9 +133,9 @@ class Ledger:
                 self._weigh(key, item.weight, momentum=item.momentum)
             return add(shard, item, state)
 
-        def weighed_alone(shard: int, identity: DeltaId, weight: float, delta: Vector) -> int:
-            self._weigh((shard, identity), weight, momentum=True)
-            return add_unlogged(shard, identity, weight, delta)
+        def weighed_alone(shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> int:
+            self._weigh((shard, identity), weight, momentum=not plain)
+            return add_unlogged(shard, identity, weight, delta, plain=plain)
 
         deltas.accept = accepted  # type: ignore[method-assign]
         deltas.add_unreplicated = added_alone  # type: ignore[method-assign]
