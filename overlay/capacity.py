@@ -15,6 +15,8 @@ from collections.abc import Mapping
 
 #: What a node announces before it has measured its line; it counts as the median class.
 UNKNOWN = 0
+#: Added to a class that is only a lower bound.
+AT_LEAST = 16
 #: The upper end of class 1, in bytes per second; every further class is twice as fast.
 CLASS_BYTES_PER_S = 16 * 1024.0
 #: The fastest class: 64 MiB/s (0.5 Gbit/s) or more. Above it processors set the rate, and they are shared.
@@ -37,31 +39,54 @@ def _octaves(bytes_per_s: float) -> float:
 
 
 class CapacityClass:
-    """The class that a node announces: the class of its rate, with hysteresis."""
+    """What a node announces: the class of its rate, with hysteresis.
+
+    A rate may be a lower bound, of a line that is never full. A bound raises the class and never lowers it; the class
+    is then announced as one, with `AT_LEAST` added.
+    """
 
     def __init__(self) -> None:
-        self.value = UNKNOWN
+        self.announced = UNKNOWN
+        self._wanted = UNKNOWN
         self._streak = 0
 
-    def update(self, bytes_per_s: float) -> None:
+    def update(self, bytes_per_s: float, *, is_exact: bool) -> None:
         """Take the rate after one more round of measurement."""
+        present, is_bound = split(self.announced)
         found = class_of(bytes_per_s)
-        above = _octaves(bytes_per_s) - self.value
-        is_inside = self.value != UNKNOWN and -1 - MARGIN_OCTAVES <= above <= MARGIN_OCTAVES
-        if found == self.value or is_inside:
+        above = _octaves(bytes_per_s) - present
+        is_inside = present != UNKNOWN and -1 - MARGIN_OCTAVES <= above <= MARGIN_OCTAVES
+        if found == present or is_inside:
+            wanted = present + AT_LEAST * (is_bound and not is_exact)
+        elif is_exact:
+            wanted = found
+        else:
+            wanted = found + AT_LEAST if found > present else self.announced
+        if wanted == self.announced:
             self._streak = 0
             return
-        self._streak += 1
+        self._streak = self._streak + 1 if wanted == self._wanted else 1
+        self._wanted = wanted
         if self._streak >= CONFIRMATIONS:
-            self.value, self._streak = found, 0
+            self.announced, self._streak = wanted, 0
 
 
-def weight_exponents(classes: Mapping[bytes, int]) -> dict[bytes, int | None]:
+def split(announced: int) -> tuple[int, bool]:
+    """The class in what a node announces, and whether it is only a lower bound; unknown where it is neither."""
+    value, is_bound = announced % AT_LEAST, announced >= AT_LEAST
+    return (value, is_bound) if 0 < value <= TOP_CLASS and announced < 2 * AT_LEAST else (UNKNOWN, False)
+
+
+def weight_exponents(announced: Mapping[bytes, int]) -> dict[bytes, int | None]:
     """For each node the binary logarithm of its weight relative to the median; None for a node under the floor.
 
     An unknown class counts as the median. Of two medians the larger one counts: of two nodes the slower may be under
-    the floor, the faster never is.
+    the floor, the faster never is. Nodes whose class is a lower bound are all in one class, the highest of these
+    bounds: how busy their lines were is no reason to prefer one.
     """
+    found = {node_id: split(value) for node_id, value in announced.items()}
+    highest_bound = max((value for value, is_bound in found.values() if is_bound), default=UNKNOWN)
+    classes = {node_id: highest_bound if is_bound else value for node_id, (value, is_bound) in found.items()}
     known = sorted(value for value in classes.values() if value != UNKNOWN)
     if not known or known[0] == known[-1]:
         return dict.fromkeys(classes, 0)

@@ -22,8 +22,12 @@ WINDOW_S = 0.25
 MIN_WINDOWS = 3
 ROUND_S = 10.0
 IDLE_S = 1.0
+#: A window in which less waited counts if it moved so many bytes.
+MIN_BYTES = 1 << 16
 #: Rounds that count.
 ROUNDS = 5
+#: Windows with a full line show its rate if they reach this part of the largest rate of all windows.
+FULL = 0.8
 
 
 class LineRate:
@@ -44,14 +48,15 @@ class LineRate:
     def window(self, seconds: float, moved_bytes: int, *, is_busy: bool) -> bool:
         """A window has passed in which `moved_bytes` were delivered; returns whether it ended a round.
 
-        `is_busy`: enough waited to be sent at its beginning and at its end. Another window counts only if it shows that
-        the line is faster than is known; one in which nothing arrived shows a line that is broken, not its rate.
+        `is_busy`: enough waited to be sent at its beginning and at its end. Another window counts only if it moved some
+        bytes, faster than is known. One in which nothing arrived shows a line that is broken, not its rate.
         """
         if seconds <= 0.0:
             return False
         rate = moved_bytes / seconds
         known = self.bytes_per_s
-        if moved_bytes == 0 or (not is_busy and (known is None or rate <= known)):
+        counts = moved_bytes > 0 if is_busy else moved_bytes >= MIN_BYTES and rate > (known or 0.0)
+        if not counts:
             self._idle_s += seconds
             return self._idle_s >= IDLE_S and self._end_round()
         self._idle_s = 0.0
@@ -73,24 +78,38 @@ class LineRate:
 
 
 class MeasuredLine:
-    """The line of a node: both rates, and the capacity class that the node announces."""
+    """The line of a node: both rates, and the capacity class that the node announces.
+
+    `upload` is a lower bound: all that is known of a line that is never full, or waits for one slow peer alone.
+    """
 
     def __init__(self) -> None:
         self.upload = LineRate()
         self.download = LineRate()
+        self._full = LineRate()
         self._capacity = CapacityClass()
 
     @property
     def capacity(self) -> int:
-        """The capacity class of the upload rate (`overlay.capacity`)."""
-        return self._capacity.value
+        """The announced capacity of the upload (`overlay.capacity`)."""
+        return self._capacity.announced
 
-    def sent(self, seconds: float, moved_bytes: int, *, is_busy: bool) -> None:
-        """A window of the upload; see `LineRate.window`."""
-        if self.upload.window(seconds, moved_bytes, is_busy=is_busy):
-            rate = self.upload.bytes_per_s
-            assert rate is not None
-            self._capacity.update(rate)
+    @property
+    def upload_bytes_per_s(self) -> float | None:
+        """The rate of the upload, if it was full for long enough: with several peers to send to, and not much slower
+        than it is known to be."""
+        full = self._full.bytes_per_s
+        return full if full is not None and full >= FULL * (self.upload.bytes_per_s or 0.0) else None
+
+    def sent(self, seconds: float, moved_bytes: int, *, is_busy: bool, is_full: bool) -> None:
+        """A window of the upload; see `LineRate.window`. `is_full`: much waited for two peers or more."""
+        full_ended = self._full.window(seconds, moved_bytes if is_full else 0, is_busy=is_full)
+        ended = self.upload.window(seconds, moved_bytes, is_busy=is_busy)
+        rate, bound = self.upload_bytes_per_s, self.upload.bytes_per_s
+        if rate is not None and full_ended:
+            self._capacity.update(rate, is_exact=True)
+        elif bound is not None and ended:
+            self._capacity.update(bound, is_exact=False)
 
     def received(self, seconds: float, moved_bytes: int, *, is_busy: bool) -> None:
         """A window of the download; see `LineRate.window`."""

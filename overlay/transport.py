@@ -142,15 +142,20 @@ class ReceivedResponse:
     waited_s: float | None = None
 
 
+#: So many bytes queued are much: more than waits for its acknowledgement alone on most lines.
+MUCH_QUEUED_BYTES = 1 << 16
+
+
 class Upload(NamedTuple):
     """What all streams of a node have sent, requests and responses. Bytes that other nodes' kernels have acknowledged
     since the start, and bytes written and not acknowledged yet. Two readings between which bytes were always queued
     give the rate of the line: the difference of `acknowledged_bytes` over the time between them. `received_bytes`: what
-    they have received since the start."""
+    they have received since the start. `queued_peers`: hosts for which much is queued."""
 
     acknowledged_bytes: int
     queued_bytes: int
     received_bytes: int = 0
+    queued_peers: int = 0
 
 
 DatagramHandler = Callable[[bytes, Address], None]

@@ -82,12 +82,15 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         return Budget(vector_bytes, vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
+    # auto uses any but float32; values are pulled as changes unless it is bfloat16.
+    largest: codecs.CodecName = "bfloat16" if settings.codec == "auto" else settings.codec
     # Alone each delta is whole, so the array that accumulates parts of a whole stays empty.
-    has_momentum = settings.outer_momentum != 0.0 and not is_plain(settings.codec)
+    has_momentum = settings.outer_momentum != 0.0 and not is_plain(largest)
     state_bytes = vector_bytes * (1 if not has_momentum else 2 if alone else 3)
     share_bytes = round(state_bytes / nodes)
     shard_bytes = -(-state_bytes // settings.shards)
-    encoded_bytes = codecs.max_bytes(settings.codec, values, settings.sparse_values)
+    follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
+    encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
     copied_bytes = vector_bytes + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
@@ -102,7 +105,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
         windows=_windows_bytes(vector_bytes, settings, nodes),
         # The value that followers hold, and changes of it that together are less than another.
-        published=0 if alone or not follows_chains(settings) else 2 * round(vector_bytes / nodes),
+        published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
         base=vector_bytes if settings.overlap else 0,

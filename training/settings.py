@@ -132,10 +132,10 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(description="False: this node trains alone, nothing is pushed or pulled. For comparison only."),
     ] = True
     codec: Annotated[
-        Literal["float32", "bfloat16", "int8", "int4", "sparse"],
+        Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(
             description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; what it lacks is added to "
-            "the next delta."
+            "the next delta. auto: the least lossy that the measured line carries."
         ),
     ] = "bfloat16"
     sparse_values: Annotated[

@@ -1,7 +1,8 @@
 """Measures the line of this node: reads four times a second how many bytes its streams have delivered and received.
 
-A window counts as busy where enough was queued at its beginning and at its end that the line, and not the sender, set
-the pace. Nothing is done per write; a reading takes microseconds per busy connection (`overlay.sockets.upload_meter`).
+A window counts as busy where enough was queued at its beginning and at its end that the sender did not set the pace,
+and as full where two peers were to be sent something at both: then it was the line, and not one slow peer. Nothing is
+done per write; a reading takes microseconds per busy connection (`overlay.sockets.upload_meter`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from overlay.transport import Upload
 #: With fewer bytes queued, less may be on the way than fits: 128 KiB fill 13 Mbit/s over a round trip of 80 ms.
 QUEUED_BYTES = 1 << 17
 
+#: A node that had nothing to send to two peers at the same time for so long has one peer.
+SEVERAL_S = 120.0
+
 
 class LineMeter:
     """Reads the counters of all streams, and reports windows to `line`."""
@@ -28,6 +32,7 @@ class LineMeter:
         self._read_at = 0.0
         self._last = Upload(0, 0)
         self._has_received = False
+        self._several_at = -SEVERAL_S
 
     def start(self) -> None:
         """Read until `stop`."""
@@ -52,5 +57,10 @@ class LineMeter:
         received_bytes = after.received_bytes - before.received_bytes
         was_queued = min(before.queued_bytes, after.queued_bytes) >= QUEUED_BYTES
         had_received, self._has_received = self._has_received, received_bytes >= QUEUED_BYTES * seconds
-        self.line.sent(seconds, sent_bytes, is_busy=was_queued)
+        peers = min(before.queued_peers, after.queued_peers)
+        if max(before.queued_peers, after.queued_peers) > 1:
+            self._several_at = now
+        # What is sent to one peer, among several lately, may wait for that peer.
+        is_shared = peers > 1 or (peers == 1 and now - self._several_at > SEVERAL_S)
+        self.line.sent(seconds, sent_bytes, is_busy=was_queued, is_full=was_queued and is_shared)
         self.line.received(seconds, received_bytes, is_busy=had_received and self._has_received)

@@ -6,8 +6,10 @@ acknowledged, and none for the others.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from overlay.sockets.connection import Connection
-from overlay.transport import Upload
+from overlay.transport import MUCH_QUEUED_BYTES, Upload
 
 #: Nothing was read of a connection yet: no number of written bytes.
 _UNREAD = (-1, 0)
@@ -36,6 +38,7 @@ class UploadMeter:
     def read(self) -> Upload:
         """Bytes acknowledged since the start, bytes queued now, and bytes received since the start."""
         acknowledged_bytes, queued_bytes, received_bytes = self._ended_bytes, 0, self._ended_received_bytes
+        queued_for: Counter[str] = Counter()
         for connection, last in self._open.items():
             sent = connection.sent
             received_bytes += connection.received
@@ -45,6 +48,14 @@ class UploadMeter:
             queued, acknowledged = sent.queued(), sent.acknowledged()
             acknowledged_bytes += acknowledged
             queued_bytes += queued
-            if not queued:
+            if queued:
+                queued_for[_host(connection)] += queued
+            else:
                 self._open[connection] = sent.written, acknowledged
-        return Upload(acknowledged_bytes, queued_bytes, received_bytes)
+        queued_peers = sum(queued >= MUCH_QUEUED_BYTES for queued in queued_for.values())
+        return Upload(acknowledged_bytes, queued_bytes, received_bytes, queued_peers)
+
+
+def _host(connection: Connection) -> str:
+    peer = connection.transport.get_extra_info("peername")
+    return peer[0] if peer else ""

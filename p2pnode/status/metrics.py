@@ -15,7 +15,7 @@ from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.state import State
 from p2pnode.status.prometheus import Family, Sample, single
-from p2pnode.status.schema import ExchangeStatus, LoopStatus
+from p2pnode.status.schema import ExchangeStatus, LineStatus, LoopStatus
 
 #: Counters of the overlay that are metrics of their own; every other counter is an event.
 _OWN = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
@@ -160,6 +160,22 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
         "p2pnode_own_deltas_lost_total", "counter", "Shards of own deltas dropped from a full outbox.", exchange.lost
     )
     yield single("p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.outstanding_steps))
+
+
+def line_metrics(line: LineStatus) -> Iterator[Family]:
+    """The line of this node, and what a step sends over it."""
+    rates: list[Sample] = [
+        ({"direction": "in"}, line.download_bytes_per_s),
+        ({"direction": "out"}, line.upload_bytes_per_s),
+    ]
+    yield Family("p2pnode_line_bytes_per_second", "gauge", "Measured rates of this node's line.", rates)
+    parts: list[Sample] = [
+        ({"what": "needed"}, line.needed_bytes_per_step),
+        ({"what": "carried"}, line.carried_bytes_per_step),
+    ]
+    text = "Bytes that a step sends, and that the line carries while a step trains."
+    yield Family("p2pnode_line_step_bytes", "gauge", text, parts)
+    yield single("p2pnode_codec", "gauge", "The codec of the pushes, as a label.", 1, {"codec": line.codec})
 
 
 def _loop(loop: LoopStatus) -> Family:

@@ -17,8 +17,9 @@ from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
+from p2pnode.status.line import line_findings, line_status
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.metrics import collect
+from p2pnode.status.metrics import collect, line_metrics
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
@@ -28,6 +29,7 @@ from p2pnode.status.schema import (
     ExchangeStatus,
     Finding,
     FinishingStatus,
+    LineStatus,
     MemoryStatus,
     NodeStatus,
     PeerStatus,
@@ -80,9 +82,12 @@ class StatusReport:
     def metrics(self) -> list[Family]:
         """Counters and sizes, for `/metrics`."""
         exchange = None if self._node.exchange is None else self._exchange()
-        return collect(
-            self._node, self._node.overlay.report(), exchange, self._loop_delay.report(), uptime_s=self._uptime_s()
-        )
+        return [
+            *collect(
+                self._node, self._node.overlay.report(), exchange, self._loop_delay.report(), uptime_s=self._uptime_s()
+            ),
+            *line_metrics(self._line()),
+        ]
 
     def _uptime_s(self) -> float:
         return round(self._node.environment.clock.monotonic() - self._started, 3)
@@ -150,6 +155,7 @@ class StatusReport:
             loop=self._loop_delay.report(),
             health=self._health(report),
             data=self._data(),
+            line=self._line(),
         )
 
     def peers(self) -> list[PeerStatus]:
@@ -276,6 +282,12 @@ class StatusReport:
             shards_to_mend=len(store.superseded),
         )
 
+    def _line(self) -> LineStatus:
+        exchange, line = self._node.exchange, self._node.overlay.line
+        if exchange is None or not self._node.config.exchange.enabled:
+            return line_status(line, None, None)
+        return line_status(line, exchange.context.codec, exchange.codec_control.facts())
+
     def _result(self) -> ResultStatus | None:
         result = self._node.result
         if result is None:
@@ -357,6 +369,9 @@ class StatusReport:
             findings.append(Finding(level="error", what=what, do=do))
         findings += [_warning(what, do) for what, do in node.data.warnings()]
         exchange = node.exchange
+        if exchange is not None:
+            control = exchange.codec_control
+            findings += line_findings(self._line(), exchange.context.codec, overlaps=control.facts().overlaps)
         if exchange is not None and exchange.push_client.outstanding_steps:
             steps = exchange.push_client.outstanding_steps
             findings.append(_warning(f"deltas of {len(steps)} steps wait for their owners", "see /steps"))

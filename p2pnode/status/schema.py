@@ -174,6 +174,24 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     shards_to_mend: Count = 0
 
 
+class LineStatus(Struct, frozen=True, kw_only=True):
+    """This node's line. Rates are null until they are measured: `upload_bytes_per_s` when the line was full for a time,
+    `upload_at_least_bytes_per_s` when something was sent for a while. `capacity` is what it announces, 0 before.
+
+    `codec` is that of the pushes now, and `codec_reason` why. `needed_bytes_per_step`: what a step sends in it, as
+    push, forward and served pulls. `carried_bytes_per_step`: what the line carries while a step trains.
+    """
+
+    upload_bytes_per_s: Count | None
+    upload_at_least_bytes_per_s: Count | None
+    download_bytes_per_s: Count | None
+    capacity: Count
+    codec: str
+    codec_reason: str
+    needed_bytes_per_step: Count | None
+    carried_bytes_per_step: Count | None
+
+
 class MemoryStatus(Struct, frozen=True, kw_only=True):
     """The daemon's memory by parts, and what this process may still take. The trainer's own is in `trainer_bytes` only:
     gradients, optimiser, and the optimiser's copy for a checkpoint, as estimated at its start."""
@@ -223,6 +241,7 @@ class Status(Struct, frozen=True, kw_only=True):
     loop: LoopStatus
     health: list[Finding]
     data: DataStatus | None = None
+    line: LineStatus | None = None
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from overlay.requests import Handler
 from overlay.transport import Body, ReceivedResponse, Response
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.exchange_swarm import StartEntropy, chunks, collected
+from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import decode, encode
 from training.exchange.rebalance_requests import RebalanceRequests
@@ -170,6 +171,7 @@ def context_of(
         view=SwarmView(view, clock, run),
         rpc=ExchangeRpc(view, GENESIS, clock),
         rebalance=RebalanceRequests(store),
+        codec=CodecChoice(settings or plain),
     )
 
 

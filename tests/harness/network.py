@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from overlay.sockets.line_meter import LineMeter
 from overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
+    MUCH_QUEUED_BYTES,
     Body,
     DatagramHandler,
     PortInUse,
@@ -333,6 +334,8 @@ class MemoryTransport:
         #: Bytes of streams that were written here, and that have arrived at the other ends.
         self.written_bytes = 0
         self.arrived_bytes = 0
+        #: Bytes on their way, by stream.
+        self.queued: dict[Pipe, int] = {}
 
     @property
     def is_open(self) -> bool:
@@ -368,7 +371,11 @@ class MemoryTransport:
         return TransportError("closed", to, "was not asked: the transport of this node is closed")
 
     def upload(self) -> Upload:
-        return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes)
+        queued_for: Counter[str] = Counter()
+        for pipe, queued in self.queued.items():
+            queued_for[pipe.target.host] += queued
+        peers = sum(queued >= MUCH_QUEUED_BYTES for queued in queued_for.values())
+        return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes, 0, peers)
 
     async def close(self) -> None:
         if self._open:

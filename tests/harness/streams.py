@@ -115,6 +115,9 @@ class Pipe:
         if (sender := self._stream.sender_of(self)) is not None:
             sender.written_bytes += written
             sender.arrived_bytes += arrived
+            sender.queued[self] = self.written_bytes - self.received_bytes
+            if sender.queued[self] <= 0:
+                del sender.queued[self]
 
     async def write(self, chunk: Buffer, silence_s: float | None = None) -> None:
         """Send one chunk of the body when the window allows it; the chunk may be reused when this returns."""

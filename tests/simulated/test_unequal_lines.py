@@ -8,10 +8,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import pytest
 
-from overlay.capacity import FLOOR_CLASSES, CapacityClass
+from overlay.capacity import FLOOR_CLASSES, CapacityClass, class_of, split
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import StatusReport
 from tests.harness.exchange_swarm import Member, World
+from tests.harness.stub_trainer import StubTrainer
+from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
+from training.exchange.codec_choice import CodecChoice
 from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings
 
@@ -150,8 +157,8 @@ def test_a_line_that_wavers_about_the_edge_of_a_class_moves_each_shard_at_most_o
         last, moved = owners(world), Counter[int]()
         for _ in range(25):
             for name, capacity in announced.items():
-                capacity.update(2.0**25 * (0.25 if name == "n1" else 1.0) * rng.uniform(0.86, 1.16))
-                world.announce(name, capacity.value)
+                capacity.update(2.0**25 * (0.25 if name == "n1" else 1.0) * rng.uniform(0.86, 1.16), is_exact=True)
+                world.announce(name, capacity.announced)
             for _ in range(10):
                 await asyncio.sleep(1.0)
                 now = owners(world)
@@ -165,3 +172,85 @@ def test_a_line_that_wavers_about_the_edge_of_a_class_moves_each_shard_at_most_o
         assert owners(world) == late
 
     simulate(scenario)
+
+
+def train_over(lines: list[float], values: int, *, within_s: float, done: Callable[[list[Host]], bool]) -> list[Host]:
+    """Whole nodes with `codec = "auto"`, one on each line (bytes per second), until something holds of them."""
+    seed, step_s = 9, 10.0
+    print(f"seed {seed}")
+
+    async def main() -> list[Host]:
+        settings = {
+            "training.min_nodes": len(lines),
+            "exchange.codec": "auto",
+            "exchange.shards": 16,
+            "exchange.tenure_s": 5.0,
+            "barrier.method": "asp",
+        }
+        swarm = Swarm(
+            seed=seed,
+            settings=settings,
+            make_trainer=lambda name: StubTrainer(name, values, seed=seed, step_s=step_s),
+            delay=(0.02, 0.03),
+        )
+        for number, rate in enumerate(lines):
+            swarm.network.line(f"10.0.0.{number + 2}", rate)
+        hosts = swarm.start_many(len(lines))
+        await swarm.until(
+            lambda: all(host.living.exchange is not None for host in hosts) and done(hosts),
+            within_s=within_s,
+            what="the nodes have found their place",
+            every_s=1.0,
+        )
+        for host in hosts:
+            line = host.living.overlay.line
+            print(line.upload.bytes_per_s, line.upload_bytes_per_s, line.capacity, choice_of(host).reason)
+        print([(record.node, record.fields) for record in swarm.records if record.event == "codec_chosen"])
+        found = StatusReport(hosts[-1].living, EventRing(), LoopDelay(swarm.clock)).status().line
+        assert found is not None
+        assert found.codec == choice_of(hosts[-1]).codec
+        for host in hosts:
+            assert host.task is not None
+            host.task.cancel()
+        await asyncio.gather(*(host.task for host in hosts if host.task is not None), return_exceptions=True)
+        return hosts
+
+    return VirtualLoop().run(main(), limit_s=600)
+
+
+def choice_of(host: Host) -> CodecChoice:
+    assert host.living.exchange is not None
+    return host.living.exchange.context.codec
+
+
+def test_a_slow_node_measures_its_line_pushes_less_and_owns_nothing() -> None:
+    """Beside three lines of 12.5 MB/s one of 0.3: measured within a quarter, a lossier codec for that reason, and no
+    shard and no backup; the others are of one class and share the shards."""
+    slow = 300_000.0
+
+    def in_place(hosts: list[Host]) -> bool:
+        stores = [host.living.exchange.store for host in hosts if host.living.exchange is not None]
+        last = hosts[-1].living.overlay.node_id
+        backs = any(
+            last in [each.node_id for each in owned.targets()] for store in stores for owned in store.owned.values()
+        )
+        return not stores[-1].owned and not backs and "the line carries" in choice_of(hosts[-1]).reason
+
+    *quick, late = train_over([12.5e6, 12.5e6, 12.5e6, slow], 1_500_000, within_s=300.0, done=in_place)
+    line = late.living.overlay.line
+    assert line.upload_bytes_per_s == pytest.approx(slow, rel=0.25)
+    capacity, is_bound = split(line.capacity)
+    assert capacity in (class_of(slow), class_of(1.25 * slow))
+    assert not is_bound
+    assert choice_of(late).codec in ("int4", "sparse")
+    assert all(split(host.living.overlay.line.capacity)[0] >= capacity + FLOOR_CLASSES - 1 for host in quick)
+
+
+def test_on_fast_lines_all_nodes_come_to_push_bfloat16() -> None:
+    """From a careful first push, within a dozen steps."""
+
+    def in_place(hosts: list[Host]) -> bool:
+        return all(choice_of(host).codec == "bfloat16" for host in hosts)
+
+    hosts = train_over([50e6, 50e6, 50e6], 300_000, within_s=150.0, done=in_place)
+    assert all(host.living.progress.step <= 12 for host in hosts)

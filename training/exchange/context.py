@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
+from training.exchange.codec_choice import CodecChoice
 from training.exchange.counters import Counters
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
@@ -34,6 +35,7 @@ class ExchangeContext:
     view: SwarmView
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
+    codec: CodecChoice
     counters: Counters = field(default_factory=Counters)
 
     def me(self) -> Contact:

@@ -17,8 +17,10 @@ from overlay.transport import TransportError
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.backup.handler import BackupHandler
+from training.exchange.client.codec_control import CodecControl
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
+from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder
 from training.exchange.counters import Counters
@@ -100,6 +102,7 @@ class Exchange:
             view=SwarmView(swarm, environment.clock, run),
             rpc=ExchangeRpc(swarm, genesis, environment.clock),
             rebalance=RebalanceRequests(store),
+            codec=CodecChoice(settings),
         )
         self.context = context
         self.store = store
@@ -115,6 +118,7 @@ class Exchange:
         self.reads = ReadHandler(context, self._final_values, self.publisher)
         self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)
+        self.codec_control = CodecControl(context, overlaps=settings.overlap)
         self.push_client = PushClient(context, self.directory, self.deltas)
         self.pull_client = PullClient(context, self.directory, self._final_values)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
@@ -270,12 +274,19 @@ class Exchange:
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
     ) -> PushReport:
         """See `PushClient.push`."""
-        return await self.push_client.push(step, base_step, weight, delta, on_taken)
+        control, clock = self.codec_control, self.context.environment.clock
+        control.before_push()
+        began = clock.monotonic()
+        with control.timing():
+            report = await self.push_client.push(step, base_step, weight, delta, on_taken)
+        control.pushed(clock.monotonic() - began, is_complete=not report.outstanding)
+        return report
 
     async def pull(self, step: int) -> PullReport:
         """Bring the replica up to date after the barrier of `step`."""
         deadline_s = DETECTION_BOUND_S if self.context.synchronous else RELAXED_PULL_S
-        return await self.pull_client.pull(step, deadline_s=deadline_s)
+        with self.codec_control.timing():
+            return await self.pull_client.pull(step, deadline_s=deadline_s)
 
     def take_merged(self) -> dict[bytes, int]:
         """The nodes whose deltas were added here since the last call, each with its latest step."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.capacity import (
+    AT_LEAST,
     CLASS_BYTES_PER_S,
     CONFIRMATIONS,
     FLOOR_CLASSES,
@@ -15,6 +16,7 @@ from overlay.capacity import (
     TOP_CLASS,
     CapacityClass,
     class_of,
+    split,
     weight_exponents,
 )
 
@@ -37,8 +39,8 @@ def test_noise_about_the_edge_of_a_class_changes_nothing() -> None:
     announced = CapacityClass()
     seen = []
     for _ in range(500):
-        announced.update(edge * rng.uniform(0.87, 1.15))
-        seen.append(announced.value)
+        announced.update(edge * rng.uniform(0.87, 1.15), is_exact=True)
+        seen.append(announced.announced)
 
     assert len({value for value in seen if value}) == 1
     assert seen[CONFIRMATIONS + 5] != 0
@@ -48,16 +50,16 @@ def test_a_class_follows_a_rate_that_stays_away_and_not_one_outlier() -> None:
     """One round far off changes nothing, a second one does."""
     announced = CapacityClass()
     for _ in range(CONFIRMATIONS):
-        assert announced.value == 0
-        announced.update(1e6)
-    assert announced.value == class_of(1e6)
+        assert announced.announced == 0
+        announced.update(1e6, is_exact=True)
+    assert announced.announced == class_of(1e6)
 
-    announced.update(1e5)
-    announced.update(1e6)
-    announced.update(1e5)
-    assert announced.value == class_of(1e6)
-    announced.update(1e5)
-    assert announced.value == class_of(1e5)
+    announced.update(1e5, is_exact=True)
+    announced.update(1e6, is_exact=True)
+    announced.update(1e5, is_exact=True)
+    assert announced.announced == class_of(1e6)
+    announced.update(1e5, is_exact=True)
+    assert announced.announced == class_of(1e5)
 
 
 @given(octaves=st.floats(-0.9 * MARGIN_OCTAVES, 1 + 0.9 * MARGIN_OCTAVES))
@@ -65,12 +67,36 @@ def test_a_class_ends_a_quarter_of_an_octave_beyond_its_edges(octaves: float) ->
     """Within the margin a rate stays in its class however long it lasts."""
     announced = CapacityClass()
     for _ in range(CONFIRMATIONS):
-        announced.update(CLASS_BYTES_PER_S * 2**6.5)
-    before = announced.value
+        announced.update(CLASS_BYTES_PER_S * 2**6.5, is_exact=True)
+    before = announced.announced
     for _ in range(10):
-        announced.update(CLASS_BYTES_PER_S * 2 ** (6 + octaves))
+        announced.update(CLASS_BYTES_PER_S * 2 ** (6 + octaves), is_exact=True)
 
-    assert announced.value == before
+    assert announced.announced == before
+
+
+def test_a_lower_bound_raises_a_class_and_never_lowers_it() -> None:
+    """A line that is not full any more keeps its class; one that shows more than its class is announced as at least
+    that; a full one as just that."""
+    announced = CapacityClass()
+    seen = []
+    for rate, is_exact in ((1e6, False), (1e6, True), (1e5, False), (8e6, False), (4e6, False), (1e6, True)):
+        for _ in range(CONFIRMATIONS):
+            announced.update(rate, is_exact=is_exact)
+        seen.append(split(announced.announced))
+
+    slow, fast = class_of(1e6), class_of(8e6)
+    assert seen == [(slow, True), (slow, False), (slow, False), (fast, True), (fast, True), (slow, False)]
+
+
+def test_lower_bounds_are_one_class() -> None:
+    """How busy the lines of fast nodes were does not decide between them; a full and slow one is under the floor."""
+    a, b, c, d = b"a", b"b", b"c", b"d"
+
+    assert weight_exponents({a: AT_LEAST + 8, b: AT_LEAST + 9, c: 4, d: 0}) == {a: 0, b: 0, c: None, d: 0}
+    assert weight_exponents({a: AT_LEAST + 3, b: AT_LEAST + 9}) == {a: 0, b: 0}
+    assert weight_exponents({a: 200, b: AT_LEAST, c: 7}) == {a: 0, b: 0, c: 0}
+    assert split(AT_LEAST + TOP_CLASS) == (TOP_CLASS, True)
 
 
 def test_weights_are_relative_to_the_median_and_unknown_classes_are_the_median() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from overlay.capacity import class_of
+from overlay.capacity import class_of, split
 from overlay.line_rate import IDLE_S, MIN_WINDOWS, ROUND_S, ROUNDS, WINDOW_S, LineRate, MeasuredLine
 
 MBIT = 125_000.0
@@ -91,11 +91,10 @@ def test_a_noisy_line_is_measured_within_a_fifth() -> None:
 
 
 def test_a_line_that_is_down_keeps_its_rate() -> None:
-    """A minute in which everything waits and nothing arrives is no measurement of the line."""
+    """Two minutes in which everything waits and nothing arrives is no measurement of the line."""
     rate = LineRate()
     send(rate, 20 * MBIT, 2.0)
-    send(rate, 0.0, 60.0)
-    send(rate, 20 * MBIT, 2.0)
+    send(rate, 0.0, 120.0)
 
     assert rate.bytes_per_s == pytest.approx(20 * MBIT)
 
@@ -118,6 +117,29 @@ def test_a_line_announces_its_class_after_two_rounds_of_sending() -> None:
     for _ in range(2):
         assert line.capacity == 0
         for _ in range(round(ROUND_S / WINDOW_S)):
-            line.sent(WINDOW_S, round(20 * MBIT * WINDOW_S), is_busy=True)
+            line.sent(WINDOW_S, round(20 * MBIT * WINDOW_S), is_busy=True, is_full=True)
     assert line.capacity == class_of(20 * MBIT)
     assert line.upload.bytes_per_s == pytest.approx(20 * MBIT)
+
+
+def test_a_line_that_waits_for_one_slow_peer_is_known_as_a_lower_bound_only() -> None:
+    """What one peer takes is less than the line carries; the rate is known when two streams wait at once."""
+    line = MeasuredLine()
+    for _ in range(200):
+        line.sent(WINDOW_S, round(5 * MBIT * WINDOW_S), is_busy=True, is_full=False)
+    assert (line.upload_bytes_per_s, line.upload.bytes_per_s) == (None, pytest.approx(5 * MBIT))
+    assert split(line.capacity) == (class_of(5 * MBIT), True)
+
+    for _ in range(200):
+        line.sent(WINDOW_S, round(20 * MBIT * WINDOW_S), is_busy=True, is_full=True)
+    assert line.upload_bytes_per_s == pytest.approx(20 * MBIT)
+    assert split(line.capacity) == (class_of(20 * MBIT), False)
+
+    # Two slow peers, and a short burst to the others that shows what the line can do.
+    for _ in range(5):
+        for _ in range(40):
+            line.sent(WINDOW_S, round(5 * MBIT * WINDOW_S), is_busy=True, is_full=True)
+        for _ in range(MIN_WINDOWS):
+            line.sent(WINDOW_S, round(20 * MBIT * WINDOW_S), is_busy=False, is_full=False)
+    assert line.upload_bytes_per_s is None
+    assert split(line.capacity) == (class_of(20 * MBIT), False)

@@ -128,7 +128,7 @@ def test_a_capacity_class_travels_with_requests_and_answers_and_former_versions_
         assert events.capacities == []
 
         for _ in range(100):
-            local.line.sent(0.25, 250_000, is_busy=True)
+            local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
         head = (await made.serve(request(local, capacity=7))).head
         assert events.capacities == [(THEIR_ID, 7)]
         assert msgspec.msgpack.decode(head, type=Envelope).capacity == class_of(1_000_000)

@@ -263,8 +263,8 @@ class PullClient:
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:
-        settings, wanted = self._context.settings, []
-        follows = follows_chains(settings) and not job.is_final
+        settings, pushed, wanted = self._context.settings, self._context.codec.codec, []
+        follows = follows_chains(settings, pushed) and not job.is_final
         for shard in shards:
             # The same term and version as another node's copy do not make it the same bits.
             term, version = _NONE if job.is_final else self._replica.version_of(shard)
@@ -274,7 +274,7 @@ class PullClient:
         return Pull(
             self._context.genesis,
             job.step,
-            "bfloat16" if not job.is_final and whole_codec(settings) == "bfloat16" else "float32",
+            "bfloat16" if not job.is_final and whole_codec(settings, pushed) == "bfloat16" else "float32",
             wanted,
             self._store.ownership.stale_fences(shards),
             job.is_joiners,

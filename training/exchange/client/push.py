@@ -121,7 +121,7 @@ class PushClient:
         return [shard for shard in range(len(bounds)) if shard not in results]
 
     async def _encode_all(self, delivery: Delivery, shards: list[int], delta: Vector, *, borrows: bool) -> None:
-        if self._context.settings.codec == "float32" and borrows:
+        if self._context.codec.codec == "float32" and borrows:
             outgoing = self._encode(delta, shards, borrows=True)  # neither computes nor copies
         else:
             outgoing = await self._executor.run(partial(self._encode, delta, shards, borrows=borrows))
@@ -139,7 +139,7 @@ class PushClient:
             await self._outbox.detach(delivery)
 
     def _encode(self, delta: Vector, shards: list[int], *, borrows: bool) -> list[Outgoing]:
-        codec = self._context.settings.codec
+        codec = self._context.codec.codec
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]

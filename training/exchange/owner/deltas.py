@@ -131,7 +131,7 @@ class DeltaHandler:
             return []  # a shard without a backup is about to get one
         if self._store.rule.robust:
             return []  # own deltas are clipped, or collected in a window, like all others
-        if is_plain(self._context.settings.codec) and self._view.has_met_others():
+        if is_plain(self._context.codec.codec) and self._view.has_met_others():
             return []  # own deltas are sparse like all others, and the frame's codec says by which rule they are added
         found = ((shard, self._store.owned.get(shard)) for shard in shards)
         return [shard for shard, owned in found if owned is not None and not owned.has_targets]
@@ -149,7 +149,7 @@ class DeltaHandler:
         weight = self._validator.clamp_weight(push.weight)
         is_held, is_logged = self._context.synchronous, self._view.has_met_others()
         # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
-        codec = self._context.settings.codec
+        codec = self._context.codec.codec
         plain = is_plain(codec)  # of a node that has never met another: nothing is logged
         log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
         limit = self._context.stale_limit

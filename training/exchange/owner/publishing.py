@@ -24,7 +24,7 @@ import numpy as np
 from overlay.transport import Buffer
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
-from training.encoding.pull_codecs import WHOLE, pull_codec
+from training.encoding.pull_codecs import WHOLE, change_codec
 from training.exchange.context import ExchangeContext
 from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Change, Published, begin, continued, tick
 from training.exchange.ownership_messages import HandOver, PublishedHead
@@ -87,7 +87,7 @@ class Publisher:
         self._clock = context.environment.clock
         self._entropy = context.environment.entropy
         self._executor = context.environment.executor
-        self._choose = choose if choose is not None else lambda: pull_codec(context.settings)
+        self._choose = choose if choose is not None else lambda: change_codec(context.settings, context.codec.codec)
         self._chains: dict[int, _Chain] = {}
         self._one_at_a_time = asyncio.Lock()
 

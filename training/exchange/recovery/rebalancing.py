@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from overlay.capacity import split
 from overlay.peers import Contact
 from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
@@ -170,7 +171,7 @@ class Rebalancer:
         if self._run.is_leaving or owned.backup.node_id == first.node_id:
             return True
         me, backup = self._swarm.node_id, owned.backup.node_id
-        if not 0 < self._swarm.capacity(me) < self._swarm.capacity(backup):
+        if not 0 < split(self._swarm.capacity(me))[0] < split(self._swarm.capacity(backup))[0]:
             return False
         better = next((contact.node_id for contact in ranked if contact.node_id in (me, backup)), me)
         return better == backup and not self._swarm.is_suspect(backup)

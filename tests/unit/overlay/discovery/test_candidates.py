@@ -177,7 +177,7 @@ def test_candidates_are_ranked_by_what_they_announced_and_by_the_own_line() -> N
         assert [world.candidates.capacity(each) for each in (OWN, OTHERS[0], OTHERS[1], b"unknown")] == [0, 3, 10, 0]
 
         for _ in range(200):
-            world.local.line.sent(0.25, 10_000, is_busy=True)
+            world.local.line.sent(0.25, 10_000, is_busy=True, is_full=True)
         assert {each.node_id for each in await world.candidates.of(KEY)} == set(OTHERS[1:4])
 
     run(scenario())

@@ -20,7 +20,7 @@ MBIT = 125_000
 
 
 class Counters:
-    """Counters of streams that the test sets, and a clock."""
+    """Counters of peers that the test sets, and a clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,7 +30,9 @@ class Counters:
     def monotonic(self) -> float:
         return self.now
 
-    def pass_windows(self, count: int, sent: float, received: float = 0.0, *, queued: int = QUEUED_BYTES) -> None:
+    def pass_windows(
+        self, count: int, sent: float, received: float = 0.0, *, queued: int = QUEUED_BYTES, peers: int = 2
+    ) -> None:
         for _ in range(count):
             self.now += WINDOW_S
             before = self.upload
@@ -38,15 +40,15 @@ class Counters:
                 before.acknowledged_bytes + round(sent * WINDOW_S),
                 queued,
                 before.received_bytes + round(received * WINDOW_S),
+                peers,
             )
             self.meter.sample()
 
 
 def test_windows_are_the_differences_of_the_counters() -> None:
-    """Sending at 20 Mbit/s and receiving at 50 are measured as that; a window begins with something queued."""
+    """Sending at 20 Mbit/s and receiving at 50 are measured as that; what little left before shows nothing."""
     counters = Counters()
-    counters.pass_windows(1, 100 * MBIT, queued=0)
-    counters.pass_windows(1, 100 * MBIT)
+    counters.pass_windows(9, 1 * MBIT, queued=0)
     counters.pass_windows(6, 20 * MBIT, 50 * MBIT)
 
     assert counters.meter.line.upload.bytes_per_s == pytest.approx(20 * MBIT)
@@ -60,6 +62,17 @@ def test_what_leaves_while_too_little_is_queued_is_no_measurement() -> None:
 
     assert counters.meter.line.upload.bytes_per_s is None
     assert counters.meter.line.download.bytes_per_s is None
+
+
+def test_a_line_is_full_where_two_peers_wait_and_where_there_was_one_alone_for_long() -> None:
+    """One peer beside others may be the slow one; a node with one peer measures its line by that."""
+    for peers, several, is_known in ((2, True, True), (1, True, False), (1, False, True), (0, False, False)):
+        counters = Counters()
+        counters.now = 1000.0
+        counters.pass_windows(2, 20 * MBIT, peers=2 if several else 1)
+        counters.pass_windows(100, 20 * MBIT, peers=peers)
+        assert (counters.meter.line.upload_bytes_per_s is not None) is is_known, (peers, several)
+        assert counters.meter.line.upload.bytes_per_s == pytest.approx(20 * MBIT)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts acknowledged bytes")

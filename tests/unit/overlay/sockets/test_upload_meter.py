@@ -6,17 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import Upload
+from overlay.transport import MUCH_QUEUED_BYTES, Upload
 
 
 class Ending:
     """What the meter uses of a connection."""
 
-    def __init__(self, acknowledged: int, queued: int, received: int = 0) -> None:
+    def __init__(self, acknowledged: int, queued: int, received: int = 0, host: str = "10.0.0.1") -> None:
         self.looks = 0
         self.received = received
         self.sent = SimpleNamespace(written=acknowledged + queued, acknowledged=self._acknowledged, queued=self._queued)
         self.queued_bytes = queued
+        self.transport = SimpleNamespace(get_extra_info={"peername": (host, 1)}.get)
 
     def _acknowledged(self) -> int:
         self.looks += 1
@@ -26,8 +27,8 @@ class Ending:
         return self.queued_bytes
 
 
-def connection(acknowledged: int, queued: int, received: int = 0) -> Any:
-    return Ending(acknowledged, queued, received)
+def connection(acknowledged: int, queued: int, received: int = 0, host: str = "10.0.0.1") -> Any:
+    return Ending(acknowledged, queued, received, host)
 
 
 def test_open_and_ended_connections_are_added_up() -> None:
@@ -55,3 +56,12 @@ def test_an_idle_connection_is_not_looked_at_again_before_it_sends() -> None:
     assert meter.read() == Upload(150, 0)
     assert meter.read() == Upload(150, 0)
     assert one.looks == 3
+
+
+def test_peers_for_which_much_is_queued_are_counted() -> None:
+    """Two of three have at least 64 KiB to take; the streams to one peer add up."""
+    meter, half = UploadMeter(), MUCH_QUEUED_BYTES // 2
+    for host, queued in (("a", half), ("a", half), ("b", MUCH_QUEUED_BYTES - 1), ("c", 10 * half), ("c", 10 * half)):
+        meter.opened(connection(0, queued, host=host))
+
+    assert meter.read().queued_peers == 2

@@ -21,6 +21,7 @@ from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
 from training.exchange.client.pull import MIN_RELIEF_DELAY_S, PullClient
+from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.owner.final_values import FinalValues
@@ -99,7 +100,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
             Any, SimpleNamespace(clock=clock, log=log, entropy=SimpleNamespace(random=random.Random(1)), executor=None)
         ),
         genesis=b"g" * 16,
-        settings=ExchangeSettings(pull_codec="float32"),
+        settings=(settings := ExchangeSettings(pull_codec="float32")),
         synchronous=False,
         stale_limit=None,
         store=store,
@@ -108,6 +109,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         view=SwarmView(swarm, clock, run),
         rpc=cast(Any, SimpleNamespace(request=line.request, decoded=lambda _source, head, kind: decode(head, kind))),
         rebalance=RebalanceRequests(store),
+        codec=CodecChoice(settings),
     )
 
     async def refresh(_shards: list[int]) -> None:

@@ -15,6 +15,7 @@ from tests.harness.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
+from training.exchange.codec_choice import CodecChoice
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushAnswer, PushResult, decode
 from training.exchange.owner import deltas as deltas_module
 from training.exchange.owner.delta_item import IncomingDelta
@@ -29,7 +30,8 @@ ME, OTHER = contact("a"), contact("x")
 
 def handler_of(store: ShardStore, others: list[Contact] | None = None, **changes: Any) -> tuple[DeltaHandler, Any, Any]:
     swarm = ScriptedSwarm(ME, others or [])
-    context = dataclasses.replace(context_of(swarm, store), **changes)
+    plain = context_of(swarm, store)
+    context = dataclasses.replace(plain, **{"codec": CodecChoice(changes.get("settings", plain.settings)), **changes})
     handler = DeltaHandler(context)
     handler.register()
     return handler, swarm, context

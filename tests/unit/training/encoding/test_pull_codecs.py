@@ -1,0 +1,38 @@
+"""Which codec pulls have, given the settings and the codec of the pushes now."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.encoding.codecs import CodecName
+from training.encoding.pull_codecs import change_codec, follows_chains, pull_codec, pulled_in, whole_codec
+from training.settings import ExchangeSettings
+
+
+@pytest.mark.parametrize(
+    ("codec", "pulled", "whole", "follows"),
+    [
+        ("float32", "float32", "float32", False),
+        ("bfloat16", "bfloat16", "bfloat16", False),
+        ("int8", "int8", "bfloat16", True),
+        ("int4", "int4", "bfloat16", True),
+        ("sparse", "int4", "bfloat16", True),
+    ],
+)
+def test_by_default_pulls_follow_the_pushes(
+    codec: CodecName, pulled: CodecName, whole: CodecName, follows: bool
+) -> None:
+    """Also where the pushes' codec is chosen, and whatever it was before."""
+    for settings in (ExchangeSettings(codec=codec), ExchangeSettings(codec="auto")):
+        assert (pull_codec(settings, codec), whole_codec(settings, codec)) == (pulled, whole)
+        assert follows_chains(settings, codec) is follows
+    assert pulled_in(codec) == pulled
+
+
+def test_an_owner_on_a_fast_line_still_sends_changes_to_those_who_ask() -> None:
+    """Only where codecs are chosen: with a codec that is set, whole values stay whole."""
+    assert change_codec(ExchangeSettings(codec="auto"), "bfloat16") == "int4"
+    assert change_codec(ExchangeSettings(codec="auto"), "int8") == "int8"
+    assert change_codec(ExchangeSettings(codec="auto", pull_codec="bfloat16"), "int8") == "bfloat16"
+    assert change_codec(ExchangeSettings(codec="bfloat16"), "bfloat16") == "bfloat16"
+    assert change_codec(ExchangeSettings(codec="sparse"), "sparse") == "int4"

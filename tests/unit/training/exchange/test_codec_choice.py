@@ -1,0 +1,191 @@
+"""The choice of the codec: by the measured line, by probes before that, and without back and forth."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.encoding.codecs import CodecName
+from training.exchange.codec_choice import (
+    CHOICES,
+    CLIMB,
+    CONFIRMATIONS,
+    PART_ALONE,
+    PART_OVERLAPPED,
+    PROBE_BYTES,
+    TRY_AGAIN_STEPS,
+    CodecChoice,
+    LineFacts,
+    TurnTimes,
+)
+from training.settings import ExchangeSettings
+from training.step_bytes import StepShape, step_bytes
+
+MBIT = 125_000.0
+AUTO = ExchangeSettings(codec="auto")
+
+
+def facts(
+    *, mbit: float | None = None, step_s: float = 10.0, parameters: int = 5_000_000, nodes: int = 4, **changes: Any
+) -> LineFacts:
+    fields = {
+        "shape": StepShape.even(parameters, nodes),
+        "upload_bytes_per_s": None if mbit is None else mbit * MBIT,
+        "download_bytes_per_s": None,
+        "step_s": step_s,
+        "push_s": None,
+        "overlaps": True,
+        **changes,
+    }
+    return LineFacts(**fields)
+
+
+def settled(choice: CodecChoice, known: LineFacts, decisions: int = 10) -> CodecName:
+    for _ in range(decisions):
+        choice.decide(known)
+    return choice.codec
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (facts(mbit=1000), "bfloat16"),
+        (facts(mbit=20), "int8"),  # 14 MB of 20
+        (facts(mbit=10), "int4"),  # 7.3 MB of 10
+        (facts(mbit=5), "sparse"),
+        (facts(mbit=20, overlaps=False), "sparse"),  # of a second instead of eight
+        (facts(mbit=20, step_s=20.0, parameters=25_000_000), "int4"),  # 33 MB of 40
+        (facts(mbit=0.1), "sparse"),  # more than the line carries: the least there is
+        (facts(mbit=100, parameters=1_000_000_000, step_s=300.0), "int4"),
+        (facts(mbit=0.5, parameters=2000), "bfloat16"),
+        (facts(mbit=20, shape=StepShape(5_000_000, 4, 0.0, 0.0)), "bfloat16"),  # it owns nothing: 10 MB of 20
+    ],
+)
+def test_a_measured_line_gets_the_least_lossy_codec_that_fits(known: LineFacts, expected: CodecName) -> None:
+    """Its bytes take at most their part of a step, and those of the next less lossy one take more."""
+    choice = CodecChoice(AUTO)
+
+    assert settled(choice, known) == expected
+    assert choice.reason
+    if expected not in ("bfloat16", "sparse"):
+        assert known.upload_bytes_per_s is not None
+        better = step_bytes(known.shape, CHOICES[CHOICES.index(expected) - 1])
+        assert max(better.up, better.down) / known.upload_bytes_per_s > CLIMB * known.allowed_s
+
+
+def test_the_time_allowed_is_a_part_of_a_steps_training() -> None:
+    """Four fifths beside the training, a tenth after it."""
+    assert facts(overlaps=True).allowed_s == pytest.approx(PART_OVERLAPPED * 10.0)
+    assert facts(overlaps=False).allowed_s == pytest.approx(PART_ALONE * 10.0)
+
+
+def test_the_first_push_over_an_unknown_line_is_a_small_probe() -> None:
+    """5 M parameters begin with int8, 7 M with int4, 124 M with sparse: the first push has 4 MB, or is sparse."""
+    for parameters, expected in ((5_000_000, "int8"), (7_000_000, "int4"), (124_000_000, "sparse")):
+        choice = CodecChoice(AUTO)
+        assert choice.decide(facts(parameters=parameters, step_s=0.0)) is True
+        assert choice.codec == expected
+        pushed = step_bytes(StepShape.even(parameters, 4), choice.codec).pushed
+        assert pushed <= PROBE_BYTES or expected == "sparse"
+
+
+def test_a_fast_line_that_is_never_busy_ends_at_bfloat16_within_a_few_steps() -> None:
+    """Pushes of milliseconds are followed by less lossy ones until there is none."""
+    choice = CodecChoice(AUTO)
+    for _ in range(1 + CONFIRMATIONS * (len(CHOICES) - 1)):
+        choice.decide(facts(parameters=124_000_000, push_s=0.05, overlaps=False))
+
+    assert choice.codec == "bfloat16"
+
+
+def test_a_try_that_takes_too_long_is_given_up_for_a_while() -> None:
+    """A push beyond its time makes the codec lossier; for the next ten steps nothing less lossy is tried."""
+    choice = CodecChoice(AUTO)
+    choice.decide(facts(parameters=7_000_000))
+    assert choice.codec == "int4"
+    settled(choice, facts(parameters=7_000_000, push_s=9.0), CONFIRMATIONS)
+    assert choice.codec == "sparse"
+
+    for _ in range(TRY_AGAIN_STEPS):
+        assert choice.decide(facts(parameters=7_000_000, push_s=0.1)) is False
+    assert choice.decide(facts(parameters=7_000_000, push_s=0.1)) is True
+    assert choice.codec == "int4"
+
+
+def test_a_line_that_becomes_known_decides_at_once_what_probes_would_find_slowly() -> None:
+    """124 M parameters at 100 Mbit/s in steps of a minute go from sparse to what fits, without the codecs between."""
+    choice = CodecChoice(AUTO)
+    choice.decide(facts(parameters=124_000_000, step_s=0.0))
+    known = facts(parameters=124_000_000, mbit=100, step_s=60.0)
+    assert [choice.decide(known) for _ in range(CONFIRMATIONS)] == [False] * (CONFIRMATIONS - 1) + [True]
+
+    assert choice.codec == "int8"
+
+
+def test_pushes_that_take_little_time_overrule_a_rate_that_is_too_small() -> None:
+    """Slow peers made the line look slow: the codec gets no lossier, and less lossy one by one where each fits."""
+    choice = CodecChoice(AUTO)
+    settled(choice, facts(mbit=1000))
+    assert choice.codec == "bfloat16"
+    assert settled(choice, facts(mbit=5, push_s=0.5)) == "bfloat16"
+    assert settled(choice, facts(mbit=5, push_s=5.0)) == "sparse"
+
+    assert settled(choice, facts(mbit=5, push_s=3.9), 20) == "sparse"
+    assert settled(choice, facts(mbit=5, push_s=0.01), 20) == "bfloat16"
+
+
+def test_a_rate_near_an_edge_does_not_change_the_codec_back_and_forth() -> None:
+    """A rate that wavers by a tenth about the edge of int8 changes the codec at most once."""
+    seed = 2
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    shape = StepShape.even(5_000_000, 4)
+    edge = step_bytes(shape, "int8").up / facts().allowed_s
+    for center in (edge, edge / CLIMB):
+        choice = CodecChoice(AUTO)
+        settled(choice, facts(mbit=edge / MBIT * 1.0))
+        changes = sum(choice.decide(facts(mbit=center * rng.uniform(0.92, 1.08) / MBIT)) for _ in range(500))
+        assert changes <= 1
+
+
+@given(
+    mbit=st.floats(0.1, 10_000),
+    parameters=st.integers(1000, 10**10),
+    nodes=st.integers(2, 1000),
+    step_s=st.floats(0.01, 3600),
+    faster=st.floats(1.0, 100.0),
+)
+def test_a_faster_line_never_gets_a_lossier_codec(
+    mbit: float, parameters: int, nodes: int, step_s: float, faster: float
+) -> None:
+    """For every model, swarm and step."""
+    places = []
+    for rate in (mbit, mbit * faster):
+        choice = CodecChoice(AUTO)
+        known = facts(mbit=rate, parameters=parameters, nodes=nodes, step_s=step_s)
+        places.append(CHOICES.index(settled(choice, known)))
+    assert places[1] <= places[0]
+
+
+def test_a_codec_that_is_set_is_used() -> None:
+    """Nothing is decided, whatever the line."""
+    choice = CodecChoice(ExchangeSettings(codec="float32"))
+
+    assert choice.decide(facts(mbit=0.1)) is False
+    assert (choice.codec, choice.reason) == ("float32", "exchange.codec")
+
+
+def test_turns_are_timed_without_the_exchange_in_between_unless_it_overlaps() -> None:
+    """Ten seconds of training and four of exchange: ten seconds alone, and fourteen from push to push beside it."""
+    for overlaps, expected in ((False, 10.0), (True, 14.0)):
+        turns = TurnTimes(overlaps=overlaps)
+        assert turns.step_s == 0.0
+        for number in range(4):
+            turns.push_begins(14.0 * number)
+            turns.exchanged(3.0)
+            turns.exchanged(1.0)
+        assert turns.step_s == pytest.approx(expected)

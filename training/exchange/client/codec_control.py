@@ -1,0 +1,70 @@
+"""Gathers what the choice of the codec needs before every push: the line, the shares of this node, and the times.
+
+`training.exchange.codec_choice` decides. Here are the clock, the measured line and the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from training.exchange.codec_choice import LineFacts, TurnTimes
+from training.exchange.context import ExchangeContext
+from training.step_bytes import StepShape
+
+
+class CodecControl:
+    """Decides the codec of each push of one node, and times the exchange. `overlaps`: it runs beside the training."""
+
+    def __init__(self, context: ExchangeContext, *, overlaps: bool) -> None:
+        self._context = context
+        self._clock = context.environment.clock
+        self._log = context.environment.log
+        self._overlaps = overlaps
+        self._turns = TurnTimes(overlaps=overlaps)
+        self._push_s: float | None = None
+
+    def before_push(self) -> None:
+        """A delta is about to be encoded: choose its codec, and log a change."""
+        self._turns.push_begins(self._clock.monotonic())
+        choice, facts = self._context.codec, self.facts()
+        former = choice.codec
+        is_first = choice.is_automatic and not choice.reason
+        if choice.decide(facts):
+            self._log.info("codec_chosen", codec=choice.codec, former="" if is_first else former, reason=choice.reason)
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """The block is a part of the exchange."""
+        began = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._turns.exchanged(self._clock.monotonic() - began)
+
+    def pushed(self, seconds: float, *, is_complete: bool) -> None:
+        """A push took so long; `is_complete`: every owner has acknowledged it."""
+        self._push_s = seconds if is_complete else None
+
+    def facts(self) -> LineFacts:
+        """What is known now."""
+        context, line = self._context, self._context.swarm.line
+        return LineFacts(
+            shape=self._shape(),
+            upload_bytes_per_s=line.upload_bytes_per_s,
+            download_bytes_per_s=line.download.bytes_per_s,
+            step_s=self._turns.step_s,
+            push_s=self._push_s,
+            overlaps=self._overlaps and not context.synchronous,
+        )
+
+    def _shape(self) -> StepShape:
+        store, nodes = self._context.store, self._context.view.worker_count()
+        total = store.bounds[-1][1]
+        return StepShape(
+            parameters=total,
+            nodes=nodes,
+            owned=sum(map(store.size, store.owned)) / total,
+            backed=sum(map(store.size, store.backed)) / total,
+            sparse_values=self._context.settings.sparse_values,
+        )

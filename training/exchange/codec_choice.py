@@ -1,0 +1,196 @@
+"""Chooses the codec of pushes for `exchange.codec = "auto"`: the least lossy one that the line carries in its time.
+
+The exchange of a step may take `PART_OVERLAPPED` of a step's training where it runs beside the next step's training,
+and `PART_ALONE` where training waits for it. Once the line is measured (`overlay.line_rate`), the bytes of a step in
+closed form (`training.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
+and every change must be decided twice in a row, so a rate near an edge changes nothing.
+
+A line is measured only when it was busy for some time. Before that the first push is a probe of a few megabytes. While
+pushes take less than half of their time, the next less lossy codec is tried; one that takes more than its time is given
+up for a while. A slow line is busy during a probe, and measured then; a fast one ends at bfloat16 within a few steps. A
+measured rate may still be too small, because of slow peers: pushes that take little of their time overrule it.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.encoding.codecs import CodecName
+from training.settings import ExchangeSettings
+from training.step_bytes import StepShape, step_bytes
+
+#: The choices, least lossy first.
+CHOICES: tuple[CodecName, ...] = ("bfloat16", "int8", "int4", "sparse")
+#: The part of a step's training that its exchange may take, beside it and after it.
+PART_OVERLAPPED, PART_ALONE = 0.8, 0.1
+#: A less lossy codec than the present one must fit into this part of the time allowed.
+CLIMB = 0.8
+#: Decisions in a row before the codec changes.
+CONFIRMATIONS = 2
+#: So few bytes are sent as bfloat16 over any line: their time is the round trip.
+SMALL_BYTES = 64 * 1024
+#: The first push over a line that is not known has at most so many bytes, unless sparse has more.
+PROBE_BYTES = 4_000_000
+#: After a try that took too long, so many steps pass before the next.
+TRY_AGAIN_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LineFacts:
+    """What is known when a step is about to be pushed. None: not measured. `step_s`: training of one step; 0: unknown.
+
+    `push_s`: how long the last push took until every owner had acknowledged it; None: it has not ended so.
+    """
+
+    shape: StepShape
+    upload_bytes_per_s: float | None
+    download_bytes_per_s: float | None
+    step_s: float
+    push_s: float | None
+    overlaps: bool
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds that the exchange of a step may take."""
+        return self.step_s * (PART_OVERLAPPED if self.overlaps else PART_ALONE)
+
+
+class CodecChoice:
+    """The codec in which this node pushes."""
+
+    def __init__(self, settings: ExchangeSettings) -> None:
+        self.is_automatic = settings.codec == "auto"
+        #: The codec in use; before the first decision a careful one.
+        self.codec: CodecName = "int4" if settings.codec == "auto" else settings.codec
+        #: Why, for the log and `/status`.
+        self.reason = "" if self.is_automatic else "exchange.codec"
+        self._settings = settings
+        self._wanted: CodecName | None = None
+        self._streak = 0
+        self._pause_steps = 0
+
+    def decide(self, facts: LineFacts) -> bool:
+        """Choose the codec of the next push; returns whether it changed, and at first."""
+        if not self.is_automatic:
+            return False
+        if not self.reason:
+            self.codec, self.reason = self._first(facts)
+            return True
+        self._pause_steps = max(0, self._pause_steps - 1)
+        if facts.upload_bytes_per_s is None:
+            found, reason = self._by_trial(facts)
+        else:
+            found, reason = self._as_it_went(facts, *self._by_rate(facts))
+        if found == self.codec:
+            self.reason, self._wanted, self._streak = reason, None, 0
+            return False
+        self._streak = self._streak + 1 if found == self._wanted else 1
+        self._wanted = found
+        if self._streak < CONFIRMATIONS:
+            return False
+        if _is_lossier(found, self.codec):
+            self._pause_steps = TRY_AGAIN_STEPS
+        self.codec, self.reason, self._wanted, self._streak = found, reason, None, 0
+        return True
+
+    def needed_bytes(self, facts: LineFacts, codec: CodecName | None = None) -> float:
+        """Bytes of a step over the upload in a codec, the present one by default."""
+        return self._bytes(facts.shape, codec or self.codec)[0]
+
+    def _bytes(self, shape: StepShape, codec: CodecName) -> tuple[float, float]:
+        pulls = None if self._settings.pull_codec == "auto" else self._settings.pull_codec
+        found = step_bytes(shape, codec, pulls)
+        return found.up, found.down
+
+    def _first(self, facts: LineFacts) -> tuple[CodecName, str]:
+        if facts.upload_bytes_per_s is not None and facts.step_s:
+            return self._by_rate(facts)
+        if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
+            return "bfloat16", _SMALL
+        for codec in CHOICES[1:]:
+            if step_bytes(facts.shape, codec).pushed <= PROBE_BYTES:
+                return codec, "the line is not measured yet"
+        return CHOICES[-1], "the line is not measured yet, and the model is large"
+
+    def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
+        assert facts.upload_bytes_per_s is not None
+        if not facts.step_s:
+            return self.codec, self.reason
+        # A line receives no slower than it sends; what was received so far may be all that was sent to this node.
+        rates = facts.upload_bytes_per_s, max(facts.download_bytes_per_s or 0.0, facts.upload_bytes_per_s)
+        if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
+            return "bfloat16", _SMALL
+        for codec in CHOICES:
+            needs = self._bytes(facts.shape, codec)
+            limit_s = facts.allowed_s * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
+            if max(need / rate for need, rate in zip(needs, rates, strict=True)) <= limit_s:
+                return codec, _by_bytes(facts, needs[0])
+        return CHOICES[-1], _by_bytes(facts, self.needed_bytes(facts, CHOICES[-1]))
+
+    def _as_it_went(self, facts: LineFacts, found: CodecName, reason: str) -> tuple[CodecName, str]:
+        """What was measured may be less than the line carries. So pushes that take less than half of their time make
+        the codec no lossier, and the next one is tried where the last push shows that it fits."""
+        if facts.push_s is None or not facts.step_s or facts.push_s > facts.allowed_s / 2:
+            return found, reason
+        place = CHOICES.index(self.codec)
+        took = f"a push took {facts.push_s:.3g} s of {facts.allowed_s:.3g}"
+        if _is_lossier(self.codec, found):
+            return found, reason
+        if place and not self._pause_steps:
+            growth = step_bytes(facts.shape, CHOICES[place - 1]).up / step_bytes(facts.shape, self.codec).up
+            if facts.push_s * growth <= CLIMB * facts.allowed_s:
+                return CHOICES[place - 1], took
+        return self.codec, took
+
+    def _by_trial(self, facts: LineFacts) -> tuple[CodecName, str]:
+        if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
+            return "bfloat16", _SMALL
+        if facts.push_s is None or not facts.step_s:
+            return self.codec, self.reason
+        place = CHOICES.index(self.codec)
+        took = f"a push took {facts.push_s:.3g} s of {facts.allowed_s:.3g}"
+        if facts.push_s > facts.allowed_s:
+            return CHOICES[min(place + 1, len(CHOICES) - 1)], took
+        if facts.push_s <= facts.allowed_s / 2 and not self._pause_steps:
+            return CHOICES[max(place - 1, 0)], took
+        return self.codec, self.reason
+
+
+_SMALL = "a step has few bytes"
+
+
+def _by_bytes(facts: LineFacts, needed_bytes: float) -> str:
+    carried = (facts.upload_bytes_per_s or 0.0) * facts.allowed_s
+    return f"the line carries {carried / 1e6:.3g} MB in {facts.allowed_s:.3g} s, {needed_bytes / 1e6:.3g} MB are needed"
+
+
+def _is_lossier(one: CodecName, other: CodecName) -> bool:
+    return CHOICES.index(one) > CHOICES.index(other)
+
+
+class TurnTimes:
+    """How long a step trains, as the exchange sees it: from one push to the next, without the exchange in between."""
+
+    def __init__(self, *, overlaps: bool) -> None:
+        self._overlaps = overlaps
+        self._began_s: float | None = None
+        self._exchanged_s = 0.0
+        self._recent: list[float] = []
+
+    @property
+    def step_s(self) -> float:
+        """The median of the last steps; 0 before the second push."""
+        ordered = sorted(self._recent)
+        return ordered[len(ordered) // 2] if ordered else 0.0
+
+    def push_begins(self, now_s: float) -> None:
+        """A delta is about to be pushed."""
+        if self._began_s is not None:
+            turn_s = now_s - self._began_s - (0.0 if self._overlaps else self._exchanged_s)
+            self._recent = [*self._recent[-6:], max(turn_s, 1e-6)]
+        self._began_s, self._exchanged_s = now_s, 0.0
+
+    def exchanged(self, seconds: float) -> None:
+        """A push or a pull took so long."""
+        self._exchanged_s += seconds
