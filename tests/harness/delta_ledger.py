@@ -55,9 +55,11 @@ class Sent:
     """What one node has trained since a start, and what became of it."""
 
     name: str
-    trained: Exact
+    #: By step, float64[total].
+    trained: dict[int, Exact] = field(default_factory=dict)
     finals: dict[Key, str] = field(default_factory=dict)
-    steps: dict[int, None] = field(default_factory=dict)
+    #: What was added to a shard that no other node has: with all of the residual, without rounding.
+    alone: dict[Key, None] = field(default_factory=dict)
 
 
 class Ledger:
@@ -90,7 +92,7 @@ class Ledger:
 
     def watch(self, name: str, node: bytes, incarnation: int, exchange: Exchange) -> Sent:
         """Take down what this node receives and is answered from now on."""
-        sent = self._sent[node, incarnation] = Sent(name, np.zeros(self._bounds[-1][1]))
+        sent = self._sent[node, incarnation] = Sent(name)
         deltas, store, outbox = exchange.deltas, exchange.store, exchange.push_client._outbox
         accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
         add, add_unlogged = store.add, store.add_unlogged
@@ -112,6 +114,7 @@ class Ledger:
                 if shard not in results:
                     continue
                 self._receive((shard, identity), part, repair=False)
+                sent.alone[shard, identity] = None
                 if results[shard].status == "ok":
                     self.acknowledged[shard].setdefault(identity)
             return results
@@ -146,8 +149,7 @@ class Ledger:
 
     def trained(self, sent: Sent, step: int, delta: Vector) -> None:
         """A node is about to push this delta, float32[total]."""
-        sent.trained += delta
-        sent.steps[step] = None
+        sent.trained[step] = delta.astype(np.float64)
 
     def forwarded(self, name: str, payload: bytes) -> None:
         """A node sends a `forward`: a backup may add the delta so, and take over before the owner has added it."""
@@ -193,22 +195,21 @@ class Ledger:
             identity = DeltaId(delivery.push.node, delivery.push.incarnation, delivery.push.step)
             for shard, item in delivery.unacknowledged.items():
                 outbox[shard, identity] = codecs.decoded(bytes(item.encoded), item.codec, item.values)
-        total = np.zeros_like(sent.trained)
+        decay = codecs.decay(self._settings.codec)
+        feedback = exchange.push_client._feedback
         for shard, (start, stop) in enumerate(self._bounds):
-            for step in sent.steps:
+            left_out = np.zeros(stop - start)
+            for step, delta in sent.trained.items():
                 key = (shard, DeltaId(node, incarnation, step))
                 if key not in sent.finals and key not in outbox:
                     raise self.broken(f"shard {shard}: {self.named(key[1])} left the outbox without an answer")
-                if key in outbox:
-                    total[start:stop] += outbox[key]
-                elif key in self._received:
-                    total[start:stop] += self._received[key][0]
-            feedback = exchange.push_client._feedback
+                found = outbox[key] if key in outbox else self._received[key][0]
+                left_out = (1.0 if key in sent.alone else decay) * left_out + delta[start:stop] - found
             if shard in feedback.residual_shards:
-                total[start:stop] += feedback.residual(shard)
-        apart = float(np.abs(total - sent.trained).max())
-        if apart > (0.0 if self._exact else TOLERANCE):
-            raise self.broken(f"{sent.name} has trained {apart} more or less than it has sent and keeps")
+                left_out -= feedback.residual(shard)
+            apart = float(np.abs(left_out).max())
+            if apart > (0.0 if self._exact else TOLERANCE):
+                raise self.broken(f"shard {shard}: {sent.name} has trained {apart} that it neither sent nor keeps")
 
     def check_state(self, shard: int, whose: str, state: ShardState) -> None:
         """A state has every acknowledged delta, and is the sum of its deltas, each once."""

@@ -343,6 +343,12 @@ class World:
             await exchange.found()
         return member
 
+    def spread(self, member: Member) -> None:
+        """Something of a node has changed: the others hear of it after a while."""
+        for other in self.running():
+            if other is not member and self.reachable(member, other):
+                asyncio.get_running_loop().call_later(self.random.uniform(*RETURNED_S), self._hear, other, member)
+
     def kill(self, name: str, *, left: bool = False) -> None:
         """Kill a process; with `left` the others have received its leave message."""
         member = self.members[name]
@@ -390,6 +396,11 @@ class World:
         self._groups, self._cuts = {}, {}
         self._paused.clear()
         self._watch_all()
+
+    @property
+    def parted(self) -> bool:
+        """Whether lines are cut."""
+        return bool(self._groups or self._cuts)
 
     def isolated(self, name: str) -> bool:
         return name in self._paused

@@ -12,6 +12,7 @@ HISTORIES = "tests/simulated/test_conservation.py"
 SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
 FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
 DELTAS = "tests/unit/training/exchange/owner/test_deltas.py"
+FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
 
@@ -175,6 +176,30 @@ MUTATIONS = (
         "client/pull.py",
         "                    codecs.decode(encoded, codec, self._replica.writable(result.shard))\n",
         "",
+    ),
+    _mutation(
+        "client",
+        "a follower of a chain applies a change twice",
+        SMALL,
+        "owner/published.py",
+        "        value = apply(value, codec, payload)\n    return value, digest_of(value)",
+        "        value = apply(apply(value, codec, payload), codec, payload)\n    return value, digest_of(value)",
+    ),
+    _mutation(
+        "client",
+        "a follower of a chain does not compare the digest",
+        f"{FOLLOWER}::test_another_digest_is_counted_logged_and_puts_the_shard_in_doubt",
+        "client/follower.py",
+        "        if digest != result.digest:",
+        "        if not digest:",
+    ),
+    _mutation(
+        "owner",
+        "publishes the value of before under the next version of its chain",
+        SMALL,
+        "owner/published.py",
+        "        advanced,\n        digest_of(advanced),",
+        "        published.value,\n        published.digest,",
     ),
     # -- recovery
     _mutation(

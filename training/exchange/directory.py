@@ -128,12 +128,19 @@ class OwnerDirectory:
             found = await self.candidates(shard)
             living = [contact for contact in found if not self._swarm.is_suspect(contact.node_id)]
             first[shard] = living[0] if living else None
-            for contact in living[:CANDIDATES_ASKED]:
+            for contact in living[:CANDIDATES_ASKED] or self._others():
                 if contact.node_id != self._swarm.node_id:
                     asked.setdefault(contact.node_id, (contact, []))[1].append(shard)
         await asyncio.gather(*(self._ask(contact, theirs) for contact, theirs in asked.values()))
         await self._send_fences()
         await self._request_takeovers({shard: to for shard, to in first.items() if self._ownerless(shard)})
+
+    def _others(self) -> list[Contact]:
+        """A few eligible nodes: to be asked about a shard without a candidate. After a restart of a swarm of more nodes
+        than a lookup finds, those near a shard may all be joining, and its owner is none of them."""
+        known = [peer.contact for peer in self._swarm.members() if peer.eligible]
+        random = self._context.environment.entropy.random
+        return random.sample(known, min(CANDIDATES_ASKED, len(known)))
 
     def _doubtful(self, shard: int) -> bool:
         if self._ownerless(shard):

@@ -132,6 +132,24 @@ def test_an_answer_of_a_candidate_names_the_owner() -> None:
     run(scenario())
 
 
+def test_another_node_is_asked_about_a_shard_without_a_candidate() -> None:
+    """Near the shard all nodes are joining; its owner is known elsewhere, and nothing is taken over."""
+
+    async def scenario() -> None:
+        directory, swarm, context = directory_of(store_of("a"))
+        swarm.candidate_list = []
+        swarm.peers[IDS["b"]].eligible = False
+        swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([OwnerInfo.of(1, term(4, "b"), B)])
+
+        await directory.refresh([1])
+
+        assert [(name, to) for name, to, _ in swarm.requests] == [("where_is", C)]
+        assert directory.by_owner([1]) == ([(B, [1])], [])
+        assert context.rebalance.collect_orphans() == []
+
+    run(scenario())
+
+
 def test_an_owner_below_the_fence_receives_the_fence() -> None:
     """It cannot know that this node rejects its term, so it is sent the higher one."""
 
