@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
+from training.shards.outer_rule import is_plain
 from training.step_bytes import StepShape, step_bytes
 
 #: The choices, least lossy first.
@@ -66,6 +67,8 @@ class CodecChoice:
         #: Why, for the log and `/status`.
         self.reason = "" if self.is_automatic else "exchange.codec"
         self._settings = settings
+        # Owners refuse sparse deltas under the trimmed mean.
+        self._choices = tuple(codec for codec in CHOICES if settings.robust != "trimmed-mean" or not is_plain(codec))
         self._wanted: CodecName | None = None
         self._streak = 0
         self._pause_steps = 0
@@ -108,10 +111,10 @@ class CodecChoice:
             return self._by_rate(facts)
         if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
             return "bfloat16", _SMALL
-        for codec in CHOICES[1:]:
+        for codec in self._choices[1:]:
             if step_bytes(facts.shape, codec).pushed <= PROBE_BYTES:
                 return codec, "the line is not measured yet"
-        return CHOICES[-1], "the line is not measured yet, and the model is large"
+        return self._choices[-1], "the line is not measured yet, and the model is large"
 
     def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
         assert facts.upload_bytes_per_s is not None
@@ -121,26 +124,26 @@ class CodecChoice:
         rates = facts.upload_bytes_per_s, max(facts.download_bytes_per_s or 0.0, facts.upload_bytes_per_s)
         if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
             return "bfloat16", _SMALL
-        for codec in CHOICES:
+        for codec in self._choices:
             needs = self._bytes(facts.shape, codec)
             limit_s = facts.allowed_s * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
             if max(need / rate for need, rate in zip(needs, rates, strict=True)) <= limit_s:
                 return codec, _by_bytes(facts, needs[0])
-        return CHOICES[-1], _by_bytes(facts, self.needed_bytes(facts, CHOICES[-1]))
+        return self._choices[-1], _by_bytes(facts, self.needed_bytes(facts, self._choices[-1]))
 
     def _as_it_went(self, facts: LineFacts, found: CodecName, reason: str) -> tuple[CodecName, str]:
         """What was measured may be less than the line carries. So pushes that take less than half of their time make
         the codec no lossier, and the next one is tried where the last push shows that it fits."""
         if facts.push_s is None or not facts.step_s or facts.push_s > facts.allowed_s / 2:
             return found, reason
-        place = CHOICES.index(self.codec)
+        place = self._choices.index(self.codec)
         took = f"a push took {facts.push_s:.3g} s of {facts.allowed_s:.3g}"
         if _is_lossier(self.codec, found):
             return found, reason
         if place and not self._pause_steps:
-            growth = step_bytes(facts.shape, CHOICES[place - 1]).up / step_bytes(facts.shape, self.codec).up
+            growth = step_bytes(facts.shape, self._choices[place - 1]).up / step_bytes(facts.shape, self.codec).up
             if facts.push_s * growth <= CLIMB * facts.allowed_s:
-                return CHOICES[place - 1], took
+                return self._choices[place - 1], took
         return self.codec, took
 
     def _by_trial(self, facts: LineFacts) -> tuple[CodecName, str]:
@@ -148,12 +151,12 @@ class CodecChoice:
             return "bfloat16", _SMALL
         if facts.push_s is None or not facts.step_s:
             return self.codec, self.reason
-        place = CHOICES.index(self.codec)
+        place = self._choices.index(self.codec)
         took = f"a push took {facts.push_s:.3g} s of {facts.allowed_s:.3g}"
         if facts.push_s > facts.allowed_s:
-            return CHOICES[min(place + 1, len(CHOICES) - 1)], took
+            return self._choices[min(place + 1, len(self._choices) - 1)], took
         if facts.push_s <= facts.allowed_s / 2 and not self._pause_steps:
-            return CHOICES[max(place - 1, 0)], took
+            return self._choices[max(place - 1, 0)], took
         return self.codec, self.reason
 
 
