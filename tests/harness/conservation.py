@@ -676,6 +676,8 @@ class History:
         await asyncio.gather(*(exchange.pull_final(10**6, QUIET_S) for exchange in exchanges.values()))
         for name, exchange in exchanges.items():
             self._check_replica(name, exchange, "float32")
+            if exchange.counters.chain_mismatches:
+                raise self.ledger.broken(f"{name} had other bits than those published, although nothing damages any")
 
     def _check_followers(self, exchanges: dict[str, Exchange]) -> None:
         """Nodes at one position of a chain hold the same bits, near to the owner's value; owners hold their own."""

@@ -12,8 +12,9 @@ HISTORIES = "tests/simulated/test_conservation.py"
 SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
 FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
 DELTAS = "tests/unit/training/exchange/owner/test_deltas.py"
-FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
+FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
+FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
 
 
@@ -107,8 +108,24 @@ MUTATIONS = (
         "answers every pull with `same`",
         SMALL,
         "owner/reads.py",
-        "if (Term(wanted.term_number, wanted.term_node), wanted.version) == (rank_term, state.version):",
-        "if (Term(wanted.term_number, wanted.term_node), wanted.version) != (rank_term, -1):",
+        "if is_of_chain and known == (rank_term, state.version):",
+        "if known != (rank_term, -1):",
+    ),
+    _mutation(
+        "owner",
+        "publishes its value instead of what its followers decode",
+        SMALL,
+        "owner/published.py",
+        "advanced = apply(published.value, codec, payload)",
+        "advanced = value.copy()",
+    ),
+    _mutation(
+        "owner",
+        "goes on with a chain without the copy that its followers hold",
+        FOLLOWED,
+        "owner/published.py",
+        "return replace(last, value=value) if digest == last.digest else None",
+        "return replace(last, value=value)",
     ),
     # -- backup
     _mutation(

@@ -70,7 +70,7 @@ def test_a_backup_adds_what_its_owner_has_clipped() -> None:
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
     Decoding, adding, copying and sending states all yield to the loop."""
-    for module in ("cooperative", "client.pull", "client.push"):
+    for module in ("cooperative", "client.follower", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     places: dict[str, None] = {}
     after = LoopYielder.after
@@ -83,7 +83,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
     tallies = [play(seed, 8) for seed in range(3000, 3016)]
 
     assert sum(tally.taken_over for tally in tallies) >= 20
-    assert sorted(places) == ["_accept_own", "_catch_up", "_copy_own", "_found", "replicate_and_add"]
+    assert sorted(places) == ["_accept_own", "_catch_up", "_copy_own", "_found", "_write", "replicate_and_add"]
 
 
 def test_a_seed_replays_to_the_same_history() -> None:

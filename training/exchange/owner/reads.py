@@ -166,9 +166,12 @@ class ReadHandler:
             return PullResult(shard, "later"), []
         self._make_visible(shard, pull.step)
         state, rank_term = owned.state, owned.rank_term
-        if (Term(wanted.term_number, wanted.term_node), wanted.version) == (rank_term, state.version):
-            return PullResult(shard, "same", *owned.term, state.version), []
         published = self._publisher.published(shard) if pull.follows and not pull.is_final else None
+        # A copy of another chain has other bits, although it is of this version.
+        is_of_chain = wanted.chain in (b"", b"" if published is None else published.chain)
+        known = Term(wanted.term_number, wanted.term_node), wanted.version
+        if is_of_chain and known == (rank_term, state.version):
+            return PullResult(shard, "same", *owned.term, state.version), []
         if published is not None:
             return _followed(wanted, owned.term, published, pull)
         rank = () if rank_term == owned.term else (None, *rank_term)

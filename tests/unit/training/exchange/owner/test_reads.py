@@ -107,7 +107,7 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
         _, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.CHANGE, 4)
         assert codec == "int8"
 
-        for place in (NOTHING, Wanted(0, *whole.term, 1, b"another.", 0), Wanted(0, *whole.term, 1, whole.chain, 9)):
+        for place in (NOTHING, Wanted(0, *whole.term, 2, b"another.", 1), Wanted(0, *whole.term, 1, whole.chain, 9)):
             answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[place]))
             (result,) = answer.results
             assert (result.status, result.published, result.changes) == ("value", 1, 0)
