@@ -53,6 +53,7 @@ class ScriptedSwarm:
         #: Nodes whose own handlers answer instead.
         self.linked: dict[bytes, ScriptedSwarm] = {}
         self.requests: list[tuple[str, Contact, bytes]] = []
+        self.timeouts_s: list[float] = []
         self.suspected: list[bytes] = []
         self.watched: list[bytes] = []
         self.worker_count = 1.0
@@ -121,6 +122,7 @@ class ScriptedSwarm:
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
         self.requests.append((name, to, payload))
+        self.timeouts_s.append(timeout_s)
         buffers = await collected(body)
         if (other := self.linked.get(to.node_id)) is not None:
             response = await other.handlers[name](Contact(self.node_id, self.address), payload, chunks(buffers))

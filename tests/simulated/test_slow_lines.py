@@ -54,7 +54,7 @@ def test_a_body_takes_its_time_on_a_line() -> None:
             assert sum([len(chunk) async for chunk in back]) == 4 * MB
             assert 4 * MB <= back.received_bytes < 4 * MB + 100
         assert loop_time() - began == pytest.approx(8 * MB / (5 * MBIT), abs=0.5)
-        assert near.upload() == (4 * MB + 1, 0)
+        assert near.upload()[:2] == (4 * MB + 1, 0)
 
     run(main())
 

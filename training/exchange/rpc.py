@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -37,9 +37,16 @@ class ExchangeRpc:
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
     ) -> A:
-        """A request whose answer has no body. Raises `TransportError`; a malformed answer counts as `foreign`."""
-        async with self._swarm.request(to, name, encode(message), body, timeout_s=timeout_s) as answer:
-            return self.decoded(to, answer.head, kind)
+        """A request whose answer has no body, given up after a silence of `timeout_s`, or of more where this peer was
+        slow before: on a full line a small question waits for seconds behind everything else.
+
+        Raises `TransportError`; a malformed answer counts as `foreign`.
+        """
+        limit_s = max(timeout_s, self._timeouts.timeout_s("question", to.node_id))
+        with self._measured("question", to) as responded:
+            async with self._swarm.request(to, name, encode(message), body, timeout_s=limit_s) as answer:
+                responded(answer)
+                return self.decoded(to, answer.head, kind)
 
     @asynccontextmanager
     async def request(
@@ -49,14 +56,24 @@ class ExchangeRpc:
 
         The caller retries under the same identity. Raises `TransportError`.
         """
-        began = self._clock.monotonic()
         timeout_s = self._timeouts.timeout_s(kind, to.node_id)
-        try:
+        with self._measured(kind, to) as responded:
             async with self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:
-                # The time that the peer took, without the transfer of the body: that depends on the line and the body.
-                took_s = self._clock.monotonic() - began if answer.waited_s is None else answer.waited_s
-                self._timeouts.on_response(kind, to.node_id, took_s)
+                responded(answer)
                 yield answer
+
+    @contextmanager
+    def _measured(self, kind: Kind, to: Contact) -> Iterator[Callable[[ReceivedResponse], None]]:
+        """Count how long a request of the body waits for its response, and its timeout."""
+        began = self._clock.monotonic()
+
+        def responded(answer: ReceivedResponse) -> None:
+            # The time that the peer took, without the transfer of the body: that depends on the line and the body.
+            took_s = self._clock.monotonic() - began if answer.waited_s is None else answer.waited_s
+            self._timeouts.on_response(kind, to.node_id, took_s)
+
+        try:
+            yield responded
         except TransportError as error:
             if error.kind == "timeout":
                 self._timeouts.on_timeout(kind, to.node_id)

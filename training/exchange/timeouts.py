@@ -12,7 +12,7 @@ from collections import deque
 from statistics import median
 from typing import Literal, NamedTuple
 
-Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend"]
+Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend", "question"]
 
 #: Response times kept per kind and peer, and how many are needed for an estimate.
 MAX_MEASUREMENTS, MIN_MEASUREMENTS = 16, 4
@@ -34,6 +34,12 @@ class Range(NamedTuple):
 REQUEST = Range(3.0, 2.0, 4.5)
 #: Below the floor of every request: an owner that waits for its backup answers `retry` before its callers time out.
 FORWARD = Range(1.5, 0.75, 1.75)
+#: A small question that is answered at once. Behind a full line its answer takes as long as the queues are.
+QUESTION = Range(1.0, 1.0, 4.5)
+
+
+def _limits(kind: Kind) -> Range:
+    return {"forward": FORWARD, "question": QUESTION}.get(kind, REQUEST)
 
 
 class AdaptiveTimeouts:
@@ -46,7 +52,7 @@ class AdaptiveTimeouts:
 
     def timeout_s(self, kind: Kind, peer: bytes) -> float:
         """Seconds of silence after which a request of this kind to this peer has failed."""
-        limits = FORWARD if kind == "forward" else REQUEST
+        limits = _limits(kind)
         own = self._measured.get((kind, peer), ())
         seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())
         wanted_s = limits.first_s
@@ -70,7 +76,8 @@ class AdaptiveTimeouts:
     def on_timeout(self, kind: Kind, peer: bytes) -> None:
         """The timeout passed without an answer."""
         key = (kind, peer)
-        more = min(self._backed_off.pop(key, 1.0) * BACKOFF, REQUEST.ceiling_s / REQUEST.floor_s)
+        limits = _limits(kind)
+        more = min(self._backed_off.pop(key, 1.0) * BACKOFF, limits.ceiling_s / limits.floor_s)
         self._backed_off[key] = more
         while len(self._backed_off) > MAX_KEYS:
             del self._backed_off[next(iter(self._backed_off))]

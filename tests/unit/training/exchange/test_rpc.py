@@ -81,6 +81,31 @@ def test_a_silent_peer_is_given_longer_next_time() -> None:
     run(scenario())
 
 
+def test_a_question_waits_longer_for_a_peer_behind_a_full_line() -> None:
+    """After a silence it has half as long again; once such answers have come, as long as they took. A longer timeout of
+    the caller holds."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [PEER])
+        rpc = rpc_of(swarm)
+
+        async def ask(timeout_s: float = 1.0) -> None:
+            await rpc.ask(PEER, "where_is", LocateOwners(GENESIS, [], []), TransferResult, timeout_s)
+
+        swarm.answers["where_is"] = lambda *_: TransportError("timeout", PEER.address, "test")
+        for _ in range(2):
+            with pytest.raises(TransportError):
+                await ask()
+        swarm.answers["where_is"] = lambda *_: TransferResult([], [])
+        swarm.waited_s = 2.8
+        for _ in range(5):
+            await ask()
+        await ask(3.0)
+        assert swarm.timeouts_s == [1.0, 1.5, 2.25, 1.0, 1.0, 1.0, 2.8, 3.0]
+
+    run(scenario())
+
+
 def test_the_transfer_of_a_body_is_no_response_time() -> None:
     """A large body takes seconds on a slow line: the next timeout follows what the peer took after it."""
 
