@@ -201,7 +201,7 @@ def _ours(
     world: Wan, folder: Path, parameters: int, step_s: float, settings: dict[str, Any], seconds: float
 ) -> list[Node]:
     shards = settings.get("exchange.shards", ExchangeSettings().shards)
-    values = {"training.min_nodes": len(world.machines), "log.format": "json", **settings}
+    values = {"training.min_nodes": len(world.machines), "log.format": "json", "log.level": "debug", **settings}
     files = [folder / f"notes-{number}" for number in range(len(world.machines))]
     nodes: list[LanNode] = []
     try:
@@ -215,7 +215,7 @@ def _ours(
                 _wait(lambda: nodes[0].address != "", "it listens", nodes)
         _wait(lambda: all(len(_notes(file)) >= WARM_STEPS for file in files), "all train", nodes)
         with contextlib.suppress(NotMeasured):  # over a slow line some backups may never be made: measured all the same
-            _wait(lambda: _is_settled(nodes), "every shard has a backup", nodes, WARM_S / 2)
+            _wait(lambda: _is_settled(nodes), "every shard has a backup", nodes)
         _say(f"settled: {[_held(node) for node in nodes]}")
         began_s = time.monotonic()
         sent = [world.sent_bytes(number) for number in range(len(nodes))]

@@ -23,6 +23,7 @@ from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked,
 from training.trainer_link import messages
 from training.trainer_link.interface import (
     ModelDescription,
+    StepOrder,
     StepReport,
     TensorSource,
     TrainerHello,
@@ -78,13 +79,16 @@ class RestingTrainer:
             self._vector[:] = self._noise[: memory.total]
         connection.send(messages.Ready())
         self._ages = Ages(self._vector, given.shards)
+        self._weights = np.empty_like(self._vector)
 
     def serve(self) -> None:
         """One order."""
         connection = self._connection
         match connection.receive():
             case messages.Train(turn, order):
-                connection.send(messages.Trained(turn, self._train(order.step, order.local_steps)))
+                report = self._train(turn, order)
+                if report is not None:
+                    connection.send(messages.Trained(turn, report))
             case messages.Evaluate(turn, _):
                 connection.send(messages.Evaluated(turn, None))
             case messages.Save(turn, path):
@@ -97,13 +101,21 @@ class RestingTrainer:
                 description = ModelDescription(self._layout.digest(), "", (tensor,), {})
                 connection.send(messages.Described(turn, description))
 
-    def _train(self, step: int, local_steps: int) -> StepReport:
+    def _train(self, turn: int, order: StepOrder) -> StepReport | None:
+        """None where the turn is cancelled."""
+        step, local_steps = order.step, order.local_steps
         self._ages.look()
+        np.copyto(self._weights, self._vector)
+        if order.carry:  # it begins while the last delta is still exchanged, and goes on from what that delta made
+            self._weights += self._delta
+            self._connection.send(messages.BuffersLoaded(turn))
         began_s = time.monotonic()
         for done in range(1, local_steps + 1):
             time.sleep(max(0.0, began_s + self._step_s * done / local_steps - time.monotonic()))
             self._connection.progress(done)
         ended_s = time.monotonic()
+        if order.carry and not self._connection.wait_for_free_delta():
+            return None
         offset = int(self._random.integers(OFFSETS))
         self._delta[:] = self._noise[offset : offset + len(self._delta)]
         ages = self._ages.turns

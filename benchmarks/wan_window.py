@@ -11,6 +11,8 @@ from typing import Any
 
 Note = Mapping[str, Any]
 WARNINGS = ("warning", "error", "critical")
+#: Counted with the warnings, whatever their level: on these lines nobody is dead.
+DOUBTS = ("peer_suspect", "peer_dead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,12 @@ def steps_made(of: Iterable[Note], began_s: float, ended_s: float) -> float:
 
 
 def warnings(log: str) -> dict[str, int]:
-    """How often each event of a warning or worse is in the JSON lines of a log, the most frequent first."""
+    """How often each event of a warning or worse, or of a doubt in a peer, is in a log, the most frequent first."""
     found: Counter[str] = Counter()
     for line in log.splitlines():
         if line.startswith("{"):
             entry = json.loads(line)
-            if entry.get("level") in WARNINGS:
+            if entry.get("level") in WARNINGS or entry.get("event") in DOUBTS:
                 found[entry["event"]] += 1
     return dict(found.most_common())
 

@@ -34,7 +34,8 @@ def test_a_node_has_means_per_step_and_the_events_of_its_log() -> None:
         {"step": 1, "outstanding": 4, "refused": {}, "pull_missing": 0, "pulled": 64, "push_seconds": 1.0},
         {"step": 2, "outstanding": 0, "refused": {"stale": 2, "late": 1}, "pull_missing": 6, "pulled": 58},
     ]
-    entries = [("warning", "push_unfinished"), ("info", "joined"), ("error", "trainer_failed")]
+    entries = [("warning", "push_unfinished"), ("info", "joined"), ("debug", "step"), ("debug", "peer_suspect")]
+    entries += [("error", "trainer_failed")]
     log = "\n".join(json.dumps({"level": level, "event": event}) for level, event in entries)
 
     found = wan_window.node(
@@ -44,7 +45,7 @@ def test_a_node_has_means_per_step_and_the_events_of_its_log() -> None:
     assert (found.unacknowledged, found.refused, found.missing, found.pulled) == (2.0, 1.5, 3.0, 61.0)
     assert (found.oldest, found.age, found.left, found.lost) == (3, 1.25, 1, 2)
     assert found.sent_per_step == pytest.approx(5.0)
-    assert found.warnings == {"push_unfinished": 2, "trainer_failed": 2}
+    assert found.warnings == {"push_unfinished": 2, "peer_suspect": 2, "trainer_failed": 2}
     assert found.phases_s["push"] == 1.0
 
 
