@@ -1,0 +1,134 @@
+"""The closed form of docs/scale.md against simulated swarms: counted bytes, and the time of a step on slow lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from statistics import median
+
+import numpy as np
+import pytest
+
+from tests.harness.exchange_swarm import Member, World
+from tests.harness.stub_trainer import StubTrainer
+from tests.harness.swarm import Swarm
+from tests.harness.virtual_loop import VirtualLoop
+from training.encoding.codecs import CodecName
+from training.exchange.exchange import Exchange
+from training.settings import ExchangeSettings
+from training.step_bytes import StepShape, step_bytes
+
+SHARDS, VALUES_PER_SHARD = 32, 4096
+#: Headers, and shards that have a learner for a moment.
+WITHIN = 0.05
+
+
+def simulate(scenario: Callable[[World], Awaitable[None]], settings: ExchangeSettings, nodes: int) -> None:
+    seed = 11
+    print(f"seed {seed}")
+
+    async def main() -> None:
+        world = World(seed, settings=settings, shards=SHARDS, values=SHARDS * VALUES_PER_SHARD, synchronous=False)
+        try:
+            founder = await world.start("n0", founder=True)
+            for number in range(1, nodes):
+                await exchange_of(await world.start(f"n{number}")).join(founder.contact)
+            await asyncio.sleep(40.0)
+            await scenario(world)
+        finally:
+            world.stop()
+
+    VirtualLoop().run(main(), limit_s=600)
+
+
+def exchange_of(member: Member) -> Exchange:
+    assert member.exchange is not None
+    return member.exchange
+
+
+def shape_of(member: Member, nodes: int) -> StepShape:
+    store = exchange_of(member).store
+    total = store.bounds[-1][1]
+    owned, backed = (sum(map(store.size, held)) / total for held in (store.owned, store.backed))
+    return StepShape(total, nodes, owned, backed)
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8", "int4", "sparse"])
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int) -> None:
+    """Pushed, forwarded and served, from the shares that each node really has: all nodes together and each one."""
+    settings = ExchangeSettings(codec=codec, shards=SHARDS, weight="sum", tenure_s=0.0, outer_momentum=0.0)
+
+    async def scenario(world: World) -> None:
+        members, rng = world.running(), np.random.default_rng(3)
+        sent = [0] * nodes
+        expected = [0.0] * nodes
+        for step in range(1, 5):
+            deltas = [rng.standard_normal(world.manifest.layout.total, dtype=np.float32) for _ in members]
+            before = [exchange_of(member).counters.bytes_sent for member in members]
+            pushes = zip(members, deltas, strict=True)
+            reports = await asyncio.gather(
+                *(exchange_of(member).push(step, step - 1, 1.0 / nodes, delta) for member, delta in pushes)
+            )
+            assert [(report.outstanding, report.refused) for report in reports] == [(0, {})] * nodes
+            await asyncio.gather(*(exchange_of(member).pull(step) for member in members))
+            if step < 3:
+                continue  # the first pulls are whole
+            for place, member in enumerate(members):
+                sent[place] += exchange_of(member).counters.bytes_sent - before[place]
+                expected[place] += step_bytes(shape_of(member, nodes), codec).up
+        print(f"{codec}, {nodes} nodes: counted {sum(sent)}, by the formula {sum(expected):.0f}")
+        assert sum(sent) == pytest.approx(sum(expected), rel=WITHIN)
+        for counted, formula in zip(sent, expected, strict=True):
+            assert counted == pytest.approx(formula, rel=2 * WITHIN)
+
+    simulate(scenario, settings, nodes)
+
+
+def test_the_time_of_a_step_on_slow_lines_is_the_busiest_owners_bytes_over_its_rate() -> None:
+    """Four nodes under bsp at 2 Mbit/s: push and pull take as long as the closed form says, within a quarter."""
+    seed, values, rate, nodes = 6, 200_000, 250_000.0, 4
+    print(f"seed {seed}")
+
+    async def main() -> None:
+        settings = {
+            "training.min_nodes": nodes,
+            "exchange.codec": "bfloat16",
+            "exchange.shards": 64,
+            "exchange.push_deadline_s": 30.0,
+            "barrier.method": "bsp",
+        }
+        swarm = Swarm(
+            seed=seed,
+            settings=settings,
+            make_trainer=lambda name: StubTrainer(name, values, seed=seed, step_s=10.0),
+            delay=(0.02, 0.03),
+        )
+        for number in range(nodes):
+            swarm.network.line(f"10.0.0.{number + 2}", rate)
+        hosts = swarm.start_many(nodes)
+        await swarm.until(
+            lambda: all(host.living.progress.step >= 7 for host in hosts), within_s=400, what="they train", every_s=0.5
+        )
+        shapes = []
+        for host in hosts:
+            assert host.living.exchange is not None
+            store = host.living.exchange.store
+            owned, backed = (sum(map(store.size, held)) / values for held in (store.owned, store.backed))
+            shapes.append(StepShape(values, nodes, owned, backed))
+        found = [step_bytes(shape, "bfloat16") for shape in shapes]
+        pushing = max(
+            max(each.pushed + each.forwarded, each.deltas_received + each.forwards_received) for each in found
+        )
+        pulling = max(max(each.served, each.pulled) for each in found)
+        expected_s = (pushing + pulling) / rate
+        rows = [list(host.living.progress.steps)[-4:] for host in hosts]
+        phases = [row["push_seconds"] + row["wait_seconds"] + row["pull_seconds"] for each in rows for row in each]
+        print(f"by the formula {expected_s:.2f} s, measured {median(phases):.2f} s")
+        assert median(phases) == pytest.approx(expected_s, rel=0.25)
+        for host in hosts:
+            assert host.task is not None
+            host.task.cancel()
+        await asyncio.gather(*(host.task for host in hosts if host.task is not None), return_exceptions=True)
+
+    VirtualLoop().run(main(), limit_s=600)

@@ -1,0 +1,91 @@
+"""The closed form of docs/scale.md: the page, the busiest owner, and what limits a swarm."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay.discovery.placement import rank
+from overlay.ids import key_id
+from tests.harness.peers import ids
+from tests.harness.repository import ROOT
+from training.budget import budget
+from training.simulation.scale import (
+    DELAY_S,
+    MACHINE_BYTES,
+    MBIT_BYTES_PER_S,
+    ROUND_TRIPS,
+    Case,
+    busiest_share,
+    need,
+    page,
+)
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    """`python -m training.simulation.scale` changes nothing."""
+    text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+
+    assert page(text) == text
+
+
+@pytest.mark.parametrize(("nodes", "shards"), [(4, 64), (16, 64), (32, 128)])
+def test_the_busiest_owner_has_what_placement_gives_it(nodes: int, shards: int) -> None:
+    """The mean over forty swarms of the largest number of shards of one node is within a fifth of the formula's."""
+    rng = random.Random(7)
+    largest = []
+    for seed in range(40):
+        names = ids(nodes, seed)
+        keys = [key_id(rng.randbytes(8)) for _ in range(shards)]
+        first = [rank(key, names)[0] for key in keys]
+        largest.append(max(map(first.count, set(first))))
+    counted = sum(largest) / len(largest)
+    print(f"{nodes} nodes, {shards} shards: {counted:.1f}, by the formula {busiest_share(shards, nodes) * shards:.1f}")
+
+    assert busiest_share(shards, nodes) * shards == pytest.approx(counted, rel=0.2)
+
+
+def test_a_node_alone_owns_all_and_a_crowd_at_least_a_shard_each() -> None:
+    """The ends of the formula."""
+    assert busiest_share(64, 1) == 1.0
+    assert busiest_share(64, 64_000) >= 1 / 64
+
+
+@given(
+    parameters=st.integers(100_000, 10**10),
+    nodes=st.integers(2, 1000),
+    mbit=st.floats(1, 10_000),
+    step_s=st.floats(1, 3600),
+)
+def test_overlap_and_faster_lines_never_train_less(parameters: int, nodes: int, mbit: float, step_s: float) -> None:
+    """Of one codec's exchange beside the training at least as much is trained as after it; shares are shares."""
+    beside = need(Case(parameters, mbit * MBIT_BYTES_PER_S, nodes, step_s, overlaps=True))
+    after = need(Case(parameters, mbit * MBIT_BYTES_PER_S, nodes, step_s, overlaps=False))
+
+    assert 0.0 < after.share < 1.0
+    assert 0.0 < beside.share <= 1.0
+    if beside.codec == after.codec:
+        assert beside.share >= after.share
+        assert beside.exchange_s == pytest.approx(after.exchange_s)
+    assert beside.busiest.up >= beside.mean.up * 0.999
+
+
+def test_the_first_limit_is_named() -> None:
+    """A slow line, a machine too small, and a case in which all fits."""
+    slow = need(Case(1_000_000_000, 20 * MBIT_BYTES_PER_S, 32, 300.0))
+    large = need(Case(7_000_000_000, 1000 * MBIT_BYTES_PER_S, 32, 1200.0))
+    fine = need(Case(124_000_000, 100 * MBIT_BYTES_PER_S, 32, 60.0))
+
+    assert slow.breaks_first == "upload of the busiest owner"
+    assert slow.share == pytest.approx(300.0 / slow.exchange_s)
+    assert slow.exchange_s == pytest.approx(slow.busiest.up / (20 * MBIT_BYTES_PER_S) + 2 * ROUND_TRIPS * DELAY_S)
+    assert large.breaks_first == "memory"
+    assert large.memory_bytes > MACHINE_BYTES
+    assert (fine.breaks_first, fine.share) == ("–", 1.0)
+    case = Case(124_000_000, 100 * MBIT_BYTES_PER_S, 32, 60.0)
+    settings = msgspec.structs.replace(case.settings, codec=fine.codec)
+    assert fine.memory_bytes == budget(124_000_000, settings, 32).total
