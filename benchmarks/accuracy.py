@@ -167,9 +167,7 @@ class Swarm:
 
     def _add(self, node: int, step: int, delta: Vector) -> None:
         identity, weight = DeltaId(bytes([node]) * 20, 1, step), 1 / len(self._workers)
-        # Rate 1 and no momentum for a delta that is sparse, and while steps overlap.
-        plain = is_plain(self._way.codec) or self._way.overlap
-        self.state.apply(identity, weight, delta, self._rule, plain=plain)
+        self.state.apply(identity, weight, delta, self._rule, plain=is_plain(self._way.codec))
 
     def _pull(self, worker: Worker) -> Vector:
         """What a node gets: the value, rounded, or the published value, which ticks as often as an owner's does."""
