@@ -108,7 +108,7 @@ MUTATIONS = (
         "answers every pull with `same`",
         SMALL,
         "owner/reads.py",
-        "if is_of_chain and known == (rank_term, state.version):",
+        "if not wanted.chain and known == (rank_term, state.version):",
         "if known != (rank_term, -1):",
     ),
     _mutation(

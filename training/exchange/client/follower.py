@@ -32,6 +32,8 @@ class ChainFollower:
         self._executor = context.environment.executor
         self._log = context.environment.log
         self._yielder = LoopYielder()
+        #: The digest of each shard that is in a chain.
+        self._digests: dict[int, bytes] = {}
 
     async def read(
         self, reader: FrameReader, result: PullResult, memory: Allocate, *, has_checksum: bool
@@ -64,8 +66,7 @@ class ChainFollower:
         else:
             value, digest = await self._executor.run(_result, held, arrays, self._store.size(shard))
         if digest != result.digest:
-            self._counters.chain_mismatches += 1
-            self._log.warning("chain_mismatch", shard=shard, published=result.published, changes=result.changes)
+            self._note_mismatch(result)
             if is_change:
                 self._replica.doubt(shard)
             return False
@@ -73,11 +74,29 @@ class ChainFollower:
             return False  # another answer was faster
         await self._write(shard, value)
         self._replica.set_version(shard, result.rank_term, result.version, Position(result.chain, result.published))
+        self._digests[shard] = digest
         if is_change:
             self._counters.followed += 1
         else:
             self._counters.chains_entered += 1
         return True
+
+    def is_same(self, result: PullResult) -> bool:
+        """Whether the shard is up to date, as its owner says; False if it is in another place of the chain, or if two
+        owners have gone on from one version and this is the other's. Then the shard is asked for again."""
+        if not result.chain:
+            return True
+        if self._replica.position_of(result.shard) != Position(result.chain, result.published):
+            return False
+        if self._digests[result.shard] == result.digest:
+            return True
+        self._note_mismatch(result)
+        self._replica.doubt(result.shard)
+        return False
+
+    def _note_mismatch(self, result: PullResult) -> None:
+        self._counters.chain_mismatches += 1
+        self._log.warning("chain_mismatch", shard=result.shard, published=result.published, changes=result.changes)
 
     async def _write(self, shard: int, value: Vector) -> None:
         start, stop = self._store.bounds[shard]

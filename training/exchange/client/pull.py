@@ -231,7 +231,7 @@ class PullClient:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
                     self._directory.answered(owner, [result])
-                    if result.status == "same":
+                    if result.status == "same" and self._follower.is_same(result):
                         self._settle(result.shard, job, changed=False)
                     if result.status == "changes" or (result.status == "value" and result.chain):
                         await self._follow(owner, reader, memory, result, job)

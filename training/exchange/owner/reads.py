@@ -70,12 +70,10 @@ def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> t
     shard, size, checks = wanted.shard, published.value.size, pull.has_checksums
     changes = published.since(wanted.published) if wanted.chain == published.chain else None
     rank_term, version = published.source
-    if changes == ():
-        return PullResult(shard, "same", *term, version), []
     number, node = (0, b"") if rank_term == term else rank_term
     result = PullResult(
         shard,
-        "value" if changes is None else "changes",
+        "value" if changes is None else "changes" if changes else "same",
         *term,
         version,
         rank_number=number,
@@ -167,10 +165,9 @@ class ReadHandler:
         self._make_visible(shard, pull.step)
         state, rank_term = owned.state, owned.rank_term
         published = self._publisher.published(shard) if pull.follows and not pull.is_final else None
-        # A copy of another chain has other bits, although it is of this version.
-        is_of_chain = wanted.chain in (b"", b"" if published is None else published.chain)
+        # A copy of a chain is compared by its place there: one of another chain has other bits in the same version.
         known = Term(wanted.term_number, wanted.term_node), wanted.version
-        if is_of_chain and known == (rank_term, state.version):
+        if not wanted.chain and known == (rank_term, state.version):
             return PullResult(shard, "same", *owned.term, state.version), []
         if published is not None:
             return _followed(wanted, owned.term, published, pull)

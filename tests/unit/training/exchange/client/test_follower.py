@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -187,6 +188,25 @@ def test_another_digest_is_counted_logged_and_puts_the_shard_in_doubt() -> None:
         assert [one.event for one in records_of(following.context)] == ["chain_mismatch"]
         assert await following.take(*answer(chain(2), None))
         assert following.holds(chain(2))
+
+    scenario(story)
+
+
+def test_the_same_version_of_another_owner_has_another_digest() -> None:
+    """Two owners went on from one version. A follower of the one is told `same` by the other: it asks for the whole."""
+
+    async def story() -> None:
+        following = await entered(chain(1))
+        result, _ = answer(chain(1), 0)
+        same = msgspec.structs.replace(result, status="same")
+        assert following.follower.is_same(same)
+        assert following.follower.is_same(PullResult(SHARD, "same"))
+        assert not following.follower.is_same(msgspec.structs.replace(same, published=2))
+        assert following.holds(chain(1))
+        assert not following.follower.is_same(msgspec.structs.replace(same, digest=b"another."))
+        assert following.replica.position_of(SHARD) == NO_POSITION
+        assert following.replica.version_of(SHARD) == (RANK, 0)
+        assert following.counts == (0, 1, 1)
 
     scenario(story)
 

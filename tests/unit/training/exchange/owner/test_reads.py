@@ -96,7 +96,8 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
 
         here = Wanted(0, *whole.term, 1, whole.chain, 0)
         answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[here]))
-        assert (answer.results[0].status, body) == ("same", [])
+        (same,) = answer.results
+        assert (same.status, same.chain, same.digest, body) == ("same", whole.chain, whole.digest, [])
 
         store.add(0, delta(2))
         answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[here]))
