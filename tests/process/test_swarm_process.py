@@ -23,6 +23,8 @@ DETECTION_BOUND_S = 10.0
 START_S = 60.0
 #: Steps of some tens of milliseconds, asleep: many enough to see a gap, and the cores are left to the other tests.
 SHORT_STEPS = ("training.local_steps=1", "training.eval_steps=0")
+#: Values are pulled as changes, over real sockets and threads; other tests of processes use the defaults.
+CHANGES = ("exchange.codec=int4", "exchange.shards=8")
 TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0.03")
 
 
@@ -34,7 +36,7 @@ class Daemon:
         self.log = folder / f"{name}.log"
         arguments = ["run", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        for setting in (*SHORT_STEPS, "training.checkpoint_s=2"):
+        for setting in (*SHORT_STEPS, *CHANGES, "training.checkpoint_s=2"):
             arguments += ["--set", setting]
         self._output = self.log.open("ab")
         self.process = subprocess.Popen(
@@ -107,7 +109,7 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     """Three nodes, and a fourth joins through any. After a kill the others continue within the detection bound and
     count three. After SIGTERM a node exits 0 within five seconds and its neighbours know. The killed node catches
-    up."""
+    up. All the time they follow the changes of each other's shards, and never hold other bits."""
     first = daemons("first")
     until(lambda: first.trains, START_S, "the founder trains")
     second, third = daemons("second", first.address), daemons("third", first.address)
@@ -150,6 +152,9 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     assert again.status()["node"]["incarnation"] == 2
     assert again.step >= before
     until(lambda: abs(again.step - first.step) <= 50, 20, "it has caught up")
+    exchanges = [node.status()["exchange"] for node in (first, fourth, again)]
+    assert all(exchange["shards_followed"] > 0 for exchange in exchanges)
+    assert [exchange["chain_mismatches"] for exchange in exchanges] == [0, 0, 0]
 
 
 def longest_stand(nodes: list[Daemon], seconds: float) -> float:
