@@ -80,7 +80,7 @@ class Result:
 
 
 class Watch:
-    """The longest time that any node stood on one step."""
+    """The longest time that any node stood: without a step whose delta is acknowledged, and no other in its outbox."""
 
     def __init__(self, nodes: list[LanNode], result: Result) -> None:
         self.nodes = nodes
@@ -99,7 +99,9 @@ class Watch:
             stood_s = now - self._moved_s[place]
             if stood_s > self.result.longest_s:
                 self.result.longest_s, self.result.longest_of = stood_s, node.name
-            if step != self._steps[place]:
+            # A node counts steps while its deltas wait for an owner: those do not move it.
+            waiting = (status.get("exchange") or {}).get("outstanding_steps")
+            if step != self._steps[place] and not waiting:
                 self._steps[place], self._moved_s[place] = step, now
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:

@@ -44,7 +44,8 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Watched:
-    """A node, and since when it stands on its step. `moved_s` is None while no step of it can be expected."""
+    """A node, and since when it stands: without a step whose delta is acknowledged, and no other in its outbox.
+    `moved_s` is None while no step of it can be expected."""
 
     node: ProcessNode
     step: int = -1
@@ -149,7 +150,9 @@ class Story:
             return
         if now - one.moved_s > self.result.longest_s:
             self.result.longest_s, self.result.longest_of = now - one.moved_s, one.node.name
-        if step not in (-1, one.step):
+        # A node counts steps while its deltas wait for an owner: those do not move it.
+        waiting = (status.get("exchange") or {}).get("outstanding_steps")
+        if step not in (-1, one.step) and not waiting:
             one.step, one.moved_s = step, now
         elif now - one.moved_s > 6 * BOUND_S:
             raise NotMeasured(f"{one.node.name} hangs: {status.get('summary')}\n{one.node.output()[-3000:]}")

@@ -67,6 +67,8 @@ VALUES = 16
 BOUNDS = [(shard * VALUES // SHARDS, (shard + 1) * VALUES // SHARDS) for shard in range(SHARDS)]
 #: Within this time after the last fault every shard has an owner and a backup, and no delta is in an outbox.
 QUIET_S = 30.0
+#: What the trainer leaves in its memory when it computes the next delta.
+OVERWRITTEN = 777.0
 #: How far a published value may be from the owner's, as a share of its largest.
 PUBLISHED_APART = 0.1
 #: As `p2pnode.lifecycle.node`: how long a node that starts takes nothing over.
@@ -100,6 +102,8 @@ class Plan:
     pushed: CodecName
     #: The request at whose moment a node is killed, which of those requests, and how much later.
     moment: tuple[str, int, float] | None
+    #: Whether a node trains on while its last step is exchanged.
+    overlaps: bool
     keeps_states: bool
     switches_off: bool
 
@@ -124,6 +128,7 @@ class Plan:
             moment=(chance.choice(MOMENTS), chance.randint(1, 8), chance.choice([0.0, 0.01, 0.05]))
             if chance.random() < 0.5
             else None,
+            overlaps=chance.random() < 0.3,
             keeps_states=chance.random() < 0.5,
             switches_off=chance.random() < 0.25,
         )
@@ -296,21 +301,48 @@ class History:
         replica = exchange.context.replica.vector
         self.clocks.start(member.name, self._now(), replica)
         is_sum = self.plan.settings.weight == "sum"
-        while self.pushing:
-            base = step
-            await asyncio.sleep(min(STEP_MOST_S, 0.2 + chance.expovariate(1.2)))
-            step += 1
-            delta = delta_of(member.name, member.starts, step)
-            weight = 1.0 if is_sum else 1.0 / max(1.0, exchange.view.worker_count())
-            self.ledger.trained(sent, step, delta)
-            await exchange.push(step, base, weight, delta)
-            exchange.begin_at(step)
-            overlay.step = step
-            await exchange.pull(step)
-            self.clocks.pulled(member.name, replica, BOUNDS, self._now())
-            self.tally.steps += 1
-            if step % 4 == 0:
-                self.ledger.check_node(member.contact.node_id, member.starts, exchange)
+        memory = np.empty(VALUES, np.float32)
+        flight: asyncio.Task[None] | None = None
+        try:
+            while self.pushing:
+                base = step
+                await asyncio.sleep(min(STEP_MOST_S, 0.2 + chance.expovariate(1.2)))
+                if flight is not None:
+                    await flight  # at most one delta is in flight
+                step += 1
+                memory[:] = delta_of(member.name, member.starts, step)
+                weight = 1.0 if is_sum else 1.0 / max(1.0, exchange.view.worker_count())
+                self.ledger.trained(sent, step, memory)
+                flight = asyncio.create_task(self._exchange(member, step, base, weight, memory))
+                if not self.plan.overlaps:
+                    await flight
+                self.tally.steps += 1
+                if step % 4 == 0 and flight.done():
+                    self.ledger.check_node(member.contact.node_id, member.starts, exchange)
+            if flight is not None:
+                await flight
+        finally:
+            if flight is not None:
+                flight.cancel()
+
+    async def _exchange(self, member: Member, step: int, base: int, weight: float, memory: Vector) -> None:
+        """One step but its training: push and pull. The trainer's memory is overwritten as soon as it may be."""
+        exchange, overlay = member.exchange, member.overlay
+        assert exchange is not None
+        assert overlay is not None
+
+        def overwrite() -> None:
+            memory[:] = OVERWRITTEN
+
+        if self.plan.overlaps:
+            await exchange.push(step, base, weight, memory, overwrite)
+        else:
+            await exchange.push(step, base, weight, memory)
+            overwrite()
+        exchange.begin_at(step)
+        overlay.step = step
+        await exchange.pull(step)
+        self.clocks.pulled(member.name, exchange.context.replica.vector, BOUNDS, self._now())
 
     def _now(self) -> float:
         return self.world.clock.monotonic()

@@ -12,6 +12,7 @@ import pytest
 
 from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
+from tests.harness.standing import Standing
 from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import OWNER, VirtualLoop
@@ -169,23 +170,16 @@ def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
         before = victim.trainer.trained[-1]
         unpushed = victim.living.progress.step < before
         await swarm.kill(victim.name)
-        stood = {host.name: swarm.clock.monotonic() for host in swarm.running()}
-        last = {host.name: host.living.progress.step for host in swarm.running()}
-        longest = 0.0
+        standing = Standing(swarm)
 
         def look() -> bool:
-            nonlocal longest
-            now = swarm.clock.monotonic()
-            for host in swarm.running():
-                if host.living.progress.step != last[host.name]:
-                    last[host.name], stood[host.name] = host.living.progress.step, now
-                longest = max(longest, now - stood[host.name])
+            standing.look()
             return min(steps(swarm)) >= 30
 
         await swarm.until(look, within_s=200, what="the survivors go on")
         await settle(swarm)
 
-        assert longest <= 10.0 + 4.0  # the detection bound and a slow step of the stub
+        assert standing.longest_s <= 10.0 + 4.0  # the detection bound and a slow step of the stub
         ours = swarm.value() - expected(swarm, without=(victim.name,))
         theirs = victim.trainer.expected()
         if unpushed:
@@ -331,20 +325,15 @@ def test_a_frozen_node_blocks_no_other_and_rejoins(nodes: int) -> None:
         swarm.network.pause(frozen)
         await asyncio.sleep(8.0)
         swarm.network.resume(frozen)
-        last, stood, longest = steps(swarm), [swarm.clock.monotonic()] * nodes, 0.0
+        standing = Standing(swarm)
 
         def look() -> bool:
-            nonlocal longest
-            now = swarm.clock.monotonic()
-            for place, step in enumerate(steps(swarm)):
-                if step != last[place]:
-                    last[place], stood[place] = step, now
-                longest = max(longest, now - stood[place])
-            return min(last) >= 40
+            standing.look()
+            return min(steps(swarm)) >= 40
 
         await swarm.until(look, within_s=120, what="all go on")
 
-        assert longest <= 10.0 + 4.0  # the detection bound and a slow step of the stub
+        assert standing.longest_s <= 10.0 + 4.0  # the detection bound and a slow step of the stub
 
     simulate(scenario, seed=23)
 
