@@ -1,13 +1,15 @@
 """How fast this node's line is: the largest rate at which bytes were delivered lately, in each direction.
 
 The estimator is the windowed maximum of delivery rates of BBR (Cardwell et al., *ACM Queue* 14(5), 2016). What a window
-of time delivered is a lower bound of the line's rate: a slow peer, an idle moment or a busy processor make it smaller,
-nothing makes it larger. Only bytes that the peer's kernel has acknowledged count, so a burst into this machine's own
-buffers does not. The transport reports windows of about a quarter of a second, whatever the number of bytes.
+of time delivered is about a lower bound of the line's rate: a slow peer, an idle moment or a busy processor make it
+smaller, and only jitter makes it larger. Only bytes that the peer's kernel has acknowledged count, so a burst into this
+machine's own buffers does not. The transport reports windows of about a quarter of a second, whatever the number of
+bytes.
 
 Windows are collected in rounds. A round ends after ten seconds of sending, or when the line has been idle for a second.
-Of a round the second largest rate counts, because one window may be an outlier; of the last five rounds the largest.
-So a line that got slower is known after five rounds, a faster one at once. Pure.
+Of a round the second largest rate counts, because one window may be an outlier, and for a line that was full in all
+windows the upper quartile, which jitter changes little. Of the last five rounds the largest counts. So a line that got
+slower is known after five rounds, a faster one at once. Pure.
 """
 
 from __future__ import annotations
@@ -26,24 +28,33 @@ IDLE_S = 1.0
 MIN_BYTES = 1 << 16
 #: Rounds that count.
 ROUNDS = 5
-#: Windows with a full line show its rate if they reach this part of the largest rate of all windows.
-FULL = 0.8
+#: Of windows in which the line was full, so many show its rate, by this quantile.
+MIN_FULL_WINDOWS, FULL_QUANTILE = 6, 0.75
+#: They show it if they reach this part of the largest rate of all windows.
+FULL = 0.5
 
 
 class LineRate:
-    """The rate of one direction, in bytes per second."""
+    """The rate of one direction, in bytes per second. `quantile`: which rate of a round counts; None: the second
+    largest."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_windows: int = MIN_WINDOWS, quantile: float | None = None) -> None:
         self._ended: deque[float] = deque(maxlen=ROUNDS)
-        self._windows = 0
+        self._min_windows = min_windows
+        self._quantile = quantile
         self._busy_s = self._idle_s = 0.0
-        self._largest = self._second = 0.0
+        #: The rates of the windows of this round.
+        self._rates: list[float] = []
 
     @property
     def bytes_per_s(self) -> float | None:
         """The measured rate; None until a round has enough windows."""
-        rates = [*self._ended, self._second] if self._windows >= MIN_WINDOWS else self._ended
+        rates = [*self._ended, self._of_round()] if len(self._rates) >= self._min_windows else self._ended
         return max(rates, default=None)
+
+    def _of_round(self) -> float:
+        ordered = sorted(self._rates)
+        return ordered[-2] if self._quantile is None else ordered[int(self._quantile * (len(ordered) - 1))]
 
     def window(self, seconds: float, moved_bytes: int, *, is_busy: bool) -> bool:
         """A window has passed in which `moved_bytes` were delivered; returns whether it ended a round.
@@ -60,20 +71,16 @@ class LineRate:
             self._idle_s += seconds
             return self._idle_s >= IDLE_S and self._end_round()
         self._idle_s = 0.0
-        self._windows += 1
         self._busy_s += seconds
-        if rate > self._largest:
-            self._largest, self._second = rate, self._largest
-        else:
-            self._second = max(self._second, rate)
+        self._rates.append(rate)
         return self._busy_s >= ROUND_S and self._end_round()
 
     def _end_round(self) -> bool:
         """A round of too few windows continues after the pause."""
-        if self._windows < MIN_WINDOWS:
+        if len(self._rates) < self._min_windows:
             return False
-        self._ended.append(self._second)
-        self._windows, self._busy_s, self._largest, self._second = 0, 0.0, 0.0, 0.0
+        self._ended.append(self._of_round())
+        self._busy_s, self._rates = 0.0, []
         return True
 
 
@@ -86,7 +93,7 @@ class MeasuredLine:
     def __init__(self) -> None:
         self.upload = LineRate()
         self.download = LineRate()
-        self._full = LineRate()
+        self._full = LineRate(MIN_FULL_WINDOWS, FULL_QUANTILE)
         self._capacity = CapacityClass()
 
     @property

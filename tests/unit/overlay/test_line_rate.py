@@ -143,3 +143,22 @@ def test_a_line_that_waits_for_one_slow_peer_is_known_as_a_lower_bound_only() ->
             line.sent(WINDOW_S, round(20 * MBIT * WINDOW_S), is_busy=False, is_full=False)
     assert line.upload_bytes_per_s is None
     assert split(line.capacity) == (class_of(20 * MBIT), False)
+
+
+def test_jitter_changes_the_rate_of_a_full_line_little() -> None:
+    """A path that stalls for half a second now and then and delivers what has piled up at once: within a sixth."""
+    seed = 8
+    print(f"seed {seed}")
+    rng, line = random.Random(seed), MeasuredLine()
+    waiting = 0.0
+    for _ in range(400):
+        waiting += 20 * MBIT * WINDOW_S
+        if rng.random() < 0.1:
+            line.sent(WINDOW_S, 1, is_busy=True, is_full=True)  # stalled
+            continue
+        line.sent(WINDOW_S, round(waiting), is_busy=True, is_full=True)
+        waiting = 0.0
+
+    assert line.upload.bytes_per_s is not None
+    assert line.upload.bytes_per_s > 1.9 * 20 * MBIT
+    assert line.upload_bytes_per_s == pytest.approx(20 * MBIT, rel=1 / 6)
