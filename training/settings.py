@@ -194,12 +194,17 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         float,
         Meta(
             gt=0,
-            description="A step waits this long for acknowledgements; the rest stays in the outbox. bsp waits for all.",
+            description="A step waits for acknowledgements until nothing has moved for this long; the rest stays in "
+            "the outbox. bsp waits for all.",
         ),
     ] = 5.0
     outbox_bytes: Annotated[
         int,
-        Meta(ge=1 << 20, description="Most bytes of deltas kept until their owners acknowledge them."),
+        Meta(
+            ge=1 << 20,
+            description="Above so many bytes the oldest deltas of shards that no living node owns are dropped; of a "
+            "shard with an owner two at most are kept, and none is dropped.",
+        ),
     ] = 256 * 1024 * 1024
     log_seconds: Annotated[
         Seconds,

@@ -8,7 +8,7 @@ with bodies of 100 MB.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from collections.abc import AsyncIterable, Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from overlay.errors import OverlayError
@@ -161,9 +161,10 @@ class BodyWriter:
             raise BodyFailed(error) from error
 
     async def close(self) -> None:
-        """Close a generator that was not read to its end, so that its cleanup runs within the request."""
-        if isinstance(self._async, AsyncGenerator):
-            await self._async.aclose()
+        """Close a body that was not read to its end, so that its cleanup runs within the request. Beside a generator
+        that is any object with `aclose`: a generator that was never read has no cleanup."""
+        if (aclose := getattr(self._async, "aclose", None)) is not None:
+            await aclose()
         elif isinstance(self._sync, Generator):
             self._sync.close()
 

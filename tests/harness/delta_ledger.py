@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.client.outbox import Delivery
+from training.exchange.client.outbox import Delivery, Outgoing
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Forward, Push, PushResult, decode
 from training.exchange.owner.delta_item import IncomingDelta
@@ -82,6 +82,8 @@ class Ledger:
         self._forwarded: dict[tuple[str, Key], tuple[float, bool]] = {}
         #: By node and incarnation.
         self._sent: dict[tuple[bytes, int], Sent] = {}
+        #: Never sent: they travel with a later delta.
+        self._taken_back: dict[Key, None] = {}
         self.ambiguous = 0
         self.refused = 0
 
@@ -96,6 +98,10 @@ class Ledger:
         deltas, store, outbox = exchange.deltas, exchange.store, exchange.push_client._outbox
         accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
         add, add_unlogged = store.add, store.add_unlogged
+        client = exchange.push_client
+        take_back, merge_back = outbox.take_back, client._take_back
+        #: What the push that is under way has taken back, as it was trained.
+        unscaled: dict[int, Exact] = {}
 
         async def accepted(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             identity = DeltaId(push.node, push.incarnation, push.step)
@@ -125,6 +131,26 @@ class Ledger:
             self._answered(sent, (result.shard, identity), result)
             count(delivery, result)
 
+        def taken_back() -> list[tuple[Outgoing, Push]]:
+            found = take_back()
+            unscaled.clear()
+            for item, push in found:
+                key = item.shard, DeltaId(push.node, push.incarnation, push.step)
+                if key in sent.finals or key in self._received:
+                    raise self.broken(f"shard {item.shard}: {self.named(key[1])} was sent, and is taken back")
+                sent.finals[key] = "taken back"
+                self._taken_back[key] = None
+                values = codecs.decoded(bytes(item.encoded), item.codec, item.values).astype(np.float64)
+                unscaled[item.shard] = unscaled.get(item.shard, np.zeros(values.size)) + values
+            return found
+
+        async def merged_back(delta: Vector, weight: float) -> dict[int, Vector]:
+            # It travels with a delta of another weight, scaled so that it counts with its own.
+            returned = await merge_back(delta, weight)
+            for shard, values in returned.items():
+                sent.trained[slice(*self._bounds[shard])] += values - unscaled[shard]
+            return returned
+
         def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
             if state is None and not store.owned[shard].state.knows(item.identity):
                 key, weight = (shard, item.identity), (item.weight, item.momentum)
@@ -143,6 +169,8 @@ class Ledger:
         deltas.accept = accepted  # type: ignore[method-assign]
         deltas.add_unreplicated = added_alone  # type: ignore[method-assign]
         outbox.count = counted  # type: ignore[method-assign]
+        outbox.take_back = taken_back  # type: ignore[method-assign]
+        client._take_back = merged_back  # type: ignore[method-assign]
         store.add = weighed  # type: ignore[method-assign]
         store.add_unlogged = weighed_alone  # type: ignore[method-assign]
         return sent
@@ -161,6 +189,8 @@ class Ledger:
             self._weigh(key, message.weight * entry.scale, momentum=message.momentum)
 
     def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
+        if key in self._taken_back:
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was taken back, and arrives")
         known = self._received.setdefault(key, [])
         if any(np.array_equal(one, delta) for one in known):
             return

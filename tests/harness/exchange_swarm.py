@@ -80,7 +80,11 @@ async def chunks(buffers: list[bytes], breaks_with: TransportError | None = None
 
 async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[bytes]:
     if hasattr(body, "__aiter__"):
-        return [bytes(buffer) async for buffer in body]
+        try:
+            return [bytes(buffer) async for buffer in body]
+        finally:
+            if (aclose := getattr(body, "aclose", None)) is not None:
+                await aclose()
     return [bytes(buffer) for buffer in body]
 
 

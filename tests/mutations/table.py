@@ -12,6 +12,8 @@ HISTORIES = "tests/simulated/test_conservation.py"
 SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
 FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
 DELTAS = "tests/unit/training/exchange/owner/test_deltas.py"
+OUTBOX = "tests/unit/training/exchange/client/test_outbox.py"
+PUSHES = "tests/unit/training/exchange/client/test_push.py"
 PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
 FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
 FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
@@ -167,8 +169,8 @@ MUTATIONS = (
         "the outbox gives up a delta after its first round, and says nothing",
         SMALL,
         "client/outbox.py",
-        "                await self._directory.refresh(list(delivery.unacknowledged))",
-        "                delivery.unacknowledged.clear()",
+        "        await self._directory.refresh(after)",
+        "        delivery.unacknowledged.clear()",
     ),
     _mutation(
         "client",
@@ -183,8 +185,24 @@ MUTATIONS = (
         "forgets the residual of a shard that it comes to own alone",
         SMALL,
         "client/push.py",
-        "(shard, delta[slice(*bounds[shard])] + feedback.residual(shard))",
+        "(shard, self._corrected(shard, delta[slice(*bounds[shard])], returned))",
         "(shard, delta[slice(*bounds[shard])])",
+    ),
+    _mutation(
+        "client",
+        "takes back a delta that its owner may have",
+        f"{OUTBOX}::test_a_delta_waits_until_the_one_before_is_answered_and_can_be_taken_back",
+        "client/outbox.py",
+        "waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]",
+        "waiting = list(delivery.unacknowledged.values())",
+    ),
+    _mutation(
+        "client",
+        "forgets a delta that it has taken back",
+        f"{PUSHES}::test_a_delta_that_was_never_sent_travels_with_the_next_one",
+        "client/push.py",
+        "values = values + returned[shard]",
+        "pass",
     ),
     _mutation(
         "client",

@@ -8,6 +8,7 @@ from overlay.environment import Environment
 from overlay.peers import Contact
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.counters import Counters
+from training.exchange.kept_deltas import KeptDeltas
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
@@ -37,6 +38,8 @@ class ExchangeContext:
     rebalance: RebalanceRequests
     codec: CodecChoice
     counters: Counters = field(default_factory=Counters)
+    #: This node's own deltas on their way.
+    kept: KeptDeltas = field(default_factory=KeptDeltas)
 
     def me(self) -> Contact:
         return Contact(self.swarm.node_id, self.swarm.address)

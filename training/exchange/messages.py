@@ -35,7 +35,11 @@ MAX_WINDOWS = 1024
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
-    """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order."""
+    """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
+
+    `streams`: the sender reads an answer that comes as a stream (`training.exchange.push_results`). `keeps`: until it
+    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it.
+    """
 
     genesis: Genesis
     node: NodeId
@@ -45,6 +49,8 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     weight: Weight
     shards: Shards
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
+    streams: bool = False
+    keeps: bool = False
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
@@ -83,7 +89,10 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """With `streams` the results follow in the body (`training.exchange.push_results`), and there are none here."""
+
     results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
+    streams: bool = False
 
 
 #: The random name of a chain of changes, and the digest of a published value; empty: none.
@@ -174,7 +183,8 @@ Windows = Annotated[list[Window], Meta(max_length=MAX_WINDOWS)]
 
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before. `closed_windows` are
-    the windows that the owner has closed and the receiver has not acknowledged, oldest first."""
+    the windows that the owner has closed and the receiver has not acknowledged, oldest first. `has_it`: the delta is
+    the receiver's own, and does not follow in the body; sent only to an origin whose push says `keeps`."""
 
     shard: ShardIndex
     term_number: Number
@@ -183,6 +193,7 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     scale: Annotated[float, Meta(gt=0, le=1)] = 1.0
     norm: Length = 0.0
     closed_windows: Windows = []
+    has_it: bool = False
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
@@ -199,11 +210,12 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     momentum: bool = True
 
 
-ForwardStatus = Literal["ok", "fenced", "unknown"]
+ForwardStatus = Literal["ok", "fenced", "unknown", "lacks"]
 
 
 class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
-    """`fenced`: this backup has seen the higher term given here; `unknown`: it does not back up this shard."""
+    """`fenced`: this backup has seen the higher term given here; `unknown`: it does not back up this shard;
+    `lacks`: it keeps no copy of this delta of its own any more, and wants it in the body."""
 
     shard: ShardIndex
     status: ForwardStatus

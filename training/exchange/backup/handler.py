@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+import numpy as np
+
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import LoopYielder
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Window, encode
 from training.exchange.owner.final_values import value_digest
 from training.exchange.owner.publishing import Publisher
@@ -58,12 +63,21 @@ class BackupHandler:
         reader = FrameReader(stream)
         identity = DeltaId(message.node, message.incarnation, message.step)
         results = []
+        turn = LoopYielder()
         for entry in message.shards:
             if entry.shard >= len(self._store):
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
-            delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
-            self._counters.bytes_received += len(encoded)
+            if entry.has_it:
+                own = self._own_delta(sender, identity, entry.shard)
+                if own is None:
+                    results.append(ForwardResult(entry.shard, "lacks"))
+                    continue
+                delta, encoded, codec = own
+                await turn.after(delta.size)
+            else:
+                delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
+                self._counters.bytes_received += len(encoded)
             item = BufferedDelta(
                 identity,
                 message.weight * entry.scale,
@@ -80,6 +94,21 @@ class BackupHandler:
             )
             results.append(ForwardResult(entry.shard, status, *known))
         return Response(encode(ForwardAnswer(results)))
+
+    def _own_delta(
+        self, sender: Contact, identity: DeltaId, shard: int
+    ) -> tuple[Vector, bytes | bytearray | memoryview, CodecName] | None:
+        """This node's own delta, decoded and as it was sent to the owner; None if it is not kept and not known."""
+        size = self._store.size(shard)
+        if (kept := self._context.kept.find(identity, shard)) is not None:
+            encoded, codec = kept
+            return codecs.decoded(encoded, codec, size), encoded, codec
+        backed = self._store.backed.get(shard)
+        is_active = backed is not None and backed.is_active and backed.owner.node_id == sender.node_id
+        if is_active and backed is not None and backed.state is not None and backed.state.knows(identity):
+            # A forward that came late: the delta is in, and its values are not looked at.
+            return np.zeros(0, np.float32), b"", "float32"
+        return None
 
     # -- catch-up -----------------------------------------------------------------------------------------------
 

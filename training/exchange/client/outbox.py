@@ -1,28 +1,37 @@
 """The outbox: delivers encoded deltas to the owners of their shards, and retries under the same identity.
 
-A delivery ends when every shard has a final answer (`ok` or `refused`). The outbox is bounded in bytes: when it is
-full, the oldest delta is dropped, counted and logged.
+A delivery ends when every shard has a final answer (`ok` or `refused`). To each owner one delivery is sent at a time,
+the oldest first, and of each shard one delta: what was sent at least once stays until it is answered, because its owner
+may have added it. A later delta of the shard waits meanwhile. If it still waits when the next one comes, no byte of it
+was sent: it is taken back (`take_back`) and travels with the next one. So nothing is dropped for being late, and the
+outbox has at most two deltas of a shard. When it is full, older deltas of shards that no living node owns are dropped,
+counted and logged; others never are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, TransportError
+from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding import codecs
 from training.encoding.codecs import CodecName
-from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
+from training.encoding.frames import BadFrame, Part, encoded_frames, framed_bytes, sized
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.push_results import read_results
+from training.exchange.step_wait import StepWait, together
+from training.shards.applied import DeltaId
 
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 0.5
@@ -40,6 +49,8 @@ class Outgoing:
     codec: CodecName
     values: int
     is_borrowed: bool = False
+    #: Whether it may have been sent: then its owner may have it, under this identity.
+    is_started: bool = False
 
     @property
     def framed_bytes(self) -> int:
@@ -59,11 +70,18 @@ class Delivery:
     unacknowledged: dict[int, Outgoing]
     done: asyncio.Event
     acknowledged: int = 0
+    #: Shards that travel with a later delta.
+    taken_back: int = 0
     refused: dict[str, int] = field(default_factory=dict)
-    abandoned: bool = False
+    #: What the step that made it waits for; None when it waits for nothing.
+    wait: StepWait | None = None
     #: Cancelled in order to continue from a copy of the trainer's memory.
     interrupted: bool = False
     task: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> DeltaId:
+        return DeltaId(self.push.node, self.push.incarnation, self.push.step)
 
     @property
     def size_bytes(self) -> int:
@@ -82,6 +100,10 @@ class Outbox:
         self._directory = directory
         self._deltas = deltas
         self._deliveries: dict[int, Delivery] = {}
+        #: Set, and replaced, with each final answer.
+        self._answered = asyncio.Event()
+        #: One at a time sends to an owner: the lock of each, and how many hold it or wait for it.
+        self._owners: dict[bytes, tuple[asyncio.Lock, list[None]]] = {}
 
     @property
     def steps(self) -> list[int]:
@@ -89,10 +111,29 @@ class Outbox:
         return list(self._deliveries)
 
     def add(self, delivery: Delivery) -> None:
-        """Start a delivery; drops older ones where the outbox is too large now."""
+        """Start a delivery."""
         self._deliveries[delivery.push.step] = delivery
-        self._drop_oldest()
+        self._context.kept.keep(delivery.identity, delivery.unacknowledged)
+        self._drop_ownerless()
         self._start(delivery)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there is something to take back."""
+        return any(not item.is_started for one in self._deliveries.values() for item in one.unacknowledged.values())
+
+    def take_back(self) -> list[tuple[Outgoing, Push]]:
+        """Take out the shards of which no byte has been sent, each with the push that it belonged to."""
+        taken: list[tuple[Outgoing, Push]] = []
+        for delivery in list(self._deliveries.values()):
+            waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]
+            for item in waiting:
+                del delivery.unacknowledged[item.shard]
+                delivery.taken_back += 1
+                taken.append((item, delivery.push))
+            if not delivery.unacknowledged and delivery.task is not None:
+                delivery.task.cancel()
+        return taken
 
     async def detach(self, delivery: Delivery) -> None:
         """Continue a delivery from a copy, because the trainer is about to overwrite its memory.
@@ -136,19 +177,21 @@ class Outbox:
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [delivery.task for delivery in self._deliveries.values() if delivery.task is not None]
 
-    def _drop_oldest(self) -> None:
+    def _drop_ownerless(self) -> None:
+        """Where the outbox is too large, drop older deltas of shards that no living node owns; the newest stays."""
         limit = self._context.settings.outbox_bytes
         size = sum(delivery.size_bytes for delivery in self._deliveries.values())
         for step in list(self._deliveries)[:-1]:
             if size <= limit:
                 return
-            delivery = self._deliveries.pop(step)
-            size -= delivery.size_bytes
-            delivery.abandoned = True
-            shards = len(delivery.unacknowledged)
-            self._counters.lost += shards
-            self._log.error("outbox_full_delta_dropped", step=step, shards=shards, limit=limit)
-            if delivery.task is not None:
+            delivery = self._deliveries[step]
+            _, ownerless = self._directory.by_owner(delivery.unacknowledged)
+            for shard in ownerless:
+                size -= len(delivery.unacknowledged.pop(shard).encoded)
+            if ownerless:
+                self._counters.lost += len(ownerless)
+                self._log.error("outbox_full_delta_dropped", step=step, shards=len(ownerless), limit=limit)
+            if not delivery.unacknowledged and delivery.task is not None:
                 delivery.task.cancel()
 
     # -- delivery -----------------------------------------------------------------------------------------------
@@ -157,34 +200,107 @@ class Outbox:
         delivery.task = asyncio.create_task(self._deliver(delivery), name=f"deliver-step-{delivery.push.step}")
 
     async def _deliver(self, delivery: Delivery) -> None:
-        pause_s = FIRST_RETRY_S
         try:
-            while delivery.unacknowledged:
-                before = len(delivery.unacknowledged)
-                groups, unknown = self._directory.by_owner(list(delivery.unacknowledged))
-                if unknown:
-                    self._log.debug("owner_unknown", shards=len(unknown))
-                for results in await asyncio.gather(*(self._send(delivery, to, shards) for to, shards in groups)):
-                    for result in results:
-                        self._settle(delivery, result)
-                if not delivery.unacknowledged:
-                    break
-                if len(delivery.unacknowledged) < before:
-                    pause_s = FIRST_RETRY_S
-                await asyncio.sleep(pause_s * self._context.jitter())
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
-                await self._directory.refresh(list(delivery.unacknowledged))
+            await self._deliver_some(delivery, list(delivery.unacknowledged))
         finally:
             if not delivery.interrupted:
-                if not delivery.abandoned:
-                    self._deliveries.pop(delivery.push.step, None)
+                self._deliveries.pop(delivery.push.step, None)
+                self._context.kept.drop(delivery.identity)
                 delivery.done.set()
 
-    async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> list[PushResult]:
-        push = msgspec.structs.replace(delivery.push, shards=shards, fences=self._store.ownership.stale_fences(shards))
-        items = [delivery.unacknowledged[shard] for shard in shards]
-        if owner.node_id == push.node:
-            return await self._accept_own(push, items)
+    async def _deliver_some(self, delivery: Delivery, shards: list[int]) -> None:
+        """Deliver the shards of one owner, and to whoever owns them then; no other owner is waited for."""
+        pause_s = FIRST_RETRY_S
+        while left := [shard for shard in shards if shard in delivery.unacknowledged]:
+            groups, unknown = self._directory.by_owner(left)
+            if unknown:
+                self._log.debug("owner_unknown", shards=len(unknown))
+            if len(groups) + bool(unknown) > 1:
+                parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
+                await together(self._deliver_some(delivery, part) for part in parts)
+                return
+            for owner, theirs in groups:
+                if not await self._send(delivery, owner, theirs):
+                    # Behind an older delta: the shards are sent as soon as that has its answer.
+                    await self._wait_for_answer(MAX_RETRY_S)
+                    break
+            else:
+                pause_s = await self._pause(delivery, left, pause_s)
+
+    async def _pause(self, delivery: Delivery, left: list[int], pause_s: float) -> float:
+        """After an attempt: wait, and look for other owners, if not all have their answers; returns the next pause."""
+        after = [shard for shard in left if shard in delivery.unacknowledged]
+        if not after:
+            return pause_s
+        if len(after) < len(left):
+            pause_s = FIRST_RETRY_S
+        await asyncio.sleep(pause_s * self._context.jitter())
+        await self._directory.refresh(after)
+        return min(2 * pause_s, MAX_RETRY_S)
+
+    async def _wait_for_answer(self, at_most_s: float) -> None:
+        """Wait until some shard of any delivery has its final answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._answered.wait()
+
+    @asynccontextmanager
+    async def _turn(self, owner: bytes) -> AsyncIterator[None]:
+        """One delivery is sent to an owner at a time, in the order in which they ask."""
+        lock, users = self._owners.setdefault(owner, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                self._owners.pop(owner, None)
+
+    def _not_behind(self, delivery: Delivery, shards: list[int]) -> list[int]:
+        """Those of the shards of which no older delta is on its way."""
+        older = [one for step, one in self._deliveries.items() if step < delivery.push.step]
+        return [
+            shard
+            for shard in shards
+            if not any(shard in one.unacknowledged and one.unacknowledged[shard].is_started for one in older)
+        ]
+
+    async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> bool:
+        """Send the shards of one owner when it is their turn, and settle its answers; False if all of them are behind
+        older deltas."""
+        async with self._turn(owner.node_id):
+            groups, _ = self._directory.by_owner([shard for shard in shards if shard in delivery.unacknowledged])
+            # The owner may have changed while they waited.
+            theirs = next((group for to, group in groups if to.node_id == owner.node_id), [])
+            shards = self._not_behind(delivery, theirs)
+            items = [delivery.unacknowledged[shard] for shard in shards]
+            if not items:
+                return not theirs
+            for item in items:
+                item.is_started = True
+            push = msgspec.structs.replace(
+                delivery.push,
+                shards=shards,
+                fences=self._store.ownership.stale_fences(shards),
+                streams=True,
+                keeps=True,
+            )
+            if owner.node_id == push.node:
+                for result in await self._accept_own(push, items):
+                    self._settle(delivery, result)
+                return True
+            try:
+                await self._request(delivery, push, owner, items)
+            except TransportError as error:
+                self._directory.failed(owner, error)
+            except BadFrame as error:
+                self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
+            return True
+
+    async def _request(self, delivery: Delivery, push: Push, owner: Contact, items: list[Outgoing]) -> None:
+        """One request; results count as they come, whatever becomes of the rest. Raises `TransportError` and
+        `BadFrame`."""
 
         def stream() -> Iterator[Buffer]:
             for item in items:
@@ -192,15 +308,24 @@ class Outbox:
                     self._counters.bytes_sent += len(buffer)
                     yield buffer
 
-        try:
-            body = sized(stream(), sum(item.framed_bytes for item in items))
-            async with self._rpc.request("push", owner, push, body) as answer:
-                results = self._rpc.decoded(owner, answer.head, PushAnswer).results
-                self._directory.answered(owner, results)
-                return results
-        except TransportError as error:
-            self._directory.failed(owner, error)
-            return []
+        body = sized(stream(), sum(item.framed_bytes for item in items))
+        async with AsyncExitStack() as stack:
+            if delivery.wait is not None and isinstance(body, SizedBody):
+                key = owner.node_id, tuple(push.shards)
+                stack.enter_context(delivery.wait.watching(key, push.shards, body.moved_bytes))
+            answer = await stack.enter_async_context(self._rpc.request("push", owner, push, body))
+            first = self._rpc.decoded(owner, answer.head, PushAnswer)
+            self._settle_all(delivery, owner, first.results, push.shards)
+            if first.streams:
+                async for results in read_results(answer.body):
+                    self._settle_all(delivery, owner, results, push.shards)
+
+    def _settle_all(self, delivery: Delivery, owner: Contact, results: list[PushResult], sent: list[int]) -> None:
+        self._directory.answered(owner, results)
+        for result in results:
+            self._settle(delivery, result)
+        if delivery.wait is not None and any(result.status in ("ok", "refused") for result in results):
+            delivery.wait.note(sent)
 
     async def _accept_own(self, push: Push, items: list[Outgoing]) -> list[PushResult]:
         """Add the shards that this node owns, a part of the delta at a time."""
@@ -219,6 +344,8 @@ class Outbox:
             return
         if result.status in ("ok", "refused"):
             del delivery.unacknowledged[result.shard]
+            self._answered.set()
+            self._answered = asyncio.Event()
             self.count(delivery, result)
         elif result.owner_info is not None:
             self._store.note_owners([result.owner_info])

@@ -1,7 +1,12 @@
 """Pushes this node's deltas: adds its own unreplicated shards at once, encodes and delivers the others to their owners.
 
-A push returns when every shard has its answer, or at a deadline (under bsp there is none). Shards without an answer
-stay in the outbox, which continues in the background. A refusal is final and counted.
+A push returns when every shard has its answer, or when nothing of those that have none has moved for the deadline
+(under bsp there is none). Shards without an answer stay in the outbox, which continues in the background. A refusal is
+final and counted.
+
+Shards of an earlier delta that were never sent are taken back from the outbox and added to this one, so that nothing is
+dropped for being late. What is added is scaled by the quotient of both weights: each delta counts with its own weight,
+as if it had been sent. Only where an owner clips or clamps does it see one delta instead of two.
 """
 
 from __future__ import annotations
@@ -10,6 +15,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from training.encoding import codecs
 from training.encoding.codecs import Vector
@@ -20,6 +27,7 @@ from training.exchange.cooperative import VALUES_PER_TURN
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.step_wait import StepWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,14 @@ class PushClient:
             shards=[],
         )
         delivery = Delivery(push, {}, asyncio.Event())
-        rest = await self._add_unreplicated(delivery, delta)
-        if rest:
-            await self._encode_all(delivery, rest, delta, borrows=on_taken is None)
+        returned = await self._take_back(delta, weight)
+        try:
+            rest = await self._add_unreplicated(delivery, delta, returned)
+            if rest:
+                await self._encode_all(delivery, rest, delta, returned, borrows=on_taken is None)
+        except BaseException:
+            self._counters.lost += len(returned)
+            raise
         if on_taken is not None:
             on_taken()
         if rest:
@@ -94,10 +107,21 @@ class PushClient:
         """Cancel every delivery."""
         await self._outbox.stop()
 
-    async def _add_unreplicated(self, delivery: Delivery, delta: Vector) -> list[int]:
+    async def _take_back(self, delta: Vector, weight: float) -> dict[int, Vector]:
+        """What earlier deltas of this node have not begun to send, per shard, to be added to this one; nothing if this
+        one is not finite, because it will be refused."""
+        if not self._outbox.has_waiting or not await self._executor.run(codecs.all_finite, delta):
+            return {}
+        taken = self._outbox.take_back()
+        if taken:
+            self._log.debug("deltas_taken_back", shards=len(taken))
+        return await self._executor.run(_sums, taken, weight)
+
+    async def _add_unreplicated(self, delivery: Delivery, delta: Vector, returned: dict[int, Vector]) -> list[int]:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
         bounds, feedback = self._store.bounds, self._feedback
         with_residual = feedback.residual_shards
+        corrects = with_residual | returned.keys()
         results: dict[int, PushResult] = {}
         for number, shards in enumerate(self._runs if self._deltas.unreplicated(range(len(bounds))) else []):
             if number:
@@ -106,12 +130,12 @@ class PushClient:
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
             is_finite = len(own) == len(shards) and codecs.all_finite(values)
-            plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in with_residual)
+            plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in corrects)
             results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)
             corrected = (
-                (shard, delta[slice(*bounds[shard])] + feedback.residual(shard))
+                (shard, self._corrected(shard, delta[slice(*bounds[shard])], returned))
                 for shard in own
-                if shard in with_residual
+                if shard in corrects
             )
             results |= self._deltas.add_unreplicated(delivery.push, corrected, is_finite=False)
         for result in results.values():
@@ -120,37 +144,64 @@ class PushClient:
             feedback.clear_residual(shard)
         return [shard for shard in range(len(bounds)) if shard not in results]
 
-    async def _encode_all(self, delivery: Delivery, shards: list[int], delta: Vector, *, borrows: bool) -> None:
-        if self._context.codec.codec == "float32" and borrows:
-            outgoing = self._encode(delta, shards, borrows=True)  # neither computes nor copies
+    def _corrected(self, shard: int, values: Vector, returned: dict[int, Vector]) -> Vector:
+        """The values of a shard that is added without loss: with its residual, and with what was taken back."""
+        if shard in self._feedback.residual_shards:
+            values = values + self._feedback.residual(shard)
+        return values + returned[shard] if shard in returned else values
+
+    async def _encode_all(
+        self, delivery: Delivery, shards: list[int], delta: Vector, returned: dict[int, Vector], *, borrows: bool
+    ) -> None:
+        if self._context.codec.codec == "float32" and borrows and not returned:
+            outgoing = self._encode(delta, shards, returned, borrows=True)  # neither computes nor copies
         else:
-            outgoing = await self._executor.run(partial(self._encode, delta, shards, borrows=borrows))
+            outgoing = await self._executor.run(partial(self._encode, delta, shards, returned, borrows=borrows))
         delivery.unacknowledged = {item.shard: item for item in outgoing}
 
     async def _deliver(self, delivery: Delivery) -> None:
-        """Deliver what is encoded; returns when every shard has its answer, or at the deadline."""
+        """Deliver what is encoded; returns when every shard has its answer, or when nothing moves."""
+        limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
+        delivery.wait = StepWait(limit_s)
         self._outbox.add(delivery)
-        timeout_s = None if self._context.synchronous else self._context.settings.push_deadline_s
+        done = asyncio.ensure_future(delivery.done.wait())
         try:
-            async with asyncio.timeout(timeout_s):
-                await delivery.done.wait()
-        except TimeoutError:
+            is_done = await delivery.wait.until(done, lambda: delivery.unacknowledged)
+        finally:
+            delivery.wait = None
+            done.cancel()
+        if not is_done:
             self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
             await self._outbox.detach(delivery)
 
-    def _encode(self, delta: Vector, shards: list[int], *, borrows: bool) -> list[Outgoing]:
+    def _encode(
+        self, delta: Vector, shards: list[int], returned: dict[int, Vector], *, borrows: bool
+    ) -> list[Outgoing]:
         codec = self._context.codec.codec
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]
             values = delta[start:stop]
-            is_borrowed = codec == "float32" and borrows
+            if shard in returned:
+                values = values + returned[shard]
+            is_borrowed = codec == "float32" and borrows and shard not in returned
             if codec != "float32":
                 encoded = self._feedback.encode(shard, values, codec)
             else:
                 encoded = codecs.as_bytes(values if is_borrowed else values.copy())
             outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed))
         return outgoing
+
+
+def _sums(taken: Sequence[tuple[Outgoing, Push]], weight: float) -> dict[int, Vector]:
+    """The sum of the deltas taken back, per shard, as parts of a delta of this weight."""
+    sums: dict[int, Vector] = {}
+    for item, push in taken:
+        values = np.array(codecs.decoded(item.encoded, item.codec, item.values), dtype=np.float32)
+        if push.weight != weight:
+            values *= np.float32(push.weight / weight)
+        sums[item.shard] = sums[item.shard] + values if item.shard in sums else values
+    return sums
 
 
 def _runs(bounds: Sequence[tuple[int, int]]) -> list[range]:

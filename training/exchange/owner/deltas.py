@@ -16,9 +16,9 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_array
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.messages import Push, PushAnswer, PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.push_intake import SIGN_INTERVAL_S, PushIntake, ResultStream
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from training.exchange.owner.validation import DeltaValidator
 from training.exchange.store.records import BufferedDelta
@@ -51,34 +51,35 @@ class DeltaHandler:
     async def _on_push(self, sender: Contact, push: Push, stream: AsyncIterator[Buffer]) -> Response:
         if push.node != sender.node_id:
             return Response(encode(PushAnswer([self._validator.refuse(shard, "not_yours") for shard in push.shards])))
-        reader = FrameReader(stream)
-        items = []
-        results: dict[int, PushResult] = {}
         self._rebalance.challenge(push.fences)
         if any(shard >= len(self._store) for shard in push.shards):
             return Response(encode(PushAnswer([self._validator.refuse(index, "shape") for index in push.shards])))
-        for shard in push.shards:
-            try:
-                delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
-            except BadFrame as error:
-                self._log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))
-                rest = [index for index in push.shards if index not in results]
-                results |= {index: self._validator.refuse(index, "malformed") for index in rest}
-                return Response(encode(PushAnswer([results[index] for index in push.shards])))
+        reader = FrameReader(stream)
+
+        async def read(shard: int) -> IncomingDelta:
+            delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
             self._counters.bytes_received += len(encoded)
-            item = IncomingDelta(shard, delta, encoded, codec)
+            return IncomingDelta(shard, delta, encoded, codec)
+
+        def refuse(shard: int, error: BadFrame) -> PushResult:
+            self._log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))
+            return self._validator.refuse(shard, "malformed")
+
+        def has_targets(shard: int) -> bool:
             owned = self._store.owned.get(shard)
-            if owned is not None and owned.has_targets:
-                items.append(item)  # one forward carries them all
-                if sum(one.delta.size for one in items) >= VALUES_PER_PART:
-                    results |= {result.shard: result for result in await self.accept(push, items)}
-                    items = []
-            else:
-                # At once, while it is in the processor's cache and the next one is still being received.
-                results[shard] = (await self.accept(push, [item]))[0]
-        if items:
-            results |= {result.shard: result for result in await self.accept(push, items)}
-        return Response(encode(PushAnswer([results[shard] for shard in push.shards])))
+            return owned is not None and owned.has_targets
+
+        intake = PushIntake(push, read, self.accept, refuse, has_targets)
+        is_streamed = False
+        try:
+            results = await intake.results(SIGN_INTERVAL_S if push.streams else None)
+            is_streamed = results is None
+        finally:
+            if not is_streamed:
+                await intake.close()
+        if results is None:
+            return Response(encode(PushAnswer([], streams=True)), ResultStream(intake))
+        return Response(encode(PushAnswer(results)))
 
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Validate, replicate and add the shards of one delta. Also called for the node's own shards."""

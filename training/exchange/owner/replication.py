@@ -74,6 +74,8 @@ class DeltaReplicator:
         repair = any(item.repair for item in items)
         weight = self._validator.clamp_weight(push.weight, repair=repair)
         acknowledged: dict[Receipt, None] = {}
+        #: Shards whose origin backs them up and keeps no copy of the delta any more.
+        lacking: dict[int, None] = {}
         results: list[PushResult] = []
         turn = LoopYielder()
         remaining = items
@@ -97,7 +99,7 @@ class DeltaReplicator:
                     await turn.after(item.delta.size)
             if not groups:
                 return results
-            jobs = [self._forward(to, push, weight, pairs) for to, pairs in groups.items()]
+            jobs = [self._forward(to, push, weight, pairs, lacking) for to, pairs in groups.items()]
             for receipts in await asyncio.gather(*jobs):
                 acknowledged.update(receipts)
             remaining = forwarded
@@ -129,8 +131,16 @@ class DeltaReplicator:
             norm=0.0 if item.repair else item.norm,
         )
 
-    async def _forward(self, to: Contact, push: Push, weight: float, pairs: list[Pair]) -> dict[Receipt, None]:
-        """Send deltas to a backup or learner, and return what it acknowledged; a target that lacks one is dropped."""
+    async def _forward(
+        self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: dict[int, None]
+    ) -> dict[Receipt, None]:
+        """Send deltas to a backup or learner, and return what it acknowledged; a target that lacks one is dropped.
+
+        To the node that the delta came from only its identity goes, unless it answered that it keeps it no more.
+        """
+        is_origin = push.keeps and to.node_id == push.node
+        sent = [item for item, _ in pairs if not is_origin or item.shard in lacking]
+        with_body = dict.fromkeys(item.shard for item in sent)
         message = Forward(
             genesis=self._context.genesis,
             node=push.node,
@@ -138,7 +148,7 @@ class DeltaReplicator:
             step=push.step,
             weight=weight,
             synchronous=self._context.synchronous,
-            shards=[_forwarded(item, owned, to) for item, owned in pairs],
+            shards=[_forwarded(item, owned, to, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
         # As sent: term, promise and windows may change before the answer arrives.
@@ -146,13 +156,12 @@ class DeltaReplicator:
         closed = {item.shard: owned.closed_count for item, owned in pairs}
 
         def stream() -> Iterator[Buffer]:
-            for item, _ in pairs:
+            for item in sent:
                 yield from encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step)
 
-        size = sum(len(item.encoded) for item, _ in pairs)
-        self._counters.bytes_sent += size
+        self._counters.bytes_sent += sum(len(item.encoded) for item in sent)
         try:
-            framed = sum(framed_bytes(item.codec, item.delta.size, len(item.encoded)) for item, _ in pairs)
+            framed = sum(framed_bytes(item.codec, item.delta.size, len(item.encoded)) for item in sent)
             body = sized(stream(), framed)
             async with self._rpc.request("forward", to, message, body) as answer:
                 results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
@@ -170,6 +179,8 @@ class DeltaReplicator:
                 owned.ack_windows(to.node_id, closed[result.shard])
             elif result.status == "fenced":
                 self._on_fenced(result, owned)
+            elif result.status == "lacks" and result.shard not in with_body:
+                lacking[result.shard] = None
             else:
                 self._drop_target(to, result.shard, owned)
         return acknowledged
@@ -201,6 +212,6 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
     return shard, to.node_id, owned.term, owned.promised
 
 
-def _forwarded(item: IncomingDelta, owned: Owned, to: Contact) -> Forwarded:
+def _forwarded(item: IncomingDelta, owned: Owned, to: Contact, *, has_it: bool) -> Forwarded:
     closed_windows = owned.unsent_windows(to.node_id)
-    return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closed_windows)
+    return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closed_windows, has_it)

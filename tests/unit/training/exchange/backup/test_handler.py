@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,8 +12,10 @@ from overlay.peers import Contact
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
 from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
+from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup.handler import BackupHandler
+from training.exchange.client.outbox import Outgoing
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
@@ -21,6 +24,7 @@ from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import describe
 from training.exchange.terms import OwnerInfo, Term
+from training.shards.applied import DeltaId
 
 OWNER, ME = contact("a"), contact("b")
 
@@ -201,5 +205,37 @@ def test_a_release_ends_the_backup_role() -> None:
 
         assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2)]), TransferResult)).taken == [0]
         assert not store.backed
+
+    run(scenario())
+
+
+def test_a_backup_adds_its_own_delta_from_its_own_copy() -> None:
+    """Once, with the owner's weight, and no array in the body. Without a copy it asks for the array, unless it has the
+    delta already: then the late forward is acknowledged."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, context = handler_of(store)
+        entry = Forwarded(0, *term(1, "a"), 0, has_it=True)
+        message = msgspec.structs.replace(forward_of(entry, weight=0.5), node=IDS["b"])
+
+        async def status() -> str:
+            answer = await swarm.deliver("forward", OWNER, message, ForwardAnswer)
+            found: str = answer.results[0].status
+            return found
+
+        assert await status() == "lacks"
+        identity = DeltaId(IDS["b"], 1, 1)
+        context.kept.keep(identity, {0: Outgoing(0, bytes(as_bytes(np.full(4, 6.0, np.float32))), "float32", 4)})
+        assert await status() == "ok"
+        context.kept.drop(identity)
+        assert await status() == "ok"
+        state = store.backed[0].state
+        assert state is not None
+        assert state.value.tolist() == [3.0] * 4
+        assert context.counters.bytes_received == 0
+
+        store.backed[0].promised = term(2, "a")  # a learner again: it needs the values for the coming snapshot
+        assert await status() == "lacks"
 
     run(scenario())

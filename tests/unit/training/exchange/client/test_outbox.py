@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,7 +21,9 @@ from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
 from training.exchange.ownership_messages import TransferResult
+from training.exchange.push_results import SIGN_OF_LIFE, piece_of
 from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
 
 ME, OWNER = contact("a"), contact("b")
 
@@ -91,22 +94,120 @@ def test_a_refusal_is_final_and_counted_by_reason() -> None:
     run(scenario())
 
 
-def test_a_full_outbox_drops_the_oldest_delta_and_logs_it() -> None:
-    """The newest delta is always kept, whatever the limit."""
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_full_outbox_drops_older_deltas_of_dead_owners_only(is_gone: bool) -> None:
+    """Whatever the limit, the newest delta is kept, and so is everything whose owner lives."""
 
     async def scenario() -> None:
-        outbox, _, context = outbox_to_owner(["retry"], limit=40)
+        outbox, swarm, context = outbox_to_owner(["retry"], limit=40)
         first, second = delivery_of(1), delivery_of(2)
         outbox.add(first)
         await asyncio.sleep(0.1)
+        swarm.gone = [OWNER.node_id] if is_gone else []
         outbox.add(second)
-        await until(lambda: first.done.is_set())
+        await asyncio.sleep(2.0)
 
-        assert outbox.steps == [2]
-        assert context.counters.lost == 2
+        assert outbox.steps == ([2] if is_gone else [1, 2])
+        assert first.done.is_set() == is_gone
+        assert context.counters.lost == (2 if is_gone else 0)
         dropped = [record.fields for record in records_of(context) if record.event == "outbox_full_delta_dropped"]
-        assert [(fields["step"], fields["shards"]) for fields in dropped] == [(1, 2)]
+        assert [(fields["step"], fields["shards"]) for fields in dropped] == ([(1, 2)] if is_gone else [])
         await outbox.stop()
+
+    run(scenario())
+
+
+def test_a_delta_waits_until_the_one_before_is_answered_and_can_be_taken_back() -> None:
+    """The first was sent and may be in: it stays. The second was not: it is taken back, with its weight, and only once.
+    The third is sent when the first has its answer."""
+
+    async def scenario() -> None:
+        answers: list[Any] = ["retry"]
+        outbox, swarm, context = outbox_to_owner(answers)
+        first, second, third = delivery_of(1), delivery_of(2), delivery_of(3)
+        second.push = msgspec.structs.replace(second.push, weight=0.25)
+        outbox.add(first)
+        await asyncio.sleep(0.1)
+        assert not outbox.has_waiting
+        outbox.add(second)
+        await asyncio.sleep(2.0)
+
+        assert {push.step for push in swarm.sent("push", Push)} == {1}
+        assert outbox.has_waiting
+        taken = outbox.take_back()
+        assert [(item.shard, item.encoded, push.weight) for item, push in taken] == [
+            (shard, delivery_of(2).unacknowledged[0].encoded, 0.25) for shard in (0, 1)
+        ]
+        await asyncio.wait_for(second.done.wait(), 1)
+        assert (second.taken_back, second.acknowledged, outbox.steps, outbox.take_back()) == (2, 0, [1], [])
+
+        outbox.add(third)
+        answers[0] = "ok"
+        await asyncio.wait_for(third.done.wait(), 10)
+        assert (first.acknowledged, third.acknowledged, context.counters.lost) == (2, 2, 0)
+        assert [push.step for push in swarm.sent("push", Push)][-2:] == [1, 3]
+
+    run(scenario())
+
+
+def test_results_of_an_answer_that_breaks_off_count() -> None:
+    """The owner's stream had one shard when it broke: only the other is sent again."""
+
+    async def scenario() -> None:
+        outbox, swarm, _ = outbox_to_owner(["ok"])
+        plain = swarm.answers["push"]
+
+        def broken(_to: Contact, _payload: bytes) -> Answer:
+            swarm.answers["push"] = plain
+            return PushAnswer([], streams=True), [SIGN_OF_LIFE, piece_of([PushResult(0, "ok", 1)]), b"\0\0"]
+
+        swarm.answers["push"] = broken
+        delivery = delivery_of(4)
+        outbox.add(delivery)
+        await asyncio.wait_for(delivery.done.wait(), 10)
+
+        assert [push.shards for push in swarm.sent("push", Push)] == [[0, 1], [1]]
+        assert delivery.acknowledged == 2
+
+    run(scenario())
+
+
+def test_an_owner_is_sent_one_delivery_at_a_time() -> None:
+    """Two deltas for one owner take turns, also of different shards; of the second nothing leaves before its turn."""
+
+    async def scenario() -> None:
+        outbox, swarm, _ = outbox_to_owner(["ok"])
+        swarm.request_s = 3.0
+        first, second = delivery_of(1), delivery_of(2)
+        second.unacknowledged = {shard + 2: item for shard, item in second.unacknowledged.items()}
+        for shard, item in second.unacknowledged.items():
+            item.shard = shard
+        outbox.add(first)
+        await asyncio.sleep(0.5)
+        outbox.add(second)
+        await asyncio.sleep(2.0)
+        assert [push.step for push in swarm.sent("push", Push)] == [1]
+        await asyncio.wait_for(second.done.wait(), 10)
+        assert [push.step for push in swarm.sent("push", Push)] == [1, 2]
+        assert outbox._owners == {}
+
+    run(scenario())
+
+
+def test_what_is_on_its_way_is_kept_for_the_backup_role_until_it_is_answered() -> None:
+    """The owner may have this node as its backup: it finds the encoded shard until there is an answer."""
+
+    async def scenario() -> None:
+        answers: list[Any] = ["retry"]
+        outbox, _, context = outbox_to_owner(answers)
+        delivery = delivery_of(1)
+        outbox.add(delivery)
+        await asyncio.sleep(0.1)
+        identity = DeltaId(IDS["a"], 1, 1)
+        assert context.kept.find(identity, 1) == (delivery.unacknowledged[1].encoded, "float32")
+        answers[0] = "ok"
+        await asyncio.wait_for(delivery.done.wait(), 10)
+        assert context.kept.find(identity, 1) is None
 
     run(scenario())
 

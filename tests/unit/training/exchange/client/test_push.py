@@ -11,6 +11,7 @@ from overlay.peers import Contact
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
 from tests.harness.stores import BOUNDS, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
+from training.encoding import codecs
 from training.exchange.client.push import PushClient, _runs
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
@@ -98,3 +99,57 @@ def test_runs_hold_about_so_many_values(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert _runs(BOUNDS) == [range(2), range(2, 4)]
     assert _runs(BOUNDS[:3]) == [range(2), range(2, 3)]
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
+def test_a_delta_that_was_never_sent_travels_with_the_next_one(codec: str) -> None:
+    """The first is sent and unanswered, the second waits: the third brings the second along, with its own weight."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        for shard in range(4):
+            store.note_owner(shard, term(1, "b"), OTHER)
+        swarm = ScriptedSwarm(ME, [OTHER])
+        statuses = ["retry"]
+        swarm.answers["push"] = lambda _to, payload: PushAnswer(
+            [PushResult(shard, statuses[0], reason="test") for shard in decode(payload, Push).shards]  # type: ignore[arg-type]
+        )
+        settings = ExchangeSettings(codec=codec, weight="sum", push_deadline_s=0.5)  # type: ignore[arg-type]
+        context = context_of(swarm, store, settings=settings)
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        for step, weight, amount in ((1, 1.0, 8.0), (2, 0.5, 4.0), (3, 1.0, 1.0)):
+            report = await client.push(step, step - 1, weight, np.full(VALUES, amount, np.float32))
+            assert report.outstanding == 4
+        waiting = client._outbox._deliveries[3].unacknowledged
+        values = [codecs.decoded(item.encoded, item.codec, item.values)[0] for item in waiting.values()]
+        assert values == pytest.approx([1.0 + 0.5 * 4.0] * 4, rel=0.01)
+        assert client.outstanding_steps == [1, 3]
+
+        statuses[0] = "ok"
+        assert await client.finish(10.0) == 0
+        assert {push.step for push in swarm.sent("push", Push)} == {1, 3}
+        assert context.counters.lost == 0
+
+    run(scenario())
+
+
+def test_a_delta_that_will_be_refused_takes_none_along() -> None:
+    """What is not finite is refused: what waits stays in the outbox."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        for shard in range(4):
+            store.note_owner(shard, term(1, "b"), OTHER)
+        swarm = ScriptedSwarm(ME, [OTHER])
+        swarm.answers["push"] = lambda _to, payload: PushAnswer(
+            [PushResult(shard, "retry", reason="test") for shard in decode(payload, Push).shards]
+        )
+        settings = ExchangeSettings(codec="float32", weight="sum", push_deadline_s=0.5)
+        context = context_of(swarm, store, settings=settings)
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        for step, amount in ((1, 8.0), (2, 4.0), (3, np.nan)):
+            await client.push(step, step - 1, 1.0, np.full(VALUES, amount, np.float32))
+        assert client.outstanding_steps == [1, 2, 3]
+        await client.stop()
+
+    run(scenario())

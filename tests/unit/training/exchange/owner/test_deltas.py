@@ -17,7 +17,7 @@ from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushAnswer, PushResult, decode
-from training.exchange.owner import deltas as deltas_module
+from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.run_state import Phase
@@ -73,7 +73,7 @@ def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
 
 def test_a_large_push_is_forwarded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner keeps a part of the delta at a time, decoded and as received, until its backup has that part."""
-    monkeypatch.setattr(deltas_module, "VALUES_PER_PART", 8)
+    monkeypatch.setattr(push_intake, "VALUES_PER_PART", 8 * (push_intake.PARTS_AT_ONCE + 1))
 
     def answer(_to: Contact, payload: bytes) -> ForwardAnswer:
         message = decode(payload, Forward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
@@ -186,3 +187,48 @@ def test_a_shard_that_is_not_owned_names_its_owner() -> None:
 
     assert not_owned(store, 0) == PushResult(0, "redirect", owner_info=store.ownership.owner_info(0))
     assert not_owned(store, 1) == PushResult.retry(1, "owner_unknown")
+
+
+def has_it_of(swarm: ScriptedSwarm) -> list[list[bool]]:
+    return [[entry.has_it for entry in message.shards] for message in swarm.sent("forward", Forward)]
+
+
+async def replicate_from(replicator: DeltaReplicator, node: str, *, keeps: bool) -> list[PushResult]:
+    values = np.ones(4, np.float32)
+    push = Push(GENESIS, IDS[node], 1, 1, 0, 1.0, [0], keeps=keeps)
+    item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
+    return await replicator.replicate_and_add(push, DeltaId(IDS[node], 1, 1), [item])
+
+
+@pytest.mark.parametrize(("node", "keeps", "has_it"), [("b", True, True), ("b", False, False), ("x", True, False)])
+def test_a_backup_is_sent_no_delta_of_its_own(node: str, keeps: bool, has_it: bool) -> None:
+    """Only its identity and weight, if it has said that it keeps it; deltas of others are sent to it whole."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, context = replicator_of(store, B)
+
+        assert await replicate_from(replicator, node, keeps=keeps) == [PushResult(0, "ok", 1)]
+        assert has_it_of(swarm) == [[has_it]]
+        assert context.counters.bytes_sent == (0 if has_it else 16)
+
+    run(scenario())
+
+
+def test_a_backup_that_keeps_its_delta_no_more_is_sent_it() -> None:
+    """In a second forward, and only then the delta is added."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, context = replicator_of(store, B)
+        swarm.answers["forward"] = lambda to, payload: forwarded(
+            "lacks" if decode(payload, Forward).shards[0].has_it else "ok"
+        )(to, payload)
+
+        assert await replicate_from(replicator, "b", keeps=True) == [PushResult(0, "ok", 1)]
+        assert has_it_of(swarm) == [[True], [False]]
+        assert (context.counters.bytes_sent, store.owned[0].backup) == (16, B)
+
+    run(scenario())
