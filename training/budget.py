@@ -33,7 +33,7 @@ LOGGED_STEPS_PER_S = 1.0
 
 class Budget(msgspec.Struct, frozen=True):
     """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer,
-    which has a `base` of its own where steps overlap.
+    which has a `base` of its own where steps overlap or carry.
 
     `checkpoint` is the most that one may need: a copy of the vector on a disk slower than a step, and of some shards.
     """
@@ -91,6 +91,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     shard_bytes = -(-state_bytes // settings.shards)
     follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
     encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
+    carries = settings.carry > 0.0 and not alone and settings.codec != "sparse"
     copied_bytes = vector_bytes + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
@@ -108,7 +109,8 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
-        base=vector_bytes if settings.overlap else 0,
+        # For the sum that a step begins with. A node alone carries nothing; under bsp none does, and has this in hand.
+        base=vector_bytes if settings.overlap or carries else 0,
     )
 
 

@@ -167,6 +167,15 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Literal["population", "samples", "sum"],
         Meta(description="A delta weighs 1/workers (population), by samples trained (¼…4 of the mean), or 1 (sum)."),
     ] = "population"
+    carry: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of what pulled values lack of a node's last delta that its next step begins with; "
+            "not under bsp.",
+        ),
+    ] = 0.75
     outer_lr: Annotated[float, Meta(gt=0, le=10, description="Outer learning rate of the owner's rule.")] = 0.7
     outer_momentum: Annotated[
         float,

@@ -22,8 +22,9 @@ from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange
 from training.goal import BestMetrics, End
 from training.progress import Progress
 from training.settings import ExchangeSettings, TrainingSettings
-from training.step_rules import CARRY, overlaps
+from training.step_rules import CARRY, overlaps, own_carry
 from training.swarm import Swarm
+from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
 
 FIRST_RESTART_S = 0.5
@@ -79,6 +80,8 @@ class StepLoop:
         self._overlaps = overlaps(settings, synchronous=exchange.context.synchronous)
         #: The exchange of the last step, while the trainer trains the next one.
         self._in_flight: ExchangeInFlight | None = None
+        #: How much of the last delta, which is acknowledged, the next step begins with.
+        self._own_carry = 0.0
         #: No further step is to be trained, because the loop is about to be cancelled.
         self._is_leaving = False
         #: The last step that was trained, counted or not.
@@ -226,6 +229,7 @@ class StepLoop:
         await self._steps.catch_up()
         self._trained_step = self.progress.step
         self._turn_ended = None
+        self._own_carry = 0.0
         self._log.info("resumed", step=self.progress.step)
 
     async def _one_step(self) -> None:
@@ -240,6 +244,7 @@ class StepLoop:
             finally:
                 self._release()
             exchanged = await self._steps.pull(row)
+            self._own_carry = self._carry_after(exchanged)
             self._note(exchanged)
             await self._follow_up(exchanged)
             return
@@ -253,6 +258,13 @@ class StepLoop:
             self._in_flight = ExchangeInFlight(self._steps, trained, self._release)
         if former is not None:
             await self._follow_up(former)
+
+    def _carry_after(self, exchanged: ExchangedStep) -> float:
+        row = exchanged.row
+        if exchanged.is_caught_up or row.get("refused"):
+            return 0.0  # the swarm does not go on from that delta
+        context = self._exchange.context
+        return own_carry(self._settings, row.get("weight", 1.0), context.codec.codec, synchronous=context.synchronous)
 
     async def _settle(self) -> ExchangedStep | None:
         """Wait until no exchange is in flight; returns the one that was, unless it was cut short."""
@@ -343,13 +355,17 @@ class StepLoop:
 
     def _order(self) -> StepOrder:
         workers, index = self._exchange.view.worker_count(), self._node_index()
-        step, carry = self._trained_step + 1, CARRY if self._in_flight is not None else 0.0
+        step, carry = self._trained_step + 1, CARRY if self._in_flight is not None else self._own_carry
         return StepOrder(step, self._training.local_steps, workers, index == 0, index, carry)
 
     async def _ordered(self, order: StepOrder) -> StepReport:
-        if self._in_flight is None:
+        if not order.carry:
             return await self._trainer.train(order)
-        handshake = self._in_flight.handshake
+        if self._in_flight is not None:
+            handshake = self._in_flight.handshake
+        else:
+            handshake = BufferHandshake()
+            handshake.delta_taken.set()  # it is acknowledged, or the outbox has its own copy
         try:
             return await self._trainer.train(order, handshake)
         finally:
@@ -361,6 +377,7 @@ class StepLoop:
 
         Raises the failure if another start would fail too, or after `max_restarts` restarts in a row.
         """
+        self._own_carry = 0.0  # the trainer may have failed while it wrote a delta
         while True:
             self.progress.trainer_failures += 1
             self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=failures)

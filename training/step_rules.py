@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
 
 #: A delta weighs by its samples between these multiples of its share.
@@ -25,6 +26,18 @@ def delta_weight(kind: str, workers: float, samples: int, theirs: Sequence[int])
     mean = (samples + sum(known)) / (1 + len(known))
     low, high = SAMPLE_WEIGHT_RANGE
     return share * min(max(samples / mean, low), high)
+
+
+def own_carry(settings: ExchangeSettings, weight: float, codec: CodecName, *, synchronous: bool) -> float:
+    """How much of its acknowledged delta of this weight a node's next step begins with, when it does not overlap.
+
+    The values it pulls have `weight` of the delta and lack the rest, and others change them until the next delta
+    arrives. Both make directions that every node corrects in each step swing; a part of the rest damps that. Under bsp
+    nothing is changed in between. What a sparse delta lacks is carried by the error feedback already.
+    """
+    if synchronous or not settings.enabled or codec == "sparse":
+        return 0.0
+    return settings.carry * max(0.0, 1.0 - weight)
 
 
 def fell_behind(completed: int, base_step: int, former_base: int, stale_limit: int | None) -> bool:

@@ -36,7 +36,7 @@ class RecordingExchange:
         self.pushes: list[tuple[int, int, float]] = []
         self.pulls: list[int] = []
         self.steps: list[int] = []
-        self.context = SimpleNamespace(stale_limit=10, synchronous=False)
+        self.context = SimpleNamespace(stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"))
         self.view = SimpleNamespace(median_step=lambda: self.median, worker_count=lambda: self.workers)
 
     def advance(self, step: int) -> None:

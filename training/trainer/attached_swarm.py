@@ -130,8 +130,8 @@ class AttachedSwarm:
     @contextlib.contextmanager
     def shared_weights(self) -> Iterator[None]:
         """Inside the block the model holds the swarm's weights, with which the present turn began; after it this node's
-        own again. For evaluation at any time; costs a copy of the model. With `exchange.overlap` the last delta of this
-        node, which the swarm's weights lack still, is taken out of them."""
+        own again. For evaluation at any time; costs a copy of the model. What the turn began with of this node's last
+        delta (`exchange.carry`, `exchange.overlap`) is taken out of them."""
         if self._turn_steps == 0 and not self._model_vector.carries:
             yield
             return
@@ -170,8 +170,8 @@ class AttachedSwarm:
         """Report metrics of the shared model, measured over `samples` samples, as `swarm.evaluate(accuracy=0.93)`.
 
         `training.until` looks at them, and `/status` shows them. Call it where the model holds the shared weights:
-        inside `shared_weights()`, or, without `exchange.overlap`, when `step` has begun a new turn. Under torchrun
-        those of rank 0 count. Raises `ValueError` without a metric and for one that is no number, and `SwarmLost`.
+        inside `shared_weights()`, or, under bsp, when `step` has begun a new turn. Under torchrun those of rank 0
+        count. Raises `ValueError` without a metric and for one that is no number, and `SwarmLost`.
         """
         if not metrics:
             raise ValueError("swarm.evaluate() needs at least one metric, as swarm.evaluate(accuracy=0.93)")
@@ -183,10 +183,12 @@ class AttachedSwarm:
             self._has_warned_of_own_weights = True
             steps = f"{self._turn_steps} optimiser steps after the shared ones"
             if self._model_vector.carries:
-                steps += " and with a delta that is under way"
+                steps += " and with a part of its last delta"
             message = f"the metrics are of this node's own weights, {steps}: evaluate inside swarm.shared_weights()"
             self._warn("own_weights_evaluated", message)
-        step = self.step_number if self.done else self.step_number - (2 if self._model_vector.carries else 1)
+        # With a carry of 1 the exchange of the step before is under way: the shared weights lack it.
+        lacks_last = self._model_vector.carries and self._carry >= 1.0
+        step = self.step_number if self.done else self.step_number - (2 if lacks_last else 1)
         try:
             self._connection.send(messages.Measurement(step, values, int(samples)))
         except DaemonGone as gone:

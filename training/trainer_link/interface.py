@@ -49,9 +49,9 @@ class StepOrder(msgspec.Struct, frozen=True):
 
     `node_index` counts the known workers whose ids come before this node's: 0 is the first.
 
-    `carry` is 0 for a turn that begins with `vector`. Otherwise the last delta is being exchanged, and `vector` lacks
-    it: the turn begins with `vector + carry · delta`, or with `vector` if a value of that delta is not finite. It
-    reports when it has loaded both, and overwrites `delta` only after the daemon has taken it.
+    `carry` is 0 for a turn that begins with `vector`. Otherwise the turn begins with `vector + carry · delta`, or with
+    `vector` if a value of that delta is not finite. It reports when it has loaded both, and overwrites `delta` only
+    after the daemon has taken it. At 1 that delta is being exchanged, and `vector` lacks it.
     """
 
     step: int

@@ -167,6 +167,76 @@ def test_a_failed_trainer_is_restarted_with_backoff_and_the_step_repeated() -> N
     run(scenario())
 
 
+def carried(bench: LoopBench) -> dict[int, float]:
+    """What each turn began with of the delta before it; a step that was ordered again has its last order."""
+    return {order.step: order.carry for order in bench.trainer.orders}
+
+
+def test_a_step_begins_with_a_part_of_the_delta_before_it() -> None:
+    """Of four nodes three quarters of what is not in the pulled values; the first step with nothing, and a part of no
+    delta that was refused. The trainer may write the next delta at once."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=4)
+        bench.exchange.not_finite = [2]
+        async with asyncio.timeout(60.0):
+            await bench.run()
+
+        assert carried(bench) == {1: 0.0, 2: 0.5625, 3: 0.0, 4: 0.5625}
+        assert bench.exchange.history[:4] == [("began", 1), ("pushed", 1), ("waited", 1), ("pulled", 1)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "settings"), [(True, {}), (False, {"carry": 0.0}), (False, {"enabled": False})]
+)
+def test_a_step_begins_with_the_pulled_values_alone(synchronous: bool, settings: dict[str, Any]) -> None:
+    """Under bsp, with a carry of 0, and without an exchange."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=3, exchange=ExchangeSettings(**settings))
+        bench.exchange.context.synchronous = synchronous
+        bench.loop = bench.make_loop()
+        await bench.run()
+
+        assert set(carried(bench).values()) == {0.0}
+
+    run(scenario())
+
+
+def test_what_was_carried_does_not_outlive_a_pause_a_jump_or_a_trainer() -> None:
+    """After each of them a step begins with the pulled values alone."""
+
+    async def paused() -> None:
+        bench = LoopBench(max_steps=4)
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)
+        bench.loop.pause()
+        await asyncio.sleep(5.0)
+        bench.loop.resume()
+        await running
+        assert carried(bench) == {1: 0.0, 2: 0.5625, 3: 0.0, 4: 0.5625}
+
+    async def jumped() -> None:
+        bench = LoopBench(max_steps=40)
+        bench.exchange.median = 39
+        await bench.run(20)
+        assert carried(bench) == {21: 0.0, 40: 0.0}
+
+    async def crashed() -> None:
+        bench = LoopBench(max_steps=3)
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.2)
+        bench.trainer.crash_next()
+        await running
+        orders = [(order.step, order.carry) for order in bench.trainer.orders]
+        assert orders == [(1, 0.0), (2, 0.5625), (3, 0.5625), (3, 0.0)]
+
+    for scenario in (paused, jumped, crashed):
+        run(scenario())
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_trainer_whose_deltas_stay_not_finite_starts_again(enabled: bool) -> None:
     """A NaN in the optimiser's momentum spoils every delta: after three refusals in a row the trainer starts again from

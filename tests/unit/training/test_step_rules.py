@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind, overlaps
+from training.step_rules import delta_weight, fell_behind, overlaps, own_carry
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,24 @@ def test_a_node_is_behind_when_its_next_delta_would_be_late(
 def test_steps_overlap_where_they_are_to_and_can(settings: ExchangeSettings, synchronous: bool, expected: bool) -> None:
     """Off by default, under bsp, and where nothing is exchanged."""
     assert overlaps(settings, synchronous=synchronous) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight", "codec", "synchronous", "share"),
+    [
+        ({}, 0.25, "bfloat16", False, 0.75 * 0.75),
+        ({"carry": 1.0}, 1 / 3, "float32", False, 2 / 3),
+        ({"carry": 0.0}, 0.25, "bfloat16", False, 0.0),
+        ({}, 1.0, "bfloat16", False, 0.0),  # alone: the pulled values have all of it
+        ({"weight": "samples"}, 1.2, "bfloat16", False, 0.0),
+        ({}, 0.25, "bfloat16", True, 0.0),
+        ({"enabled": False}, 0.25, "bfloat16", False, 0.0),
+        ({"codec": "auto"}, 0.25, "sparse", False, 0.0),
+        ({"codec": "auto"}, 0.5, "int4", False, 0.375),
+    ],
+)
+def test_what_a_node_carries_is_a_share_of_what_the_swarm_has_not(
+    settings: dict[str, Any], weight: float, codec: CodecName, synchronous: bool, share: float
+) -> None:
+    """`exchange.carry` of the delta without its weight; nothing under bsp, alone, without exchange, or if sparse."""
+    assert own_carry(ExchangeSettings(**settings), weight, codec, synchronous=synchronous) == pytest.approx(share)
