@@ -4,9 +4,9 @@ Without names the standing ones run: start, loop_delay, steps, overlay_sockets, 
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
 `agreement`, `robust`, `process_faults` and `memory` take minutes too, `large` as well and up to 20 GB of memory, and
-`characters` and `accuracy`, which needs the MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need
-network namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a half. A missed aim is said
-and shown in the table; it is no failure of the command.
+`characters`, `async_rule` and `accuracy`, which needs the MNIST files, half an hour each; `partition`, `slow_joiner`
+and `wan` need network namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a half. A missed
+aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks import performance_page, record
 STANDING = ("start", "loop_delay", "steps", "overlay_sockets", "sealing")
 BY_NAME = (
     "outer_rule",
+    "async_rule",
     "codecs",
     "accuracy",
     "robust",
@@ -77,13 +78,14 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         action="append",
         default=[],
-        help="exchange, peers, memory, large, wan, accuracy: in millions",
+        help="exchange, peers, memory, large, wan, accuracy: in millions; async_rule: 0.1 for a small model",
     )
     line.add_argument(
         "--ways",
         action="append",
         default=[],
-        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"; accuracy: such as sparse',
+        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"; accuracy: sparse; '
+        'async_rule: such as "pssp 1/0 carry=0.5"',
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
     line.add_argument(
@@ -158,7 +160,7 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--nodes {arguments.nodes}")
     if name == "wan":
         parts += [f"--scenario {one}" for one in arguments.scenario]
-    if name in ("exchange", "peers", "memory", "large", "wan"):
+    if name in ("exchange", "peers", "memory", "large", "wan", "async_rule"):
         parts += [f"--peers {peers}" for peers in arguments.peers]
         parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
         parts += [f"--ways '{way}'" for way in arguments.ways]

@@ -1,0 +1,255 @@
+"""async_rule: barriers and outer rules on the character transformer, in one process with a virtual clock.
+
+Three nodes, each with a third of the text of `benchmarks.characters`, train with the real models and optimisers. One
+authoritative vector has the owner's arithmetic (`training.shards.state`) and the codec with its error feedback, and the
+barriers are the daemon's (`training.barriers.predicates`). Every run repeats to the bit, so two rules are compared on
+equal seeds.
+
+A way is a barrier, a rule and options: `--ways "pssp 0.7/0.5"`, `--ways "asp 1/0 carry=0.33"`.
+
+* `carry=c`: `exchange.carry`. A node begins its turn with `v + c·(1 − 1/N)·d`, v the pulled value, d its last delta.
+* `correct=b`: it pulls before it pushes, and pushes `d − b·(v − base)`, b times what the others have moved taken off.
+* `overlap=a`: it begins turn t + 1 when turn t ends; what it pulls after the push of t is the base of turn t + 2, with
+  `a` times the delta of t + 1 added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from benchmarks.characters import LOCAL_STEPS, NODES, OPTIONS, STEPS, Corpus
+from benchmarks.outer_rule import initial
+from benchmarks.record import NotMeasured, Outcome, Series
+from training.barriers.predicates import Barrier, make_barrier
+from training.encoding import codecs
+from training.encoding.codecs import Vector
+from training.settings import BarrierSettings, ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
+from training.step_rules import own_carry
+from training.tasks.text import TextOptions
+from training.trainer.loading import build_task
+from training.trainer.runner import TaskRunner
+from training.trainer_link.interface import StepOrder
+
+SEEDS = 5
+AIM = "≤ 1.02"
+#: Nodes of nearly equal speed, as processes that share a machine: that of a node is log-normal, each turn takes up to
+#: some tenths longer.
+SPEED_SIGMA, TURN_SIGMA = 0.05, 0.15
+#: With `--parameters 0.1`: for a search.
+SMALL = TextOptions(layers=2, width=64, heads=4, context=32, batch_size=8, learning_rate=2e-3, warmup=100)
+WAYS = ("bsp", "pssp", "pssp carry=0")
+OPTION_NAMES = ("carry", "correct", "overlap")
+
+
+class Way(NamedTuple):
+    """A barrier, a rule, and what of its last delta a node keeps; see the module. `carry` is `exchange.carry`."""
+
+    barrier: Barrier
+    rule: Rule
+    carry: float
+    correct: float = 0.0
+    overlap: float | None = None
+
+
+def way_of(text: str) -> Way:
+    """`"pssp 1/0 carry=0.33"`; rule and carry are the defaults unless given. Raises `NotMeasured`. Pure."""
+    words, usual = text.split(), ExchangeSettings()
+    try:
+        settings = msgspec.convert({"method": words[0]}, BarrierSettings)
+        rule = Rule(usual.outer_lr, usual.outer_momentum)
+        options: dict[str, float] = {}
+        for word in words[1:]:
+            if "/" in word:
+                rate, momentum = map(float, word.split("/"))
+                rule = Rule(rate, momentum)
+            else:
+                name, value = word.split("=")
+                options[OPTION_NAMES[OPTION_NAMES.index(name)]] = float(value)
+    except (ValueError, IndexError, msgspec.ValidationError) as error:
+        raise NotMeasured(f'--ways "{text}" is no barrier with a rule and options ({error})') from error
+    if settings.method == "bsp" and options:
+        raise NotMeasured(f'--ways "{text}": under bsp all nodes begin a step with the same values')
+    return Way(make_barrier(settings), rule, **({"carry": usual.carry} | options))
+
+
+@dataclass
+class Worker:
+    """A node: its trainer, the values it began its turn with, and what the codec rounded off its deltas so far."""
+
+    runner: TaskRunner
+    base: Vector
+    step: int = 0
+    delta: Vector = field(init=False)
+    residual: Vector = field(init=False)
+    #: With `overlap`: what was pulled after the last push.
+    pulled: Vector | None = None
+
+    def __post_init__(self) -> None:
+        self.delta = np.zeros_like(self.base)
+        self.residual = np.zeros_like(self.base)
+
+    def train(self) -> None:
+        self.step += 1
+        self.runner.train(StepOrder(self.step, LOCAL_STEPS, NODES, is_first=False), self.base, self.delta)
+
+    def sent(self, codec: codecs.CodecName) -> Vector:
+        """The delta as its owner gets it, with error feedback."""
+        if codec == "float32":
+            return self.delta.copy()
+        rounded = np.empty_like(self.delta)
+        codecs.decode(codecs.encode_with_feedback(self.delta, self.residual, codec), codec, rounded)
+        return rounded
+
+
+def turn_seconds(nodes: int, random: Random) -> Callable[[int], float]:
+    """Virtual seconds of a node's next turn. Pure but for `random`."""
+    speeds = [random.lognormvariate(0.0, SPEED_SIGMA) for _ in range(nodes)]
+    return lambda node: speeds[node] * (1 + TURN_SIGMA * abs(random.gauss(0.0, 1.0)))
+
+
+class Swarm:
+    """One run: events of a virtual clock, in which a node ends a turn or passes its barrier."""
+
+    def __init__(self, runners: list[TaskRunner], way: Way, seed: int, codec: codecs.CodecName) -> None:
+        self._settings = ExchangeSettings(carry=way.carry, codec=codec)
+        first = initial(runners[0])
+        self.state = ShardState(first.copy(), runners[0].model_vector.layout.parameter_total)
+        self._way = way
+        self._workers = [Worker(runner, first.copy()) for runner in runners]
+        self._seconds = turn_seconds(len(runners), Random(1000 * seed + len(runners)))
+        self._codec = codec
+        self._waiting: list[int] = []
+        self._ends: list[tuple[float, int]] = []
+
+    def run(self, steps: int) -> Iterator[int]:
+        """Train every node for so many steps; yields the number of deltas that have been pushed, after each."""
+        for node in range(len(self._workers)):
+            self._begin(0.0, node)
+        pushed = 0
+        while self._ends:
+            now, node = heapq.heappop(self._ends)
+            self._workers[node].train()
+            self._push(node)
+            pushed += 1
+            yield pushed
+            if self._way.overlap is not None:
+                self._load_overlapped(self._workers[node], self._way.overlap)
+            self._waiting.append(node)
+            self._pass_barriers(now, steps)
+        for step in sorted(self.state.pending):
+            self.state.fold(step, self._way.rule)
+
+    def _push(self, node: int) -> None:
+        worker, way = self._workers[node], self._way
+        if way.correct:
+            worker.delta -= np.float32(way.correct) * (self.state.value - worker.base)
+        identity, weight = DeltaId(bytes([node]) * 20, 1, worker.step), 1 / len(self._workers)
+        if way.barrier.synchronous:
+            self.state.add_pending(identity, weight, worker.sent(self._codec))
+        else:
+            self.state.apply(identity, weight, worker.sent(self._codec), way.rule)
+
+    def _pass_barriers(self, now: float, steps: int) -> None:
+        """Let every node go on whose barrier passes; one that has finished counts for none."""
+        for node in list(self._waiting):
+            worker = self._workers[node]
+            others = [other.step for other in self._workers if other is not worker and other.step < steps]
+            if not self._way.barrier.passes(worker.step, others):
+                continue
+            self._waiting.remove(node)
+            if self._way.barrier.synchronous:
+                self.state.fold(worker.step, self._way.rule)
+            if worker.step < steps:
+                self._begin(now, node)
+
+    def _begin(self, now: float, node: int) -> None:
+        worker, way = self._workers[node], self._way
+        if way.overlap is None:
+            worker.base = self.state.value.copy()
+            weight = 1 / len(self._workers)
+            share = own_carry(self._settings, weight, self._codec, synchronous=way.barrier.synchronous)
+            if worker.step and share:
+                worker.base += np.float32(share) * worker.delta
+        heapq.heappush(self._ends, (now + self._seconds(node), node))
+
+    def _load_overlapped(self, worker: Worker, carry: float) -> None:
+        """The turn that begins now: what was pulled after the push before this one, and the delta that it lacks."""
+        before, worker.pulled = worker.pulled, self.state.value.copy()
+        ended_at = worker.base + worker.delta
+        worker.base = ended_at if before is None else before + np.float32(carry) * worker.delta
+
+
+def study(options: TextOptions, corpus: Corpus, way: Way, seed: int, steps: int) -> list[tuple[int, float]]:
+    """The curve of one run: (step, validation loss of the shared vector)."""
+    runners = [_runner(options, corpus.files[node], seed, node) for node in range(NODES)]
+    swarm = Swarm(runners, way, seed, ExchangeSettings().codec)
+    curve = []
+    for pushed in swarm.run(steps):
+        step, others = divmod(pushed, NODES)
+        if not others and step % 10 == 0 and step < steps:
+            curve.append((step, _loss(runners[0], swarm.state.value)))
+    return [*curve, (steps, _loss(runners[0], swarm.state.value))]
+
+
+def _runner(options: TextOptions, file: Path, seed: int, node: int) -> TaskRunner:
+    task, spec = build_task(
+        "text",
+        msgspec.to_builtins(options),
+        data_dir=str(file),
+        seed=seed,
+        node_seed=100 * seed + node + 1,
+        device="cpu",
+    )
+    return TaskRunner("text", task, spec)
+
+
+def _loss(runner: TaskRunner, value: Vector) -> float:
+    evaluation = runner.evaluate(0, value)
+    assert evaluation is not None
+    return evaluation.metrics["loss"]
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    """With `--ways` those beside bsp, shown with the same figures."""
+    torch.set_num_threads(1)
+    options = SMALL if arguments.parameters and arguments.parameters[0] < 1.0 else OPTIONS
+    names = ["bsp", *arguments.ways] if arguments.ways else list(WAYS)
+    ways = {name: way_of(name) for name in names}
+    curves: dict[str, list[list[tuple[int, float]]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(prefix="p2pnode-async-rule-") as folder:
+        corpus = Corpus(Path(folder))
+        for seed in range(arguments.repetitions or SEEDS):
+            for name in names:
+                curves[name].append(study(options, corpus, ways[name], seed, STEPS))
+                shown = " ".join(f"{loss:.3f}" for _, loss in curves[name][-1])
+                print(f"  seed {seed}, {name}: {shown}", file=sys.stderr, flush=True)
+    losses = {name: [curve[-1][1] for curve in found] for name, found in curves.items()}
+    series = [
+        Series(f"loss of {name}", "nats per byte", losses[name], details={"curves": curves[name]}) for name in names
+    ]
+    for name in names[1:]:
+        ratios = [loss / of_bsp for loss, of_bsp in zip(losses[name], losses["bsp"], strict=True)]
+        series.append(Series(f"loss of {name} over bsp's", "times", ratios, AIM if name == "pssp" else ""))
+    return Outcome(
+        "async_rule",
+        f"bytes of CPython's reference, a third for each of {NODES} nodes, transformer of {options.layers} layers of "
+        f"{options.width}, AdamW {options.learning_rate:g}, {STEPS} steps of {LOCAL_STEPS} optimiser steps with "
+        f"batches of {options.batch_size} × {options.context} bytes per node, {ExchangeSettings().codec} deltas, "
+        f"simulated step times of nearly equal nodes; validation loss of the shared model",
+        series,
+    )
