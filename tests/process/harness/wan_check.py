@@ -1,8 +1,8 @@
 """Measures a `wan_world.Wan` through sockets in its namespaces, and says where it is not what its cables claim.
 
 Each machine sends to the next one, all at the same time: 40 datagrams that are answered, for the round trip and the
-jitter; datagrams at a fifth of the line's rate, for the loss; then a TCP stream for a second or two, for the rate.
-Where packets are lost TCP stays below the rate, so datagrams beyond the rate are counted there instead.
+jitter; datagrams at a fifth of the line's rate, for the loss; then datagrams beyond the rate, of which as many
+arrive as the line carries. On fast lines without loss a TCP stream measures the rate instead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ PROBES, PROBE_BYTES = 1500, 60
 RATE_S = 1.2
 BEYOND = 0.3
 HEADER_BYTES = 28
-#: TCP's payload is 0.965 of the bytes. The acknowledgements of the stream that comes in use the line as well, and its
-#: slow start may reach into the second half.
+#: TCP's payload is 0.965 of the bytes, and the acknowledgements of the stream that comes in use the line as well.
 LOWEST_RATE, HIGHEST_RATE = 0.7, 1.02
+#: Slower lines are filled with datagrams: a slow start that ends early leaves a part of them empty for seconds.
+#: Threads of one process do not send enough datagrams for faster ones.
+STREAM_MBIT = 50.0
 #: A busy machine answers late. The shortest of all round trips is judged.
 LATE_S = 0.008
 SIGMAS = 4.0
@@ -120,7 +122,7 @@ def _measure(world: Wan, node: int, other: int, together: threading.Barrier) -> 
     here, there = world.machines[node], world.machines[other]
     cable, other_cable = world.cables[node], world.cables[other]
     mbit = _rate(cable, other_cable)
-    is_lossy = bool(cable.loss or other_cable.loss)
+    by_datagrams = bool(cable.loss or other_cable.loss) or mbit < STREAM_MBIT
     slowest_s = 1.0 + 2 * (cable.delay_s + cable.jitter_s + other_cable.delay_s + other_cable.jitter_s)
     with (
         there.inside(lambda: _datagrams(there.address)) as far,
@@ -137,7 +139,7 @@ def _measure(world: Wan, node: int, other: int, together: threading.Barrier) -> 
         lost = 1 - _received(near, far, target, PROBES, PROBE_BYTES, pace_s)[0] / PROBES
         together.wait(60)
         found = 0.0
-        if mbit and is_lossy:
+        if mbit and by_datagrams:
             size = PACKET_BYTES - HEADER_BYTES
             pace_s = PACKET_BYTES / ((1 + BEYOND) * mbit * MBIT_BYTES)
             got, took_s = _received(near, far, target, int(RATE_S / pace_s), size, pace_s)
@@ -146,7 +148,7 @@ def _measure(world: Wan, node: int, other: int, together: threading.Barrier) -> 
             found = here.inside(lambda: _stream(server, target, mbit * MBIT_BYTES))
         together.wait(60)
         # The datagrams beyond the rate, which wait in the queue, are not the next one's.
-        time.sleep(BEYOND * RATE_S if is_lossy else 0.0)
+        time.sleep(BEYOND * RATE_S if by_datagrams else 0.0)
     return Measured(min(trips), max(trips) - min(trips), found, lost)
 
 

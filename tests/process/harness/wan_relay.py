@@ -54,10 +54,11 @@ def run(*command: str) -> str:
 
 
 class Namespace:
-    """One node's network: a TUN device with an address, and the loopback."""
+    """One node's network: a TUN device with an address, and the loopback. `congestion`: the control of its TCP."""
 
-    def __init__(self, name: str, host: str) -> None:
+    def __init__(self, name: str, host: str, congestion: str) -> None:
         self.name, self.host = name, host
+        self._congestion = congestion
         self.device = -1
 
     def make(self) -> None:
@@ -81,6 +82,8 @@ class Namespace:
                     raise OSError(ctypes.get_errno(), "setns")
             # Otherwise the kernel looks for routers and neighbours, which use the lines.
             Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+            # With BBR, which this machine may have, queues stay short and losses cost little; most have neither.
+            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(self._congestion)
             self.device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             fcntl.ioctl(self.device, TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), IFF_TUN_WITHOUT_HEADER))
         except OSError as error:
@@ -175,7 +178,9 @@ def main() -> int:
     plan = json.loads(first)
     cables = [Cable(**cable) for cable in plan["cables"]]
     tag = f"p2pw{os.getpid()}-{secrets.token_hex(2)}"
-    namespaces = [Namespace(f"{tag}-{node}", f"{NETWORK}.{node + 1}") for node in range(len(cables))]
+    namespaces = [
+        Namespace(f"{tag}-{node}", f"{NETWORK}.{node + 1}", plan["congestion"]) for node in range(len(cables))
+    ]
     with contextlib.suppress(OSError):
         # A relay that waits for a processor delivers late, and then much at once: a line with another jitter.
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -79,8 +79,9 @@ def _answer(relay: subprocess.Popen[bytes], within_s: float) -> dict[str, Any]:
 
 
 @contextmanager
-def wan(cables: Sequence[Cable], seed: int = 0) -> Iterator[Wan]:
-    """A `Wan` that is gone at the end, with all processes in it. Raises `NotPermitted`."""
+def wan(cables: Sequence[Cable], seed: int = 0, congestion: str = "reno") -> Iterator[Wan]:
+    """A `Wan` that is gone at the end, with all processes in it. `congestion`: the congestion control of TCP on all
+    machines: by losses, as most have it, not that of this machine. Raises `NotPermitted`."""
     if os.geteuid() != 0:
         raise NotPermitted("network namespaces need root")
     relay = subprocess.Popen(
@@ -95,7 +96,7 @@ def wan(cables: Sequence[Cable], seed: int = 0) -> Iterator[Wan]:
     assert relay.stdout is not None
     made: list[str] = []
     try:
-        plan = {"cables": [dataclasses.asdict(cable) for cable in cables], "seed": seed}
+        plan = {"cables": [dataclasses.asdict(cable) for cable in cables], "seed": seed, "congestion": congestion}
         relay.stdin.write(json.dumps(plan).encode() + b"\n")
         relay.stdin.flush()
         namespaces = _answer(relay, START_S)["namespaces"]
