@@ -760,7 +760,11 @@ class Model:
         """No more faults, and all due actions run: the end must be one owner with every delta once."""
         state = state._replace(sides=(0,) * len(state.nodes), budget=(("add_learner", 99), ("timeout", 99)))
         size = range(len(state.nodes))
+        former: State | None = None
         for _ in range(12):
+            if state == former:
+                break  # at rest: another round would change nothing either
+            former = state
             state = self.deliver_all(state)
             for place in size:
                 for delta in self.deltas:
