@@ -102,6 +102,7 @@ class StepExchange:
         }
         if self._settings.enabled:
             weight = self._weight(report.samples)
+            self._exchange.trained(report.seconds)
             pushed = await self._exchange.push(step, trained.base_step, weight, self._trainer.delta, on_taken)
             row |= {
                 "weight": weight,

@@ -42,6 +42,9 @@ class RecordingExchange:
     def advance(self, step: int) -> None:
         self.steps.append(step)
 
+    def trained(self, seconds: float) -> None:
+        """What the choice of the codec is told."""
+
     async def push(self, step: int, base_step: int, weight: float, _delta: Any, on_taken: Any = None) -> PushReport:
         if on_taken is not None:
             on_taken()

@@ -14,6 +14,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from training.encoding.codecs import CodecName
@@ -41,7 +42,8 @@ TRY_AGAIN_STEPS = 10
 class LineFacts:
     """What is known when a step is about to be pushed. None: not measured. `step_s`: training of one step; 0: unknown.
 
-    `push_s`: how long the last push took until every owner had acknowledged it; None: it has not ended so.
+    `push_s`: how long the last push took until every owner had acknowledged it, infinite where it was given up before;
+    None: there was none.
     """
 
     shape: StepShape
@@ -132,13 +134,20 @@ class CodecChoice:
         return self._choices[-1], _by_bytes(facts, self.needed_bytes(facts, self._choices[-1]))
 
     def _as_it_went(self, facts: LineFacts, found: CodecName, reason: str) -> tuple[CodecName, str]:
-        """What was measured may be less than the line carries. So pushes that take less than half of their time make
-        the codec no lossier, and the next one is tried where the last push shows that it fits."""
-        if facts.push_s is None or not facts.step_s or facts.push_s > facts.allowed_s / 2:
+        """What was measured may be more than there is for the exchange: a push that takes more than its time makes the
+        codec lossier, and for a while no less so. It may also be less than the line carries: pushes that take less than
+        half of their time make the codec no lossier, and the next one is tried where the last push shows that it fits.
+        """
+        if facts.push_s is None or not facts.step_s:
             return found, reason
         place = self._choices.index(self.codec)
         took = f"a push took {facts.push_s:.3g} s of {facts.allowed_s:.3g}"
-        if _is_lossier(self.codec, found):
+        if facts.push_s > facts.allowed_s:  # the line carries more than this exchange: copies of shards, other programs
+            lossier = self._choices[min(place + 1, len(self._choices) - 1)]
+            return (found, reason) if _is_lossier(found, lossier) else (lossier, took)
+        if facts.push_s > facts.allowed_s / 2:
+            return (self.codec, took) if self._pause_steps and _is_lossier(self.codec, found) else (found, reason)
+        if _is_lossier(self.codec, found) and not self._pause_steps:
             return found, reason
         if place and not self._pause_steps:
             growth = step_bytes(facts.shape, self._choices[place - 1]).up / step_bytes(facts.shape, self.codec).up
@@ -172,28 +181,18 @@ def _is_lossier(one: CodecName, other: CodecName) -> bool:
     return CHOICES.index(one) > CHOICES.index(other)
 
 
-class TurnTimes:
-    """How long a step trains, as the exchange sees it: from one push to the next, without the exchange in between."""
+class TrainingTimes:
+    """How long a step trains: the median of the last ones. Waiting does not count, so a slow exchange earns no time."""
 
-    def __init__(self, *, overlaps: bool) -> None:
-        self._overlaps = overlaps
-        self._began_s: float | None = None
-        self._exchanged_s = 0.0
-        self._recent: list[float] = []
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=7)
 
     @property
     def step_s(self) -> float:
-        """The median of the last steps; 0 before the second push."""
+        """Seconds; 0 before the first step."""
         ordered = sorted(self._recent)
         return ordered[len(ordered) // 2] if ordered else 0.0
 
-    def push_begins(self, now_s: float) -> None:
-        """A delta is about to be pushed."""
-        if self._began_s is not None:
-            turn_s = now_s - self._began_s - (0.0 if self._overlaps else self._exchanged_s)
-            self._recent = [*self._recent[-6:], max(turn_s, 1e-6)]
-        self._began_s, self._exchanged_s = now_s, 0.0
-
-    def exchanged(self, seconds: float) -> None:
-        """A push or a pull took so long."""
-        self._exchanged_s += seconds
+    def add(self, seconds: float) -> None:
+        """A step was trained."""
+        self._recent.append(max(seconds, 1e-6))

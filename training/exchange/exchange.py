@@ -270,6 +270,10 @@ class Exchange:
 
     # -- a step -------------------------------------------------------------------------------------------------
 
+    def trained(self, seconds: float) -> None:
+        """The step about to be pushed was trained in so long."""
+        self.codec_control.trained(seconds)
+
     async def push(
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
     ) -> PushReport:
@@ -277,16 +281,14 @@ class Exchange:
         control, clock = self.codec_control, self.context.environment.clock
         control.before_push()
         began = clock.monotonic()
-        with control.timing():
-            report = await self.push_client.push(step, base_step, weight, delta, on_taken)
+        report = await self.push_client.push(step, base_step, weight, delta, on_taken)
         control.pushed(clock.monotonic() - began, is_complete=not report.outstanding)
         return report
 
     async def pull(self, step: int) -> PullReport:
         """Bring the replica up to date after the barrier of `step`."""
         deadline_s = DETECTION_BOUND_S if self.context.synchronous else RELAXED_PULL_S
-        with self.codec_control.timing():
-            return await self.pull_client.pull(step, deadline_s=deadline_s)
+        return await self.pull_client.pull(step, deadline_s=deadline_s)
 
     def take_merged(self) -> dict[bytes, int]:
         """The nodes whose deltas were added here since the last call, each with its latest step."""

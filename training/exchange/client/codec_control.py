@@ -1,50 +1,42 @@
 """Gathers what the choice of the codec needs before every push: the line, the shares of this node, and the times.
 
-`training.exchange.codec_choice` decides. Here are the clock, the measured line and the log.
+`training.exchange.codec_choice` decides. Here are the measured line, the shares and the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 
-from training.exchange.codec_choice import LineFacts, TurnTimes
+from training.exchange.codec_choice import LineFacts, TrainingTimes
 from training.exchange.context import ExchangeContext
 from training.step_bytes import StepShape
 
 
 class CodecControl:
-    """Decides the codec of each push of one node, and times the exchange. `overlaps`: it runs beside the training."""
+    """Decides the codec of each push of one node. `overlaps`: the exchange runs beside the training."""
 
     def __init__(self, context: ExchangeContext, *, overlaps: bool) -> None:
         self._context = context
-        self._clock = context.environment.clock
         self._log = context.environment.log
         self._overlaps = overlaps
-        self._turns = TurnTimes(overlaps=overlaps)
+        self._times = TrainingTimes()
         self._push_s: float | None = None
 
     def before_push(self) -> None:
         """A delta is about to be encoded: choose its codec, and log a change."""
-        self._turns.push_begins(self._clock.monotonic())
         choice, facts = self._context.codec, self.facts()
         former = choice.codec
         is_first = choice.is_automatic and not choice.reason
         if choice.decide(facts):
             self._log.info("codec_chosen", codec=choice.codec, former="" if is_first else former, reason=choice.reason)
 
-    @contextmanager
-    def timing(self) -> Iterator[None]:
-        """The block is a part of the exchange."""
-        began = self._clock.monotonic()
-        try:
-            yield
-        finally:
-            self._turns.exchanged(self._clock.monotonic() - began)
+    def trained(self, seconds: float) -> None:
+        """A step was trained in so long, the exchange not counted."""
+        self._times.add(seconds)
 
     def pushed(self, seconds: float, *, is_complete: bool) -> None:
         """A push took so long; `is_complete`: every owner has acknowledged it."""
-        self._push_s = seconds if is_complete else None
+        self._push_s = seconds if is_complete else math.inf
 
     def facts(self) -> LineFacts:
         """What is known now."""
@@ -53,7 +45,7 @@ class CodecControl:
             shape=self._shape(),
             upload_bytes_per_s=line.upload_bytes_per_s,
             download_bytes_per_s=line.download.bytes_per_s,
-            step_s=self._turns.step_s,
+            step_s=self._times.step_s,
             push_s=self._push_s,
             overlaps=self._overlaps and not context.synchronous,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -20,7 +21,7 @@ from training.exchange.codec_choice import (
     TRY_AGAIN_STEPS,
     CodecChoice,
     LineFacts,
-    TurnTimes,
+    TrainingTimes,
 )
 from training.settings import ExchangeSettings
 from training.step_bytes import StepShape, step_bytes
@@ -188,13 +189,25 @@ def test_a_codec_that_is_set_is_used() -> None:
     assert (choice.codec, choice.reason) == ("float32", "exchange.codec")
 
 
-def test_turns_are_timed_without_the_exchange_in_between_unless_it_overlaps() -> None:
-    """Ten seconds of training and four of exchange: ten seconds alone, and fourteen from push to push beside it."""
-    for overlaps, expected in ((False, 10.0), (True, 14.0)):
-        turns = TurnTimes(overlaps=overlaps)
-        assert turns.step_s == 0.0
-        for number in range(4):
-            turns.push_begins(14.0 * number)
-            turns.exchanged(3.0)
-            turns.exchanged(1.0)
-        assert turns.step_s == pytest.approx(expected)
+def test_a_push_that_takes_more_than_its_time_makes_the_codec_lossier_whatever_was_measured() -> None:
+    """Copies of shards fill the line: every push that is late or given up makes it lossier, and it stays so a while."""
+    choice = CodecChoice(AUTO)
+    settled(choice, facts(mbit=1000))
+    assert choice.codec == "bfloat16"
+    for expected in ("int8", "int4", "sparse"):
+        assert settled(choice, facts(mbit=1000, push_s=math.inf), CONFIRMATIONS) == expected
+
+    assert settled(choice, facts(mbit=1000, push_s=5.0), TRY_AGAIN_STEPS - 1) == "sparse"
+    assert settled(choice, facts(mbit=1000, push_s=5.0), 2 * CONFIRMATIONS) == "bfloat16"
+
+
+def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
+    """One long step changes nothing; 0 before the first."""
+    times = TrainingTimes()
+    assert times.step_s == 0.0
+    for seconds in (10.0, 10.0, 500.0, 11.0):
+        times.add(seconds)
+    assert times.step_s == 11.0
+    for _ in range(7):
+        times.add(2.0)
+    assert times.step_s == 2.0
