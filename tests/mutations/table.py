@@ -14,6 +14,7 @@ FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
 DELTAS = "tests/unit/training/exchange/owner/test_deltas.py"
 OUTBOX = "tests/unit/training/exchange/client/test_outbox.py"
 PUSHES = "tests/unit/training/exchange/client/test_push.py"
+LEARNERS = "tests/unit/training/exchange/recovery/test_learners.py"
 PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
 FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
 FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
@@ -265,7 +266,7 @@ MUTATIONS = (
     _mutation(
         "recovery",
         "promotes a learner that has not taken the state, and releases the former backup",
-        SMALL,
+        f"{LEARNERS}::test_a_learner_that_refuses_the_state_releases_no_backup",
         "recovery/learners.py",
         "            if head.shard in taken:\n                self._promote(head, to)",
         "            self._promote(head, to)",

@@ -120,6 +120,20 @@ def test_the_former_backup_is_released() -> None:
     run(scenario())
 
 
+def test_a_learner_that_refuses_the_state_releases_no_backup() -> None:
+    """The former backup stays until its successor has the state."""
+
+    async def scenario() -> None:
+        learners, store, swarm, _ = learners_of(state=TransferResult([], []), release=TransferResult([0], []))
+        store.owned[0].backup = FORMER
+        await learners.add_learner(LEARNER, [0])
+
+        assert (store.owned[0].backup, store.owned[0].learner) == (FORMER, None)
+        assert swarm.sent("release", Release) == []
+
+    run(scenario())
+
+
 def test_large_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not more than `BATCH_BYTES` of states are copied at a time, and at least one shard."""
     assert BATCH_BYTES >= STATE_BYTES_PER_VALUE
