@@ -383,10 +383,12 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
         assert min(during) >= 15  # both sides continued
         assert swarm.of("deltas_repaired")
         assert not swarm.of("deltas_lost_in_split")
-        # A side that began a new era from a replica refuses deltas with an older base; nothing else is missing.
+        # A side that began a new era from a replica refuses deltas with an older base; nothing else is missing. One
+        # whose answer the split cut off is refused there and in the model all the same: the other side had added it.
         value, missing = sum_of_the_applied(swarm)
         np.testing.assert_array_equal(swarm.value(), value)
-        assert missing == sum(host.living.exchange.counters.refused for host in swarm.running())
+        refused = sum(host.living.exchange.counters.refused for host in swarm.running())
+        assert refused - 8 <= missing <= refused  # at most the eight shards of one delta
         if method == "bsp":
             np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
