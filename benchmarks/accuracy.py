@@ -64,18 +64,19 @@ class Way(NamedTuple):
     overlap: bool
 
 
-def way_of(settings: ExchangeSettings) -> Way:
-    return Way(settings.codec, pull_codec(settings), settings.overlap)
+def way_of(codec: CodecName, *, overlap: bool) -> Way:
+    """With the pulls that the settings choose for these deltas."""
+    return Way(codec, pull_codec(ExchangeSettings(codec=codec), codec), overlap)
 
 
 #: `defaults` are those that the others are held against, whatever the settings' own defaults are.
 WAYS: dict[str, Way] = {
     "defaults": Way("bfloat16", "bfloat16", overlap=False),
-    "sparse + overlap + chain": way_of(ExchangeSettings(codec="sparse", overlap=True)),
-    "sparse": way_of(ExchangeSettings(codec="sparse", overlap=False)),
+    "sparse + overlap + chain": way_of("sparse", overlap=True),
+    "sparse": way_of("sparse", overlap=False),
     "overlap": Way("bfloat16", "bfloat16", overlap=True),
-    "int8": way_of(ExchangeSettings(codec="int8", overlap=False)),
-    "int4": way_of(ExchangeSettings(codec="int4", overlap=False)),
+    "int8": way_of("int8", overlap=False),
+    "int4": way_of("int4", overlap=False),
 }
 STANDARD = ("defaults", "sparse + overlap + chain")
 
