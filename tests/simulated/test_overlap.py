@@ -138,6 +138,25 @@ def test_a_node_is_one_step_further_ahead_than_its_barrier_says() -> None:
     assert max(lag) == 2
 
 
+def test_under_bsp_the_history_is_that_without_overlap() -> None:
+    """Every event at the same moment with the same fields, and every bit of the model; only the log says so."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(NODES)
+        await ended(swarm)
+
+    asked, plain = (
+        simulate(scenario, barrier__method="bsp", exchange__overlap=overlap, training__max_steps=6)
+        for overlap in (True, False)
+    )
+
+    assert [record for record in asked.records if record.event != "overlap_off"] == plain.records
+    assert len(asked.of("overlap_off")) == NODES
+    for one, other in zip(counters(asked), counters(plain), strict=True):
+        assert one.carried == 0
+        assert one.vector.tobytes() == other.vector.tobytes()
+
+
 def test_one_node_alone_begins_each_step_with_its_own_last_one() -> None:
     """Without others overlap changes nothing: each begin is the sum of all deltas before it."""
 
