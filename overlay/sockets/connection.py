@@ -9,9 +9,12 @@ ends after so long a silence in both directions (`overlay.sockets.silence`), not
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from overlay.addresses import is_loopback
 from overlay.errors import OverlayError
 from overlay.sockets.send_queue import SendQueue
 from overlay.sockets.silence import Silence
@@ -64,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._sent = SendQueue(self._transport)
+        _keep_queues_short(self._transport)
         # With a limit of 0 a writer waits until the kernel has everything, so a buffer may be reused after `drain`.
         # With TLS a limit of 0 would pause a writer permanently (both loops compare with >=). There 1 is enough,
         # because TLS writes a copy, the ciphertext.
@@ -303,6 +307,17 @@ class _Watch:
 
     def cancel(self) -> None:
         self._timer.cancel()
+
+
+def _keep_queues_short(transport: asyncio.Transport) -> None:
+    """Ask for BBR where the kernel has it and allows it: a control by losses fills the queue of a home router, seconds
+    long, before it slows down, and everything else waits in it. On the loopback there is no such queue."""
+    sock, peer = transport.get_extra_info("socket"), transport.get_extra_info("peername")
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is None or sock is None or not peer or is_loopback(str(peer[0])):
+        return
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, option, b"bbr")
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:
