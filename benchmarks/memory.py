@@ -75,5 +75,7 @@ def _of(group: Ours, number: int) -> tuple[float, float]:
     if found is None:
         raise NotMeasured(f"{group.nodes[number].name} does not answer")
     memory = found["memory"]
-    shared = memory["parts"]["replica_bytes"] + memory["parts"]["delta_bytes"]
-    return peak_bytes(group.pids[number]) - shared, memory["budget_bytes"] - shared
+    parts = memory["parts"]
+    shared = parts["replica_bytes"] + parts["delta_bytes"]
+    # The base of steps that overlap is the trainer's, whose stub has none.
+    return peak_bytes(group.pids[number]) - shared, memory["budget_bytes"] - shared - parts["base_bytes"]

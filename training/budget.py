@@ -110,7 +110,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
         # For the sum that a step begins with. A node alone carries nothing; under bsp none does, and has this in hand.
-        base=vector_bytes if settings.overlap or carries else 0,
+        base=vector_bytes if settings.overlap is True or (settings.overlap and not alone) or carries else 0,
     )
 
 

@@ -189,12 +189,12 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         ),
     ] = ""
     overlap: Annotated[
-        bool,
+        bool | Literal["auto"],
         Meta(
             description="True: the trainer trains the next step while the last one is exchanged, on values one step "
-            "older. Not under bsp."
+            'older; "auto": where the exchange takes long. Not under bsp.'
         ),
-    ] = False
+    ] = "auto"
     tenure_s: Annotated[
         Seconds,
         Meta(description="An owner keeps a shard at least this long before it hands it to a better placed node."),

@@ -20,9 +20,10 @@ from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
 from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange, TrainedStep
 from training.goal import BestMetrics, End
+from training.overlap_choice import OverlapChoice
 from training.progress import Progress
 from training.settings import ExchangeSettings, TrainingSettings
-from training.step_rules import CARRY, overlaps, own_carry
+from training.step_rules import CARRY, own_carry
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
@@ -77,7 +78,8 @@ class StepLoop:
             environment=environment,
             progress=progress,
         )
-        self._overlaps = overlaps(settings, synchronous=exchange.context.synchronous)
+        self._overlap = OverlapChoice(settings, synchronous=exchange.context.synchronous)
+        exchange.set_overlap(self._overlap.is_on)
         #: The exchange of the last step, while the trainer trains the next one.
         self._in_flight: ExchangeInFlight | None = None
         #: How much of the last delta, which is acknowledged, the next step begins with.
@@ -131,7 +133,7 @@ class StepLoop:
 
         After a restart that step would be trained again under the same number.
         """
-        self._is_leaving = self._overlaps
+        self._is_leaving = self._overlap.is_on or self._in_flight is not None
         try:
             async with asyncio.timeout(timeout_s):
                 if self._in_flight is not None:
@@ -171,7 +173,7 @@ class StepLoop:
         self._swarm.announce(step=start_step)
         self._announce_activity()
         self._log.info("training_started", step=start_step)
-        if self._settings.overlap and self._exchange.context.synchronous:
+        if self._settings.overlap is True and self._exchange.context.synchronous:
             self._log.info("overlap_off", reason="bsp begins each step with the values of all nodes")
         if not (self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal):
             self._log.info("run_has_no_end", hint=NO_END)
@@ -237,27 +239,32 @@ class StepLoop:
         trained = await self._train()
         self.take_measured()
         self._hold()
-        if not self._overlaps:
-            self._note_training(trained.report)
-            try:
-                row = await self._steps.push(trained)
-            finally:
-                self._release()
-            exchanged = await self._steps.pull(row)
-            self._own_carry = self._carry_after(exchanged)
-            self._note(exchanged)
-            await self._follow_up(exchanged)
-            return
-        former = await self._settle()
+        former, exchanged = await self._settle(), None
         if former is not None and former.is_caught_up:
             # Its base was as old as that of the late delta before it: the owners would refuse it too.
             self._log.warning("late_step_dropped", step=trained.step, samples=trained.report.samples)
             self._release()
         else:
             self._note_training(trained.report)
-            self._in_flight = ExchangeInFlight(self._steps, trained, self._release)
-        if former is not None:
-            await self._follow_up(former)
+            if self._overlap.is_on:
+                self._own_carry = 0.0
+                self._in_flight = ExchangeInFlight(self._steps, trained, self._release)
+            else:
+                exchanged = await self._exchanged(trained)
+        for ended in (former, exchanged):
+            if ended is not None:
+                await self._follow_up(ended)
+
+    async def _exchanged(self, trained: TrainedStep) -> ExchangedStep:
+        """Exchange a step while the trainer stands still."""
+        try:
+            row = await self._steps.push(trained)
+        finally:
+            self._release()
+        exchanged = await self._steps.pull(row)
+        self._own_carry = self._carry_after(exchanged)
+        self._note(exchanged)
+        return exchanged
 
     def _carry_after(self, exchanged: ExchangedStep) -> float:
         row = exchanged.row
@@ -286,8 +293,13 @@ class StepLoop:
     def _note(self, exchanged: ExchangedStep) -> None:
         if exchanged.is_caught_up:
             self._trained_step = exchanged.step
-        self.progress.steps.append(exchanged.row)
-        self._log.debug("step", **exchanged.row)
+        row = exchanged.row
+        self.progress.steps.append(row)
+        self._log.debug("step", **row)
+        if self._overlap.note(row["train_seconds"], row["push_seconds"] + row["pull_seconds"]):
+            self._exchange.set_overlap(self._overlap.is_on)
+            event = "overlap_on" if self._overlap.is_on else "overlap_off"
+            self._log.info(event, train_s=row["train_seconds"], push_s=row["push_seconds"], pull_s=row["pull_seconds"])
 
     async def _follow_up(self, exchanged: ExchangedStep) -> None:
         """What the trainer has to do after an exchange, between two turns."""

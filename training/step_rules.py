@@ -1,4 +1,4 @@
-"""Rules of a step: what a delta weighs, when a node is behind, and when training and exchange overlap. Pure."""
+"""Rules of a step: what a delta weighs, and when a node is behind. Pure."""
 
 from __future__ import annotations
 
@@ -46,8 +46,3 @@ def fell_behind(completed: int, base_step: int, former_base: int, stale_limit: i
     `base_step` is the median step of the swarm now, `former_base` was that of the values which were loaded then.
     """
     return stale_limit is not None and base_step - former_base > stale_limit and base_step > completed
-
-
-def overlaps(settings: ExchangeSettings, *, synchronous: bool) -> bool:
-    """Whether the trainer goes on while a step is exchanged. Under bsp each step begins with the values of all."""
-    return settings.overlap and settings.enabled and not synchronous

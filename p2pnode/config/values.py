@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
+import types
 import typing
 from typing import Any
 
@@ -83,6 +84,9 @@ def choices(annotation: Any) -> list[str]:
         annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) is typing.Literal:
         return [str(word) for word in typing.get_args(annotation)]
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):  # true, false or a word
+        parts = typing.get_args(annotation)
+        return [word for part in parts for word in (("true", "false") if part is bool else choices(part))]
     return []
 
 

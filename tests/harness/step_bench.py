@@ -36,6 +36,7 @@ class RecordingExchange:
         self.pushes: list[tuple[int, int, float]] = []
         self.pulls: list[int] = []
         self.steps: list[int] = []
+        self.overlaps: list[bool] = []
         self.context = SimpleNamespace(stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"))
         self.view = SimpleNamespace(median_step=lambda: self.median, worker_count=lambda: self.workers)
 
@@ -44,6 +45,9 @@ class RecordingExchange:
 
     def trained(self, seconds: float) -> None:
         """What the choice of the codec is told."""
+
+    def set_overlap(self, is_on: bool) -> None:
+        self.overlaps.append(is_on)
 
     async def push(self, step: int, base_step: int, weight: float, _delta: Any, on_taken: Any = None) -> PushReport:
         if on_taken is not None:

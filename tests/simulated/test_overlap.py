@@ -117,6 +117,31 @@ def test_every_delta_counts_once_in_the_model_and_in_what_the_next_step_begins_w
     assert not swarm.of("delta_refused")
 
 
+def test_nodes_that_begin_and_cease_to_overlap_count_every_delta_once() -> None:
+    """With "auto" slow lines turn overlap on, faster ones off again; the sums stay exact throughout."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(NODES)
+        hosts = [f"10.0.0.{number + 2}" for number in range(NODES)]
+        trained = [host.living.progress for host in swarm.hosts.values()]
+        await swarm.until(lambda: min(progress.step for progress in trained) >= 3, within_s=60, what="some steps")
+        for host in hosts:
+            swarm.network.line(host, 8000.0)
+        await swarm.until(lambda: len(swarm.of("overlap_on")) == NODES, within_s=400, what="overlap on all nodes")
+        for host in hosts:
+            swarm.network.line(host, 1e9)
+        await ended(swarm)
+
+    swarm = simulate(scenario, exchange__overlap="auto", training__max_steps=45, barrier__method="asp", seed=13)
+
+    assert len(swarm.of("overlap_off")) == NODES
+    for trainer in counters(swarm):
+        assert (trainer.wrong, trainer.torn) == ([], 0)
+        assert trainer.trained == list(range(1, 46))
+        assert 0 < trainer.carried < 44
+        assert np.array_equal(trainer.vector - trainer.initial, np.full(SIZE, 45.0))
+
+
 def test_a_node_is_one_step_further_ahead_than_its_barrier_says() -> None:
     """ssp with staleness 1: whoever begins step t + 2 has seen all nodes at t - 1; and overlap does use that step."""
 
@@ -201,18 +226,16 @@ def test_a_node_that_leaves_delivers_what_it_has_trained(how: str) -> None:
         swarm.start_many(NODES)
         fast, slow = swarm.hosts["n0"], swarm.hosts[f"n{NODES - 1}"]
         await swarm.until(lambda: slow.living.progress.step >= 3, within_s=60, what="some steps")
-        states: list[str] = []
-
-        def stands_still() -> bool:
-            """It has finished a step, and the one before it waits for the slow node."""
-            waits, trains = fast.living.gate.waiting is not None, fast.living.progress.is_training
-            if waits:
-                states.append(fast.living.state)
-            return waits and not trains
-
-        await swarm.until(stands_still, within_s=60, what="a step behind a barrier")
-        # A node whose trainer goes on is not waiting.
-        assert sorted(set(states)) == ["training", "waiting"]
+        node = fast.living
+        waits = lambda: node.gate.waiting is not None  # noqa: E731
+        await swarm.until(
+            lambda: waits() and node.progress.is_training, within_s=60, what="a step trained before a barrier"
+        )
+        assert node.state == "training"
+        await swarm.until(
+            lambda: waits() and not node.progress.is_training, within_s=60, what="a trainer behind a barrier"
+        )
+        assert node.state == "waiting"
         trainer = fast.trainer
         assert trainer is not None
         assert len(trainer.trained) == fast.living.progress.step + 1

@@ -118,7 +118,7 @@ class Exchange:
         self.reads = ReadHandler(context, self._final_values, self.publisher)
         self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)
-        self.codec_control = CodecControl(context, overlaps=settings.overlap)
+        self.codec_control = CodecControl(context)
         self.push_client = PushClient(context, self.directory, self.deltas)
         self.pull_client = PullClient(context, self.directory, self._final_values)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
@@ -153,6 +153,10 @@ class Exchange:
         """Record that this node completed a step, and invalidate the swarm view."""
         self._run.step = step
         self.view.invalidate()
+
+    def set_overlap(self, is_on: bool) -> None:
+        """Whether the trainer goes on while a step is exchanged: then an exchange may take longer."""
+        self._run.overlaps = is_on
 
     def use_incarnation(self, incarnation: int) -> None:
         """Use this incarnation for later pushes."""

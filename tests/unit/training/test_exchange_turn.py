@@ -65,6 +65,31 @@ def test_the_rows_of_steps_that_overlap_say_how_long_each_part_took() -> None:
     run(scenario())
 
 
+def test_by_default_a_long_exchange_is_hidden_and_a_short_one_is_not() -> None:
+    """Exchanges of 2 s, then of none, beside turns of 1 s: each turn begins with what the vector lacks, or with nothing
+    else, and no step is exchanged twice or out of order."""
+
+    async def scenario() -> None:
+        bench = LoopBench(exchange=ExchangeSettings(carry=0.0), max_steps=30)
+        bench.exchange.push_s = 2.0
+        running = asyncio.create_task(bench.run())
+        while len(bench.exchange.pushes) < 6:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.5)
+        bench.exchange.push_s = 0.0
+        assert await running == "max_steps"
+
+        begins = carries(bench)
+        hidden = [number for number, carry in enumerate(begins) if carry]
+        assert hidden == list(range(hidden[0], hidden[-1] + 1))
+        assert (hidden[0], 16 <= hidden[-1] <= 18) == (3, True)
+        assert [step for step, _, _ in bench.exchange.pushes] == list(range(1, 31))
+        assert bench.exchange.pulls == list(range(1, 31))
+        assert bench.exchange.overlaps == [False, True, False]
+        assert len(bench.events("overlap_on")) == len(bench.events("overlap_off")) == 1
+
+    run(scenario())
+
+
 def test_a_node_whose_line_is_slower_than_its_turns_waits_for_it() -> None:
     """One exchange at most is in flight: three times as slow, the trainer trains a third of the time."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind, overlaps, own_carry
+from training.step_rules import delta_weight, fell_behind, own_carry
 
 
 @pytest.mark.parametrize(
@@ -43,20 +43,6 @@ def test_a_node_is_behind_when_its_next_delta_would_be_late(
 ) -> None:
     """More steps of the others than the limit since the values it trains on, and none of them its own."""
     assert fell_behind(completed, base_step, former_base, limit) is behind
-
-
-@pytest.mark.parametrize(
-    ("settings", "synchronous", "expected"),
-    [
-        (ExchangeSettings(), False, False),
-        (ExchangeSettings(overlap=True), False, True),
-        (ExchangeSettings(overlap=True), True, False),
-        (ExchangeSettings(overlap=True, enabled=False), False, False),
-    ],
-)
-def test_steps_overlap_where_they_are_to_and_can(settings: ExchangeSettings, synchronous: bool, expected: bool) -> None:
-    """Off by default, under bsp, and where nothing is exchanged."""
-    assert overlaps(settings, synchronous=synchronous) is expected
 
 
 @pytest.mark.parametrize(

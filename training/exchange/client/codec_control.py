@@ -13,12 +13,11 @@ from training.step_bytes import StepShape
 
 
 class CodecControl:
-    """Decides the codec of each push of one node. `overlaps`: the exchange runs beside the training."""
+    """Decides the codec of each push of one node."""
 
-    def __init__(self, context: ExchangeContext, *, overlaps: bool) -> None:
+    def __init__(self, context: ExchangeContext) -> None:
         self._context = context
         self._log = context.environment.log
-        self._overlaps = overlaps
         self._times = TrainingTimes()
         self._push_s: float | None = None
 
@@ -47,7 +46,7 @@ class CodecControl:
             download_bytes_per_s=line.download.bytes_per_s,
             step_s=self._times.step_s,
             push_s=self._push_s,
-            overlaps=self._overlaps and not context.synchronous,
+            overlaps=context.run.overlaps,
         )
 
     def _shape(self) -> StepShape:
