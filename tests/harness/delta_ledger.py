@@ -83,7 +83,7 @@ class Ledger:
         #: By node and incarnation.
         self._sent: dict[tuple[bytes, int], Sent] = {}
         #: Never sent: they travel with a later delta.
-        self._taken_back: dict[Key, None] = {}
+        self._taken_back: dict[Key, Vector] = {}
         self.ambiguous = 0
         self.refused = 0
 
@@ -101,7 +101,6 @@ class Ledger:
         client = exchange.push_client
         take_back, merge_back = outbox.take_back, client._take_back
         #: What the push that is under way has taken back, as it was trained.
-        unscaled: dict[int, Exact] = {}
 
         async def accepted(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             identity = DeltaId(push.node, push.incarnation, push.step)
@@ -133,22 +132,19 @@ class Ledger:
 
         def taken_back() -> list[tuple[Outgoing, Push]]:
             found = take_back()
-            unscaled.clear()
             for item, push in found:
                 key = item.shard, DeltaId(push.node, push.incarnation, push.step)
                 if key in sent.finals or key in self._received:
                     raise self.broken(f"shard {item.shard}: {self.named(key[1])} was sent, and is taken back")
                 sent.finals[key] = "taken back"
-                self._taken_back[key] = None
-                values = codecs.decoded(bytes(item.encoded), item.codec, item.values).astype(np.float64)
-                unscaled[item.shard] = unscaled.get(item.shard, np.zeros(values.size)) + values
+                self._taken_back[key] = codecs.decoded(bytes(item.encoded), item.codec, item.values)
             return found
 
         async def merged_back(delta: Vector, weight: float) -> dict[int, Vector]:
             # It travels with a delta of another weight, scaled so that it counts with its own.
             returned = await merge_back(delta, weight)
             for shard, values in returned.items():
-                sent.trained[slice(*self._bounds[shard])] += values - unscaled[shard]
+                sent.trained[max(sent.trained)][slice(*self._bounds[shard])] += values
             return returned
 
         def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
@@ -233,7 +229,10 @@ class Ledger:
                 key = (shard, DeltaId(node, incarnation, step))
                 if key not in sent.finals and key not in outbox:
                     raise self.broken(f"shard {shard}: {self.named(key[1])} left the outbox without an answer")
-                found = outbox[key] if key in outbox else self._received[key][0]
+                if key in self._taken_back:
+                    found = self._taken_back[key]
+                else:
+                    found = outbox[key] if key in outbox else self._received[key][0]
                 left_out = (1.0 if key in sent.alone else decay) * left_out + delta[start:stop] - found
             if shard in feedback.residual_shards:
                 left_out -= feedback.residual(shard)
