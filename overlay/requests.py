@@ -29,8 +29,8 @@ from overlay.transport import (
     ReceivedResponse,
     Request,
     RequestRejected,
+    RequestStream,
     Response,
-    Stream,
     Transport,
     TransportError,
 )
@@ -83,7 +83,7 @@ class StreamEvents(Protocol):
         """A peer announced its capacity class."""
         ...
 
-    def on_stream(self, node_id: bytes, stream: Stream) -> None:
+    def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
         """A request of, or to, this peer uses the stream."""
         ...
 
@@ -204,7 +204,7 @@ class RequestService:
         try:
             target = NodeAddress.of(to.address, to.node_id)
             outgoing = self._transport.request(target, name, head, body, timeout_s=timeout_s)
-            if isinstance(outgoing, Stream):
+            if isinstance(outgoing, RequestStream):
                 self._events.on_stream(to.node_id, outgoing)
             async with outgoing as answer:
                 envelope = _open(answer.head)

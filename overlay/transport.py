@@ -98,7 +98,7 @@ class RequestRejected(OverlayError):
 
 
 @runtime_checkable
-class Stream(Protocol):
+class RequestStream(Protocol):
     """The connection below a request."""
 
     def moved_bytes(self) -> int:
@@ -116,7 +116,7 @@ class Request:
     source: Address
     head: bytes
     body: AsyncIterator[Buffer]
-    stream: Stream | None = None
+    stream: RequestStream | None = None
 
 
 @dataclass(slots=True)

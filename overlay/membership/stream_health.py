@@ -13,7 +13,7 @@ from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.membership.service import Membership
 from overlay.peers import Contact, Heartbeat, PeerChange
-from overlay.transport import Stream
+from overlay.transport import RequestStream
 
 #: This many failed streams within the time make a peer unreachable for as long.
 STREAM_FAILURES = 2
@@ -56,7 +56,7 @@ class StreamHealth:
         """See `StreamEvents.on_capacity`."""
         self._membership.members.peers.note_capacity(node_id, capacity)
 
-    def on_stream(self, node_id: bytes, stream: Stream) -> None:
+    def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
         """See `StreamEvents.on_stream`."""
         if node_id in self._membership.members.peers:
             self._membership.movement.add(node_id, stream)

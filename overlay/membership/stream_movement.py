@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
-from overlay.transport import Stream
+from overlay.transport import RequestStream
 
 #: Streams, and how many bytes had moved on each.
-Sample = Mapping[Stream, int]
+Sample = Mapping[RequestStream, int]
 
 
 class StreamMovement:
@@ -21,9 +21,9 @@ class StreamMovement:
 
     def __init__(self) -> None:
         #: By peer; the numbers are those of the last mark.
-        self._streams: dict[bytes, WeakKeyDictionary[Stream, int]] = {}
+        self._streams: dict[bytes, WeakKeyDictionary[RequestStream, int]] = {}
 
-    def add(self, node_id: bytes, stream: Stream) -> None:
+    def add(self, node_id: bytes, stream: RequestStream) -> None:
         """A request of, or to, this peer uses the stream. What has moved before is of the past."""
         self._streams.setdefault(node_id, WeakKeyDictionary()).setdefault(stream, stream.moved_bytes())
 

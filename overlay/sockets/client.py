@@ -177,7 +177,7 @@ class StreamRequest:
         return head
 
     def moved_bytes(self) -> int:
-        """See `Stream`: of the connection that it uses, also before the response."""
+        """See `RequestStream`: of the connection that it uses, also before the response."""
         return 0 if self._pooled is None else self._pooled.connection.moved_bytes()
 
     def abort(self) -> None:

@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._sent
 
     def moved_bytes(self) -> int:
-        """See `Stream`."""
+        """See `RequestStream`."""
         return 0 if self.has_ended or self._sent is None else self.received + self._sent.acknowledged()
 
     # --- reading --------------------------------------------------------------------------------------------------

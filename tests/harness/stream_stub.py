@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StreamStub:
-    """Implements `overlay.transport.Stream`."""
+    """Implements `overlay.transport.RequestStream`."""
 
     def __init__(self) -> None:
         self.bytes = 0

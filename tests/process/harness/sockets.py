@@ -18,8 +18,8 @@ from overlay.transport import (
     Buffer,
     Request,
     RequestRejected,
+    RequestStream,
     Response,
-    Stream,
     TransportError,
 )
 
@@ -48,7 +48,7 @@ class Node:
         self.transport = SocketTransport(host, port, log=self.log, clock=SystemClock())
         self.datagrams: asyncio.Queue[tuple[bytes, Address]] = asyncio.Queue()
         self.sources: list[Address] = []
-        self.streams: list[Stream] = []
+        self.streams: list[RequestStream] = []
         self.hanging = asyncio.Event()
         self.cancelled = asyncio.Event()
 

@@ -16,7 +16,7 @@ from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import RateLimit
 from overlay.requests import RATE_LIMIT_DELAY_S, Envelope, RequestService
-from overlay.transport import Buffer, Request, RequestRejected, Response, Stream
+from overlay.transport import Buffer, Request, RequestRejected, RequestStream, Response
 from tests.harness.environment import VirtualClock
 from tests.harness.peers import heartbeat
 from tests.harness.stream_stub import StreamStub
@@ -32,9 +32,9 @@ class Events:
     def __init__(self) -> None:
         self.requests: list[tuple[bytes, Address]] = []
         self.capacities: list[tuple[bytes, int]] = []
-        self.streams: list[tuple[bytes, Stream]] = []
+        self.streams: list[tuple[bytes, RequestStream]] = []
 
-    def on_stream(self, node_id: bytes, stream: Stream) -> None:
+    def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
         self.streams.append((node_id, stream))
 
     def on_capacity(self, node_id: bytes, capacity: int) -> None:
