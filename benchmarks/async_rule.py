@@ -35,6 +35,7 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from training.barriers.predicates import Barrier, make_barrier
 from training.encoding import codecs
 from training.encoding.codecs import Vector
+from training.exchange.codec_choice import LEAST_LOSSY
 from training.settings import BarrierSettings, ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -197,7 +198,7 @@ class Swarm:
 def study(options: TextOptions, corpus: Corpus, way: Way, seed: int, steps: int) -> list[tuple[int, float]]:
     """The curve of one run: (step, validation loss of the shared vector)."""
     runners = [_runner(options, corpus.files[node], seed, node) for node in range(NODES)]
-    swarm = Swarm(runners, way, seed, ExchangeSettings().codec)
+    swarm = Swarm(runners, way, seed, LEAST_LOSSY)
     curve = []
     for pushed in swarm.run(steps):
         step, others = divmod(pushed, NODES)
@@ -249,7 +250,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         "async_rule",
         f"bytes of CPython's reference, a third for each of {NODES} nodes, transformer of {options.layers} layers of "
         f"{options.width}, AdamW {options.learning_rate:g}, {STEPS} steps of {LOCAL_STEPS} optimiser steps with "
-        f"batches of {options.batch_size} × {options.context} bytes per node, {ExchangeSettings().codec} deltas, "
+        f"batches of {options.batch_size} × {options.context} bytes per node, {LEAST_LOSSY} deltas, "
         f"simulated step times of nearly equal nodes; validation loss of the shared model",
         series,
     )

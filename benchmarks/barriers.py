@@ -20,7 +20,8 @@ import torch
 from benchmarks.outer_rule import BATCH_SIZE, Study, VirtualNode, default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.barriers.predicates import Barrier, make_barrier, resample_after
-from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from training.exchange.codec_choice import LEAST_LOSSY
+from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
 from training.shards.applied import DeltaId
 from training.shards.state import ShardState
 
@@ -61,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         f"MNIST, MLP 784-128-10, AdamW 1e-3, batch {BATCH_SIZE}, {TrainingSettings().local_steps} local steps, "
         f"{NODES} nodes of which one is {SLOWER:g} times slower, steps of Gamma({STEP_SHAPE:g}, 1/{STEP_SHAPE:g}) "
         f"virtual seconds, β = {SAMPLE} for pbsp and pssp, staleness {BarrierSettings().staleness}, outer rule "
-        f"{rule.outer_lr:g} / {rule.outer_momentum:g}, {ExchangeSettings().codec} deltas; every node sees all data, "
+        f"{rule.outer_lr:g} / {rule.outer_momentum:g}, {LEAST_LOSSY} deltas; every node sees all data, "
         f"all 10,000 test images every {LOOK_S:g} virtual seconds",
         series,
     )
@@ -132,7 +133,7 @@ def _curve(study: Study, settings: BarrierSettings, seed: int) -> list[tuple[flo
             raise NotMeasured(f"{settings.method} did not reach {TARGET:g} % within {LONGEST_S:g} virtual seconds")
         node = workers[index]
         if completed:
-            delta = node.encoded(node.train(NODES, TrainingSettings().local_steps), ExchangeSettings().codec)
+            delta = node.encoded(node.train(NODES, TrainingSettings().local_steps), LEAST_LOSSY)
             identity = DeltaId(bytes([index]) * 20, 1, node.step)
             if barrier.synchronous:
                 state.add_pending(identity, 1 / NODES, delta)

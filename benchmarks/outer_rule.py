@@ -24,6 +24,7 @@ import torch
 from benchmarks.record import Outcome, Series
 from training.encoding import codecs
 from training.encoding.codecs import Vector
+from training.exchange.codec_choice import LEAST_LOSSY
 from training.settings import ExchangeSettings, TrainingSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule, is_plain
@@ -103,7 +104,7 @@ class Study:
         self._data_dir = str(data_dir.resolve()) if data_dir else ""
         self._device = device
         self._local_steps = TrainingSettings().local_steps
-        self._settings = settings or ExchangeSettings()
+        self._settings = settings or ExchangeSettings(codec=LEAST_LOSSY)
 
     def bare(self, seed: int) -> Curve:
         """One torch loop: each turn's delta is added as it is, which is the loop itself."""
@@ -181,7 +182,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     network = "MLP 784-128-10" if arguments.network == "mlp" else "the network of the task mnist"
     conditions = (
         f"MNIST, {network}, AdamW 1e-3, batch {BATCH_SIZE}, {TrainingSettings().local_steps} local steps, asp, "
-        f"outer rule {rule.outer_lr:g} / {rule.outer_momentum:g}, {ExchangeSettings().codec} deltas, simulated "
+        f"outer rule {rule.outer_lr:g} / {rule.outer_momentum:g}, {LEAST_LOSSY} deltas, simulated "
         f"asynchronous step times, every node sees all data; per seed the worst of the steps "
         f"{', '.join(str(step) for step in CHECKPOINTS)}, all 10,000 test images"
     )

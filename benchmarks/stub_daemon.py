@@ -19,7 +19,7 @@ from p2pnode import daemon
 from p2pnode.config.load import load
 from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
-from training.simulation.model.random_streams import DURATIONS, Stream
+from training.simulation.model.random_streams import DURATIONS, RandomStream
 from training.simulation.model.step_times import StepTimes
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
@@ -41,7 +41,7 @@ class SleepingTrainer(PlainTrainer):
         super().__init__(Layout((LayoutEntry("weight", (SIZE,), "float32", "parameter", 0, SIZE),)))
         options = settings.options
         self._model = StepTimes("exp", float(options["mean_s"]))
-        self._stream = Stream(int(options["seed"]), DURATIONS, int(options["number"]))
+        self._stream = RandomStream(int(options["seed"]), DURATIONS, int(options["number"]))
         self.vector: Vector = np.zeros(SIZE, np.float32)
         self.delta: Vector = np.full(SIZE, 1 / 1024, np.float32)
 

@@ -137,7 +137,7 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; what it lacks is added to "
             "the next delta. auto: the least lossy that the measured line carries."
         ),
-    ] = "bfloat16"
+    ] = "auto"
     sparse_values: Annotated[
         int,
         Meta(

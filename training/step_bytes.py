@@ -1,9 +1,9 @@
 """What a step of exchange moves over the line of one node, in closed form: a function of codecs, nodes and shares.
 
 Per step a node sends its delta to the owners of the shards that are not its own (*pushed*). As an owner it sends each
-delta of its shards to their backups (*forwarded*), and its shards to every other node (*served*). It receives the
-same: values or changes (*pulled*), deltas of the others for its own shards, and those for the shards that it backs up.
-Headers are left out; with shards of 10,000 values or more they are under one percent. Counted swarms agree
+delta of its shards to the backups that lack it (*forwarded*), and its shards to every other node (*served*). It
+receives the same: values or changes (*pulled*), deltas of the others for its own shards, and those for the shards that
+it backs up. Headers are left out; with shards of 10,000 values or more they are under one percent. Counted swarms agree
 (tests/simulated/test_scale_model.py). Pure.
 """
 
@@ -82,9 +82,10 @@ def step_bytes(shape: StepShape, codec: CodecName, pull_codec: CodecName | None 
     has_backup = shape.backed > 0.0
     return StepBytes(
         pushed=push * (1.0 - shape.owned),
-        forwarded=push * shape.owned * shape.nodes if has_backup else 0.0,
+        # A backup has its own delta.
+        forwarded=push * shape.owned * others if has_backup else 0.0,
         served=pull * shape.owned * others,
         pulled=pull * (1.0 - shape.owned),
         deltas_received=push * shape.owned * others,
-        forwards_received=push * shape.backed * shape.nodes,
+        forwards_received=push * shape.backed * others,
     )

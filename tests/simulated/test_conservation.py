@@ -83,7 +83,15 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
     tallies = [play(seed, 8) for seed in range(3000, 3016)]
 
     assert sum(tally.taken_over for tally in tallies) >= 20
-    assert sorted(places) == ["_accept_own", "_catch_up", "_copy_own", "_found", "_write", "replicate_and_add"]
+    assert sorted(places) == [
+        "_accept_own",
+        "_catch_up",
+        "_copy_own",
+        "_found",
+        "_on_forward",
+        "_write",
+        "replicate_and_add",
+    ]
 
 
 def test_a_seed_replays_to_the_same_history() -> None:

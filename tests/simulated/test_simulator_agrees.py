@@ -17,7 +17,7 @@ from tests.harness.stub_trainer import StepTime, StubTrainer
 from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.settings import BarrierMethod, BarrierSettings
-from training.simulation.model.random_streams import DURATIONS, Stream
+from training.simulation.model.random_streams import DURATIONS, RandomStream
 from training.simulation.model.step_times import StepTimes
 
 SEED = 5
@@ -32,7 +32,7 @@ RUN = Run(nodes=NODES, duration_s=50.0, step_s=STEP_S, repoll_s=REPOLL_S, seed=S
 
 def step_times(name: str) -> StepTime:
     """The simulator's own step times of host n7 as a stub trainer's."""
-    model, stream, drawn = StepTimes("exp", STEP_S), Stream(SEED, DURATIONS, int(name[1:])), list[float]()
+    model, stream, drawn = StepTimes("exp", STEP_S), RandomStream(SEED, DURATIONS, int(name[1:])), list[float]()
 
     def seconds(_generator: Random, step: int) -> float:
         while len(drawn) < step:

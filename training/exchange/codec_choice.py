@@ -24,8 +24,10 @@ from training.step_bytes import StepShape, step_bytes
 
 #: The choices, least lossy first.
 CHOICES: tuple[CodecName, ...] = ("bfloat16", "int8", "int4", "sparse")
+#: What "auto" settles on where the line is fast.
+LEAST_LOSSY = CHOICES[0]
 #: The part of a step's training that its exchange may take, beside it and after it.
-PART_OVERLAPPED, PART_ALONE = 0.8, 0.1
+PART_OVERLAPPED, PART_ALONE = 0.6, 0.1
 #: A less lossy codec than the present one must fit into this part of the time allowed.
 CLIMB = 0.8
 #: Decisions in a row before the codec changes.

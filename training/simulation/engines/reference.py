@@ -18,7 +18,7 @@ import numpy as np
 from training.barriers.predicates import sample_size
 from training.simulation.model.outcome import Moment, Outcome, Trace, moment_of
 from training.simulation.model.plan import Plan
-from training.simulation.model.random_streams import CHURN, DURATIONS, ESTIMATES, Stream
+from training.simulation.model.random_streams import CHURN, DURATIONS, ESTIMATES, RandomStream
 from training.simulation.model.samplers import BiasedSampler, PoolSampler, UniformSampler
 
 
@@ -61,7 +61,7 @@ class ReferenceEngine:
         self._observer: Observer | None = None
         self._progress = progress
         self._heap: list[tuple[float, int, int]] = []
-        self._durations: list[Stream] = []
+        self._durations: list[RandomStream] = []
         self._beliefs: list[float] = []
         self._completed_s: list[float] = []
         self._blocked: dict[int, None] = {}
@@ -274,7 +274,7 @@ class ReferenceEngine:
 
     def _add_node(self, step: int) -> int:
         node = len(self.steps)
-        self._durations.append(Stream(self.plan.seed, DURATIONS, node))
+        self._durations.append(RandomStream(self.plan.seed, DURATIONS, node))
         self._beliefs.append(belief_factor(self.plan, node))
         self.steps.append(step)
         self._seen.append(step)
@@ -312,7 +312,7 @@ class ReferenceEngine:
 
     def _schedule_crash(self, now: float, node: int) -> None:
         if self.plan.churn.rate > 0:
-            uptime_s = Stream(self.plan.seed, CHURN, node).exponential() / self.plan.churn.rate
+            uptime_s = RandomStream(self.plan.seed, CHURN, node).exponential() / self.plan.churn.rate
             self._push(now + uptime_s, node, Kind.CRASH)
 
     # -- recording ----------------------------------------------------------------------------------------------
@@ -354,4 +354,4 @@ def belief_factor(plan: Plan, node: int) -> float:
     if plan.population_error == 0.0:
         return 1.0
     variance = math.log1p(plan.population_error**2)
-    return math.exp(math.sqrt(variance) * Stream(plan.seed, ESTIMATES, node).normal() - variance / 2)
+    return math.exp(math.sqrt(variance) * RandomStream(plan.seed, ESTIMATES, node).normal() - variance / 2)

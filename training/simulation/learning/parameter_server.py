@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from training.simulation.learning.learning import Curve
 from training.simulation.learning.problems import Problem, Vector
 from training.simulation.model.plan import Plan
-from training.simulation.model.random_streams import DURATIONS, Stream
+from training.simulation.model.random_streams import DURATIONS, RandomStream
 from training.simulation.model.samplers import UniformSampler
 
 
@@ -29,7 +29,7 @@ def learn_at_server(plan: Plan, server: Server, problem: Problem | None) -> tupl
     """The curve over evaluations, and the mean of completed steps; without a problem its scores are 0."""
     barrier = plan.made_barrier()
     workers = list(range(plan.nodes))
-    delays = [Stream(plan.seed, DURATIONS, worker) for worker in workers]
+    delays = [RandomStream(plan.seed, DURATIONS, worker) for worker in workers]
     sampler = UniformSampler(plan.seed, workers, self_sampled=plan.self_sampled)
     model = problem.initial() if problem else None
     bases: dict[int, Vector | None] = dict.fromkeys(workers, None if model is None else model.copy())

@@ -30,7 +30,7 @@ def origin(seed: int, purpose: int) -> int:
     return mixed((mixed((seed + GAMMA) & MASK) + (purpose + 1) * GAMMA) & MASK)
 
 
-class Stream:
+class RandomStream:
     """Uniform, exponential, normal and gamma numbers of one node."""
 
     __slots__ = ("state",)

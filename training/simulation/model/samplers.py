@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from training.simulation.model.random_streams import POOLS, SAMPLES, WEIGHTS, Stream
+from training.simulation.model.random_streams import POOLS, SAMPLES, WEIGHTS, RandomStream
 
 #: A sample is drawn by rejection if the population is at least this many times as large.
 REJECTION = 8
@@ -26,7 +26,7 @@ class UniformSampler:
         self._seed = seed
         self._alive = alive
         self._self_sampled = self_sampled
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, RandomStream] = {}
 
     def changed(self) -> None:
         """`alive` has changed."""
@@ -37,9 +37,9 @@ class UniformSampler:
         barred = -1 if self._self_sampled else node
         return _distinct(stream, self._alive, count, barred, stop)
 
-    def _stream(self, node: int) -> Stream:
+    def _stream(self, node: int) -> RandomStream:
         if node not in self._streams:
-            self._streams[node] = Stream(self._seed, SAMPLES, node)
+            self._streams[node] = RandomStream(self._seed, SAMPLES, node)
         return self._streams[node]
 
 
@@ -53,7 +53,7 @@ class BiasedSampler(UniformSampler):
         self.changed()
 
     def changed(self) -> None:
-        parts = (Stream(self._seed, WEIGHTS, node).exponential() for node in self._alive)
+        parts = (RandomStream(self._seed, WEIGHTS, node).exponential() for node in self._alive)
         self._sums = list(accumulate(parts))
 
     def draw(self, node: int, count: int, _now: float, stop: Stop) -> list[int]:
@@ -92,7 +92,7 @@ class PoolSampler(UniformSampler):
         self._size = size
         self._every_s = renewal_s / size
         self._is_live = is_live
-        self._pools: dict[int, tuple[Stream, list[int]]] = {}
+        self._pools: dict[int, tuple[RandomStream, list[int]]] = {}
         self._oldest: dict[int, int] = {}
         self._renewed_s: dict[int, float] = {}
 
@@ -104,7 +104,7 @@ class PoolSampler(UniformSampler):
 
     def _pool(self, node: int, now: float) -> list[int]:
         if node not in self._pools:
-            stream = Stream(self._seed, POOLS, node)
+            stream = RandomStream(self._seed, POOLS, node)
             self._pools[node] = (stream, [self._find(stream, node) for _ in range(self._size)])
             self._oldest[node] = 0
             # An initial node has its pool from the start, a later one from its first draw.
@@ -118,14 +118,14 @@ class PoolSampler(UniformSampler):
                 self._oldest[node] = (self._oldest[node] + 1) % self._size
         return pool
 
-    def _find(self, stream: Stream, node: int) -> int:
+    def _find(self, stream: RandomStream, node: int) -> int:
         while True:
             peer = self._alive[stream.below(len(self._alive))]
             if peer != node:
                 return peer
 
 
-def _distinct(stream: Stream, entries: Sequence[int], count: int, barred: int, stop: Stop) -> list[int]:
+def _distinct(stream: RandomStream, entries: Sequence[int], count: int, barred: int, stop: Stop) -> list[int]:
     """Up to `count` distinct entries other than `barred`, one after another."""
     total = len(entries)
     drawn: list[int] = []

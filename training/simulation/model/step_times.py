@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from training.errors import TrainingError
-from training.simulation.model.random_streams import Stream
+from training.simulation.model.random_streams import RandomStream
 
 Kind = Literal["constant", "exp", "gamma", "lognormal", "trace"]
 #: Parameters of each kind; the order is that of the compiled engine's numbers.
@@ -55,7 +55,7 @@ class StepTimes:
             case "trace":
                 return self.shift_s + sum(self.trace_s) / len(self.trace_s)
 
-    def draw(self, stream: Stream) -> float:
+    def draw(self, stream: RandomStream) -> float:
         """Seconds of one step."""
         match self.kind:
             case "constant":

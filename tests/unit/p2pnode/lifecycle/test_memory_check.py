@@ -45,7 +45,8 @@ def events(available: int | None, *, trainer_bytes: int = 0, others_here: int = 
 def needed(nodes: float) -> int:
     """All that is not allocated yet: log, outbox, buffers and checkpoint are in it."""
     share = budget(VALUES, SETTINGS, nodes)
-    parts = (share.residual, share.owned, share.backed, share.outbox, share.repair_log, share.buffers, share.checkpoint)
+    exchange = (share.residual, share.owned, share.backed, share.published, share.outbox, share.repair_log)
+    parts = (*exchange, share.buffers, share.checkpoint, share.base)
     assert min(parts) > 0
     return sum(parts)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.small_plans import SEED, small_plan
 from training.settings import BarrierSettings
 from training.simulation.model.plan import Churn, Plan
-from training.simulation.model.random_streams import Stream
+from training.simulation.model.random_streams import RandomStream
 from training.simulation.run import simulate
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
@@ -18,7 +18,7 @@ pytest.importorskip("numba", reason="the compiled engine is an extra: pip instal
 
 def test_the_barrier_does_not_change_how_long_a_step_takes() -> None:
     """Node and step alone decide a step's time: under asp and under bsp the first twelve of node 7 take as long."""
-    stream = Stream(SEED, 0, 7)
+    stream = RandomStream(SEED, 0, 7)
     expected = [stream.exponential() for _ in range(12)]
     taken: list[float] = []
     began = {}

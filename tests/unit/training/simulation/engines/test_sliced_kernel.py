@@ -10,7 +10,7 @@ import pytest
 
 from training.settings import BarrierSettings
 from training.simulation.model.plan import Plan
-from training.simulation.model.random_streams import DURATIONS, SAMPLES, Stream
+from training.simulation.model.random_streams import DURATIONS, SAMPLES, RandomStream
 from training.simulation.model.step_times import parse_step_times, parse_stragglers
 from training.simulation.run import simulate
 
@@ -36,8 +36,8 @@ def plain(swarm: Plan) -> tuple[list[tuple[float, int]], list[int], int]:
 
     others = swarm.nodes - (not swarm.self_sampled)
     chances = pass_chances(others, swarm.barrier.sample, swarm.barrier.quantile)
-    durations = [Stream(swarm.seed, DURATIONS, node) for node in range(swarm.nodes)]
-    samples = [Stream(swarm.seed, SAMPLES, node) for node in range(swarm.nodes)]
+    durations = [RandomStream(swarm.seed, DURATIONS, node) for node in range(swarm.nodes)]
+    samples = [RandomStream(swarm.seed, SAMPLES, node) for node in range(swarm.nodes)]
     slow = swarm.stragglers
 
     def seconds(node: int) -> float:

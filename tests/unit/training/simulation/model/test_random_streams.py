@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.simulation.model.random_streams import DURATIONS, GAMMA, MASK, SAMPLES, Stream, mixed
+from training.simulation.model.random_streams import DURATIONS, GAMMA, MASK, SAMPLES, RandomStream, mixed
 
 
 def test_the_generator_is_splitmix64() -> None:
@@ -21,14 +21,14 @@ def test_the_generator_is_splitmix64() -> None:
 def test_streams_differ_by_seed_purpose_and_node_and_repeat() -> None:
     """Each of the three gives another stream; the same three give the same."""
     found = {
-        (seed, purpose, node): tuple(Stream(seed, purpose, node).uniform() for _ in range(1))
+        (seed, purpose, node): tuple(RandomStream(seed, purpose, node).uniform() for _ in range(1))
         for seed in (1, 2)
         for purpose in (DURATIONS, SAMPLES)
         for node in (0, 1)
     }
 
     assert len(set(found.values())) == len(found)
-    assert Stream(2, SAMPLES, 1).uniform() == found[2, SAMPLES, 1][0]
+    assert RandomStream(2, SAMPLES, 1).uniform() == found[2, SAMPLES, 1][0]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_streams_differ_by_seed_purpose_and_node_and_repeat() -> None:
 )
 def test_a_distribution_has_its_mean_and_variance(name: str, mean: float, variance: float) -> None:
     """20,000 draws: the mean within four standard errors, the variance within a tenth."""
-    stream = Stream(3, DURATIONS, 0)
+    stream = RandomStream(3, DURATIONS, 0)
     draws = np.array([getattr(stream, name)() for _ in range(20_000)])
 
     assert abs(draws.mean() - mean) <= 4 * (variance / draws.size) ** 0.5
@@ -45,7 +45,7 @@ def test_a_distribution_has_its_mean_and_variance(name: str, mean: float, varian
 
 def test_below_gives_each_number_equally_often() -> None:
     """7,000 draws below 7: each number about a thousand times."""
-    stream = Stream(4, SAMPLES, 0)
+    stream = RandomStream(4, SAMPLES, 0)
     counts = np.bincount([stream.below(7) for _ in range(7000)], minlength=7)
 
     assert counts.size == 7

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.simulation.model.random_streams import Stream
+from training.simulation.model.random_streams import RandomStream
 from training.simulation.model.step_times import BadModel, Stragglers, parse_step_times, parse_stragglers
 
 
@@ -27,7 +27,7 @@ from training.simulation.model.step_times import BadModel, Stragglers, parse_ste
 )
 def test_a_model_has_its_mean_and_variance(text: str, mean_s: float, variance: float) -> None:
     """20,000 draws: mean within four standard errors, variance within a tenth."""
-    model, stream = parse_step_times(text), Stream(11, 0, 0)
+    model, stream = parse_step_times(text), RandomStream(11, 0, 0)
     draws = np.array([model.draw(stream) for _ in range(20_000)])
 
     assert model.mean_s == pytest.approx(mean_s)
@@ -39,7 +39,7 @@ def test_a_trace_is_drawn_from(tmp_path: Path) -> None:
     """Rows of `/steps`: only their values are drawn, and all of them."""
     file = tmp_path / "steps.json"
     file.write_text(json.dumps([{"step": 1, "train_seconds": 0.5}, {"step": 2, "train_seconds": 1.5}, {"step": 3}]))
-    model, stream = parse_step_times(f"trace:{file}"), Stream(1, 0, 0)
+    model, stream = parse_step_times(f"trace:{file}"), RandomStream(1, 0, 0)
 
     assert model.mean_s == 1.0
     assert {model.draw(stream) for _ in range(100)} == {0.5, 1.5}
