@@ -36,11 +36,11 @@ def test_what_a_swarm_sends_it_receives() -> None:
 
 
 def test_a_node_alone_moves_nothing_and_one_without_backups_forwards_nothing() -> None:
-    """The formula of tests/simulated/test_exchange_bytes.py: 2·(N−1)/N models, and one more for a backup."""
+    """The formula of tests/simulated/test_exchange_bytes.py: (2 + backups)·(N−1)/N models."""
     alone = step_bytes(StepShape.even(1000, 1), "bfloat16")
     assert (alone.up, alone.down) == (0.0, 0.0)
     for nodes in (2, 8, 32):
         for replicas in (0, 1):
             found = step_bytes(StepShape.even(1000, nodes, replicas=replicas), "bfloat16", "bfloat16")
-            assert found.up / 2000 == pytest.approx(2 * (nodes - 1) / nodes + replicas)
+            assert found.up / 2000 == pytest.approx((2 + replicas) * (nodes - 1) / nodes)
             assert found.down == pytest.approx(found.up)

@@ -36,16 +36,16 @@ def facts(line: MeasuredLine, **changes: Any) -> LineFacts:
 
 
 def test_a_line_that_carries_less_than_a_step_says_so_and_what_to_do() -> None:
-    """bfloat16 of 5 M parameters over 2.5 MB/s in steps of two seconds: 5 of 25 MB."""
+    """bfloat16 of 5 M parameters over 2.5 MB/s in steps of two seconds: 5 of 22.5 MB."""
     line, choice = measured(2_500_000), CodecChoice(ExchangeSettings(codec="bfloat16"))
     known = facts(line, step_s=2.0)
     status = line_status(line, choice, known)
 
     assert status.upload_bytes_per_s == 2_500_000
     assert status.carried_bytes_per_step == 5_000_000
-    assert status.needed_bytes_per_step == round(step_bytes(known.shape, "bfloat16").up) == 25_000_000
+    assert status.needed_bytes_per_step == round(step_bytes(known.shape, "bfloat16").up) == 22_500_000
     (finding,) = line_findings(status, choice, overlaps=True)
-    assert finding.what == "this node's line carries 5.0 of 25.0 MB per step"
+    assert finding.what == "this node's line carries 5.0 of 22.5 MB per step"
     assert finding.do == 'set exchange.codec = "sparse"; or raise training.local_steps on all nodes'
 
 
