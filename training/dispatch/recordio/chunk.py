@@ -18,13 +18,11 @@ from training.dispatch.recordio.compression import (
     GZIP_MAGIC,
     SNAPPY_IDENTIFIER,
     OutputTooLarge,
-    compress,
     decompress,
 )
 from training.dispatch.recordio.layout import (
     LENGTH,
     LENGTH_BYTES,
-    MAX_U32,
     ChunkHeader,
     Compressor,
     MalformedChunk,
@@ -83,22 +81,6 @@ class Chunk(Sequence[bytes]):
         if _equal_rows(self.payload, len(self)) is None:
             raise ValueError("the records of this chunk have different lengths, so they are no matrix")
         return np.frombuffer(self.payload, np.uint8).reshape(len(self), row_bytes)[:, LENGTH_BYTES:]
-
-
-def encode(records: Sequence[bytes], compressor: Compressor) -> bytes:
-    """The bytes of a chunk of these records, header included. Raises `ValueError` if there is none, or if one
-    of them or all together are too large for the format."""
-    if not records:
-        raise ValueError("a chunk has at least one record")
-    parts = []
-    for record in records:
-        if len(record) > MAX_U32:
-            raise ValueError(f"a record of {len(record)} bytes is too large: the format has 32 bits for its length")
-        parts += [LENGTH.pack(len(record)), record]
-    payload = compress(b"".join(parts), compressor)
-    if len(payload) > MAX_U32:
-        raise ValueError(f"a chunk of {len(payload)} bytes is too large: the format has 32 bits for its length")
-    return ChunkHeader(zlib.crc32(payload), compressor, len(payload), len(records)).encode() + payload
 
 
 def decode(header: ChunkHeader, payload: bytes, max_bytes: int) -> Chunk:

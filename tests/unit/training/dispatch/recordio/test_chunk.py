@@ -8,7 +8,8 @@ import zlib
 
 import pytest
 
-from training.dispatch.recordio.chunk import Chunk, decode, encode, record_ends
+from tests.harness.recordio import encode
+from training.dispatch.recordio.chunk import Chunk, decode, record_ends
 from training.dispatch.recordio.compression import OutputTooLarge, compress
 from training.dispatch.recordio.layout import HEADER_BYTES, Compressor, MalformedChunk, parse_header
 
@@ -131,9 +132,3 @@ def test_records_of_one_length_are_a_matrix() -> None:
     assert chunk.matrix().base is not None
     with pytest.raises(ValueError, match="different lengths"):
         decoded(GOLDEN).matrix()
-
-
-def test_a_chunk_of_no_record_is_not_written() -> None:
-    """No chunk is written for no record."""
-    with pytest.raises(ValueError, match="at least one record"):
-        encode([], Compressor.NONE)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.recordio import encode
 from training.dispatch.recordio import (
     ChunkTooLarge,
     Compressor,
@@ -16,7 +17,6 @@ from training.dispatch.recordio import (
     read_chunk,
     read_index,
 )
-from training.dispatch.recordio.chunk import encode
 
 FIRST = [b"Hello", b"", b"World,"]
 SECOND = [b"RecordIO!", b"the second chunk"]
