@@ -74,8 +74,8 @@ class Budget(msgspec.Struct, frozen=True):
 def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
-    A shard is its value and, where the codec's deltas have an outer momentum, the momentum and, among several nodes,
-    the accumulated delta. With one node, or with `replicas = 0`, there are no backups. `checkpoints`: are any written?
+    A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one node, or with
+    `replicas = 0`, there are no backups. `checkpoints`: are any written?
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
@@ -84,9 +84,8 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     alone = nodes < 1.5
     # auto uses any but float32; values are pulled as changes unless it is bfloat16.
     largest: codecs.CodecName = "bfloat16" if settings.codec == "auto" else settings.codec
-    # Alone each delta is whole, so the array that accumulates parts of a whole stays empty.
     has_momentum = settings.outer_momentum != 0.0 and not is_plain(largest)
-    state_bytes = vector_bytes * (1 if not has_momentum else 2 if alone else 3)
+    state_bytes = vector_bytes * (2 if has_momentum else 1)
     share_bytes = round(state_bytes / nodes)
     shard_bytes = -(-state_bytes // settings.shards)
     follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)

@@ -375,7 +375,9 @@ class History:
     def _read(self, saved: Saved) -> dict[int, StoredState]:
         found: dict[int, StoredState] = {}
         for raw in saved.states:
-            found |= state_files.decode(raw, bytes.fromhex(self.world.manifest.genesis), BOUNDS, VALUES)
+            manifest = self.world.manifest
+            genesis = bytes.fromhex(manifest.genesis)
+            found |= state_files.decode(raw, genesis, BOUNDS, VALUES, manifest.rule.outer_momentum)
         return found
 
     async def _keep_saving(self) -> None:

@@ -13,7 +13,7 @@ outbox or its residual.
 owner. A value with momentum is no sum, but a sum can be computed from it: Delayed Nesterov adds `lr·w·δ` at once and
 `lr·μ·m` each time Σw reaches 1, with `m ← μ·m + Σ w·δ`. So, whatever the order and wherever the Σw reached 1,
 
-    Σ w·δ = (1 − μ) / lr · value + μ · (accumulated + μ · m)
+    Σ w·δ = (1 − μ) / lr · value + μ · (Σ w·δ of the round under way + μ · m)
 
 where a delta that a repair added, without momentum, counts 1 − μ times.
 """
@@ -258,8 +258,8 @@ class Ledger:
             high += most
         lr, mu = self._settings.outer_lr, self._settings.outer_momentum
         total = state.value.astype(np.float64) * ((1.0 - mu) / lr)
-        if state.momentum is not None and state.accumulated is not None:
-            total += mu * (state.accumulated.astype(np.float64) + mu * state.momentum)
+        if state.momentum is not None:  # within a round it is the sum in the brackets, before it m
+            total += mu * state.momentum.astype(np.float64) * (1.0 if state.sum_weight else mu)
         apart = float(max((low - total).max(), (total - high).max()))
         if apart > (0.0 if self._exact else TOLERANCE) or state.version != len(applied):
             raise self.broken(

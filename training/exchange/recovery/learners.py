@@ -22,7 +22,7 @@ from training.shards.state import ShardState
 
 #: States of at most this many bytes are copied and sent in one request.
 BATCH_BYTES = 64 * 1024 * 1024
-#: Bytes per value of a state with momentum: value, momentum, accumulated delta, each float32.
+#: Bytes per value of a state with momentum on the wire: value, momentum, accumulated delta, each float32.
 STATE_BYTES_PER_VALUE = 12
 
 Snapshot = tuple[StateHead, ShardState]

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from overlay.transport import Buffer
 from training.encoding.frames import FrameReader, Part, frames, read_array
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import restore
+from training.exchange.store.state_head import joined, restore
 from training.shards.state import ShardState
 
 
 def body(snapshots: list[tuple[StateHead, ShardState]]) -> Iterator[Buffer]:
-    """The arrays of the states, in the order that `read_state` expects; exact, because always float32."""
+    """The arrays of the states, in the order that `read_state` expects; exact, because always float32.
+
+    One of the two arrays of a momentum is zeros. Nodes of earlier versions kept both, and go on with the same values.
+    """
     for head, state in snapshots:
         yield from frames(head.shard, state.value, "float32", Part.VALUE, version=head.version)
-        if state.momentum is not None and state.accumulated is not None and state.momentum.size:
-            yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
-            yield from frames(head.shard, state.accumulated, "float32", Part.ACCUMULATED)
+        if state.momentum is not None and state.momentum.size:
+            nothing = np.zeros_like(state.momentum)
+            first, second = (nothing, state.momentum) if state.sum_weight else (state.momentum, nothing)
+            yield from frames(head.shard, first, "float32", Part.MOMENTUM)
+            yield from frames(head.shard, second, "float32", Part.ACCUMULATED)
         for item in state.pending_deltas():
             yield from frames(head.shard, item.delta, "float32", Part.PENDING, step=item.identity.step)
 
@@ -33,6 +40,6 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
     if head.has_momentum and parameters:
         first, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, parameters)
         accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
-        momentum = first, accumulated
+        momentum = joined(head, first, accumulated, store.rule.outer_momentum)
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
     return restore(head, parameters, value, momentum, pending)
