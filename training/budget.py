@@ -35,7 +35,7 @@ class Budget(msgspec.Struct, frozen=True):
     """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer,
     which has a `base` of its own where steps overlap or carry.
 
-    `checkpoint` is the most that one may need: a copy of the vector on a disk slower than a step, and of some shards.
+    `checkpoint`: copies of some shards; of the whole vector, at most, where nothing is exchanged.
     """
 
     replica: int
@@ -91,7 +91,8 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
     encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
     carries = settings.carry > 0.0 and not alone and settings.codec != "sparse"
-    copied_bytes = vector_bytes + min(max(FILE_BYTES, shard_bytes), share_bytes)
+    # The replica is read one shard at a time, and held shards are copied before they are written.
+    copied_bytes = -(-vector_bytes // settings.shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
     return Budget(

@@ -218,7 +218,7 @@ MUTATIONS = (
         "a pull reports a shard as changed and writes nothing",
         SMALL,
         "client/pull.py",
-        "                    codecs.decode(encoded, codec, self._replica.writable(result.shard))\n",
+        "                        codecs.decode(encoded, codec, values)\n",
         "",
     ),
     _mutation(
