@@ -111,7 +111,7 @@ class PeerSampler:
         now = self._clock.monotonic()
 
         def works(peer: Peer) -> bool:
-            return peer.is_worker(now) or peer.activity is Activity.READY
+            return peer.is_worker(now) or peer.activity is Activity.READY or peer.is_in_first_step
 
         own = 1.0 if self._local.is_training else 0.0
         population = self.population()

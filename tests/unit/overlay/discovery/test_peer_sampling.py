@@ -54,9 +54,9 @@ class World:
         self.local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
         self.sampler = PeerSampler(self.local, K, membership, lookups, self.environment)
 
-    def meet(self, node_id: bytes, activity: Activity) -> None:
+    def meet(self, node_id: bytes, activity: Activity, **known: object) -> None:
         now = self.environment.clock.monotonic()
-        self.peers.observe(heartbeat(node_id, activity=int(activity)), HERE.host, now)
+        self.peers.observe(heartbeat(node_id, activity=int(activity), **known), HERE.host, now)
 
     async def _find(self, target: bytes) -> list[Contact]:
         self.lookups += 1
@@ -140,6 +140,26 @@ def test_workers_are_the_nodes_that_train_or_are_ready() -> None:
         world.local.announce(activity=Activity.TRAINING)
         assert world.sampler.workers() == 5.0
         assert World([], activity=Activity.PAUSED).sampler.workers() == 1.0
+
+    play(story)
+
+
+def test_a_long_first_step_is_work() -> None:
+    """A peer whose first step takes longer than a stall counts until that is known; one that stands still later does
+    not. Otherwise the first deltas of all would weigh as if each were alone."""
+
+    async def story() -> None:
+        world = World([])
+        world.meet(OTHERS[0], Activity.TRAINING)
+        world.meet(OTHERS[1], Activity.TRAINING, step=3, step_seconds=0.5)
+        assert world.sampler.workers() == 2.0
+        for _ in range(4):
+            await asyncio.sleep(5.0)
+            world.meet(OTHERS[0], Activity.TRAINING)
+            world.meet(OTHERS[1], Activity.TRAINING, step=3, step_seconds=0.5)
+        assert world.sampler.workers() == 1.0
+        world.local.announce(activity=Activity.TRAINING)
+        assert world.sampler.workers() == 2.0
 
     play(story)
 
