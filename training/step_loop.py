@@ -1,9 +1,8 @@
 """The training loop of one node: train a step, exchange it (`training.exchange_turn`), until the run ends.
 
-The loop has the step counter and the order of the phases; barriers (`training.barriers`), shards (`training.exchange`)
-and tensors (the trainer) are elsewhere. With `exchange.overlap` a step is trained while the one before it is exchanged;
-one exchange at most is in flight. Progress, waiting and failures are logged and recorded in `Progress`, so that a
-waiting node can be distinguished from a slow one.
+The loop has the step counter and the order of the phases. With `exchange.overlap` a step is trained while the one
+before it is exchanged; one exchange at most is in flight. Progress, waiting and failures are logged and recorded in
+`Progress`, so that a waiting node can be distinguished from a slow one.
 """
 
 from __future__ import annotations
@@ -129,10 +128,8 @@ class StepLoop:
         self._restore_file = file
 
     async def finish_push(self, timeout_s: float) -> None:
-        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet.
-
-        After a restart that step would be trained again under the same number.
-        """
+        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
+        it would be trained again under the same number."""
         self._is_leaving = self._overlap.is_on or self._in_flight is not None
         try:
             async with asyncio.timeout(timeout_s):
@@ -246,6 +243,7 @@ class StepLoop:
             self._release()
         else:
             self._note_training(trained.report)
+            self._foresee(trained)
             if self._overlap.is_on:
                 self._own_carry = 0.0
                 self._in_flight = ExchangeInFlight(self._steps, trained, self._release)
@@ -254,6 +252,16 @@ class StepLoop:
         for ended in (former, exchanged):
             if ended is not None:
                 await self._follow_up(ended)
+
+    def _foresee(self, trained: TrainedStep) -> None:
+        """Let the measured line decide whether the first exchange is hidden."""
+        expected_s = self._exchange.expected_s() if self._overlap.is_open else None
+        if expected_s is not None and self._overlap.expect(trained.train_s, expected_s):
+            self._note_overlap(train_s=trained.train_s, expected_s=expected_s)
+
+    def _note_overlap(self, **seconds: float) -> None:
+        self._exchange.set_overlap(self._overlap.is_on)
+        self._log.info("overlap_on" if self._overlap.is_on else "overlap_off", **seconds)
 
     async def _exchanged(self, trained: TrainedStep) -> ExchangedStep:
         """Exchange a step while the trainer stands still."""
@@ -297,9 +305,7 @@ class StepLoop:
         self.progress.steps.append(row)
         self._log.debug("step", **row)
         if self._overlap.note(row["train_seconds"], row["push_seconds"] + row["pull_seconds"]):
-            self._exchange.set_overlap(self._overlap.is_on)
-            event = "overlap_on" if self._overlap.is_on else "overlap_off"
-            self._log.info(event, train_s=row["train_seconds"], push_s=row["push_seconds"], pull_s=row["pull_seconds"])
+            self._note_overlap(train_s=row["train_seconds"], push_s=row["push_seconds"], pull_s=row["pull_seconds"])
 
     async def _follow_up(self, exchanged: ExchangedStep) -> None:
         """What the trainer has to do after an exchange, between two turns."""

@@ -334,6 +334,7 @@ class MemoryTransport:
         #: Bytes of streams that were written here, and that have arrived at the other ends.
         self.written_bytes = 0
         self.arrived_bytes = 0
+        self.received_bytes = 0
         #: Bytes on their way, by stream.
         self.queued: dict[Pipe, int] = {}
 
@@ -375,7 +376,7 @@ class MemoryTransport:
         for pipe, queued in self.queued.items():
             queued_for[pipe.target.host] += queued
         peers = sum(queued >= MUCH_QUEUED_BYTES for queued in queued_for.values())
-        return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes, 0, peers)
+        return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes, self.received_bytes, peers)
 
     async def close(self) -> None:
         if self._open:

@@ -37,6 +37,8 @@ class RecordingExchange:
         self.pulls: list[int] = []
         self.steps: list[int] = []
         self.overlaps: list[bool] = []
+        #: How long the line would carry a step; None: not measured.
+        self.line_s: float | None = None
         self.context = SimpleNamespace(stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"))
         self.view = SimpleNamespace(median_step=lambda: self.median, worker_count=lambda: self.workers)
 
@@ -45,6 +47,9 @@ class RecordingExchange:
 
     def trained(self, seconds: float) -> None:
         """What the choice of the codec is told."""
+
+    def expected_s(self) -> float | None:
+        return self.line_s
 
     def set_overlap(self, is_on: bool) -> None:
         self.overlaps.append(is_on)

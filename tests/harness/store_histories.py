@@ -289,7 +289,7 @@ class World:
         backed = node.store.backed.get(0)
         if not node.alive or backed is None or backed.owner_restarted:
             return
-        owner = self.nodes[BY_ID[backed.owner.node_id]]
+        owner, attempt = self.nodes[BY_ID[backed.owner.node_id]], backed.attempt
 
         def answer() -> OwnerInfo | None:
             return None if owner.store.relies_on(0, IDS[name]) else owner.store.redirect(0)
@@ -297,7 +297,7 @@ class World:
         def answered(info: OwnerInfo | None) -> None:
             if info is not None:
                 self.counts["dismissed"] += node.store.backed.get(0) is not None
-                node.store.drop_unconfirmed(info, CONTACTS[owner.name])
+                node.store.drop_unconfirmed(info, CONTACTS[owner.name], attempt)
                 self.counts["dismissed"] -= node.store.backed.get(0) is not None
 
         self.call(owner.name, answer, answered)

@@ -112,6 +112,8 @@ class Pipe:
     def _count(self, written: int, arrived: int) -> None:
         self.written_bytes += written
         self.received_bytes += arrived
+        if arrived and (receiver := self._stream.receiver_of(self)) is not None:
+            receiver.received_bytes += arrived
         if (sender := self._stream.sender_of(self)) is not None:
             sender.written_bytes += written
             sender.arrived_bytes += arrived
@@ -315,6 +317,10 @@ class Stream:
     def sender_of(self, pipe: Pipe) -> MemoryTransport | None:
         """Who writes into a pipe; None while nobody has accepted the request."""
         return self.client if pipe is self.up else self.server
+
+    def receiver_of(self, pipe: Pipe) -> MemoryTransport | None:
+        """Who reads from a pipe; None while nobody has accepted the request."""
+        return self.server if pipe is self.up else self.client
 
     def _check_silence(self) -> None:
         if self._answer.done():

@@ -130,14 +130,6 @@ MUTATIONS = (
         "return replace(last, value=value) if digest == last.digest else None",
         "return replace(last, value=value)",
     ),
-    _mutation(
-        "owner",
-        "adds a sparse delta by the rule of the others, once nodes change their codec",
-        SMALL,
-        "store/records.py",
-        "plain = is_plain(self.codec)",
-        "plain = False",
-    ),
     # -- backup
     _mutation(
         "backup",
@@ -218,7 +210,7 @@ MUTATIONS = (
         "a pull reports a shard as changed and writes nothing",
         SMALL,
         "client/pull.py",
-        "                        codecs.decode(encoded, codec, values)\n",
+        "                    codecs.decode(encoded, codec, self._replica.writable(result.shard))\n",
         "",
     ),
     _mutation(
@@ -276,8 +268,25 @@ MUTATIONS = (
         "promotes a learner that has not taken the state, and releases the former backup",
         f"{LEARNERS}::test_a_learner_that_refuses_the_state_releases_no_backup",
         "recovery/learners.py",
-        "            if head.shard in taken:\n                self._promote(head, to)",
-        "            self._promote(head, to)",
+        "            if head.shard in taken:\n                former = self._promote(head, to)",
+        "            if True:\n                former = self._promote(head, to)",
+    ),
+    _mutation(
+        "backup",
+        "completes a state with what it holds of another chain than the owner's",
+        "tests/unit/training/exchange/backup/test_handler.py::test_a_state_without_its_base_is_refused",
+        "store/shard_store.py",
+        "return None if found is None or found[0] != chain else found[1]",
+        "return None if found is None else found[1]",
+    ),
+    _mutation(
+        "backup",
+        "ends the catch-up that its owner has begun since it was asked about the one before",
+        "tests/unit/training/exchange/backup/test_confirmation.py"
+        "::test_a_catch_up_that_the_owner_has_given_up_is_dropped",
+        "store/shard_store.py",
+        "is_given_up = not backed.is_active and backed.attempt == attempt and info.term >= backed.term",
+        "is_given_up = not backed.is_active and info.term >= backed.term",
     ),
     _mutation(
         "recovery",

@@ -36,6 +36,7 @@ class Part(IntEnum):
     ACCUMULATED = 3
     PENDING = 4  # one delta of `pending`; `sequence` is its place in the head's list
     CHANGE = 5  # one change of a published value; `version` is the published version that it leads to
+    LOW = 6  # the lower half of each value, in two bytes (`training.encoding.low_bits`)
 
 
 class FrameHeader(NamedTuple):

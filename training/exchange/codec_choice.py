@@ -5,7 +5,8 @@ and `PART_ALONE` where training waits for it. Once the line is measured (`overla
 closed form (`training.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
 and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
-A line is measured only when it was busy for some time. Before that the first push is a probe of a few megabytes. While
+A line is measured only when it was busy for some time. Before that the first push is a probe of a few megabytes, or of
+fewer where the rate at which the vector was received shows that the line carries no more. While
 pushes take less than half of their time, the next less lossy codec is tried; one that takes more than its time is given
 up for a while. A slow line is busy during a probe, and measured then; a fast one ends at bfloat16 within a few steps. A
 measured rate may still be too small, because of slow peers: pushes that take little of their time overrule it.
@@ -15,7 +16,7 @@ Pure.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
@@ -27,7 +28,7 @@ CHOICES: tuple[CodecName, ...] = ("bfloat16", "int8", "int4", "sparse")
 #: What "auto" settles on where the line is fast.
 LEAST_LOSSY = CHOICES[0]
 #: The part of a step's training that its exchange may take, beside it and after it.
-PART_OVERLAPPED, PART_ALONE = 0.6, 0.1
+PART_OVERLAPPED, PART_ALONE = 0.4, 0.1
 #: A less lossy codec than the present one must fit into this part of the time allowed.
 CLIMB = 0.8
 #: Decisions in a row before the codec changes.
@@ -54,6 +55,17 @@ class LineFacts:
     step_s: float
     push_s: float | None
     overlaps: bool
+
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """Bytes per second up and down; None: neither is measured.
+
+        A line receives no slower than it sends; what was received so far may be all that was sent to this node. Of a
+        line that has only received, that rate counts for both: a joiner has been sent the vector, and nothing else.
+        """
+        down = self.download_bytes_per_s
+        up = self.upload_bytes_per_s if self.upload_bytes_per_s is not None else down
+        return None if up is None else (up, max(down or 0.0, up))
 
     @property
     def allowed_s(self) -> float:
@@ -101,6 +113,14 @@ class CodecChoice:
         self.codec, self.reason, self._wanted, self._streak = found, reason, None, 0
         return True
 
+    def line_s(self, facts: LineFacts, codec: CodecName) -> float | None:
+        """Seconds that the line is busy with a step in a codec, for a node with an even share of the shards at least;
+        None: not measured."""
+        shape, rates = facts.shape, facts.rates
+        share = 1.0 / max(1.0, shape.nodes) if shape.nodes > 1 else 0.0
+        shape = replace(shape, owned=max(shape.owned, share), backed=max(shape.backed, share))
+        return None if rates is None else _slowest_s(self._bytes(shape, codec), rates)
+
     def needed_bytes(self, facts: LineFacts, codec: CodecName | None = None) -> float:
         """Bytes of a step over the upload in a codec, the present one by default."""
         return self._bytes(facts.shape, codec or self.codec)[0]
@@ -115,25 +135,29 @@ class CodecChoice:
             return self._by_rate(facts)
         if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
             return "bfloat16", _SMALL
+        probe, reason = self._choices[-1], "the line is not measured yet, and the model is large"
         for codec in self._choices[1:]:
             if step_bytes(facts.shape, codec).pushed <= PROBE_BYTES:
-                return codec, "the line is not measured yet"
-        return self._choices[-1], "the line is not measured yet, and the model is large"
+                probe, reason = codec, "the line is not measured yet"
+                break
+        if facts.rates is not None and facts.step_s:
+            received = self._by_rate(facts)
+            if _is_lossier(received[0], probe):
+                return received
+        return probe, reason
 
     def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
-        assert facts.upload_bytes_per_s is not None
-        if not facts.step_s:
+        rates = facts.rates
+        if not facts.step_s or rates is None:
             return self.codec, self.reason
-        # A line receives no slower than it sends; what was received so far may be all that was sent to this node.
-        rates = facts.upload_bytes_per_s, max(facts.download_bytes_per_s or 0.0, facts.upload_bytes_per_s)
         if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
             return "bfloat16", _SMALL
         for codec in self._choices:
             needs = self._bytes(facts.shape, codec)
             limit_s = facts.allowed_s * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
-            if max(need / rate for need, rate in zip(needs, rates, strict=True)) <= limit_s:
-                return codec, _by_bytes(facts, needs[0])
-        return self._choices[-1], _by_bytes(facts, self.needed_bytes(facts, self._choices[-1]))
+            if _slowest_s(needs, rates) <= limit_s:
+                return codec, _by_bytes(facts, rates[0], needs[0])
+        return self._choices[-1], _by_bytes(facts, rates[0], self.needed_bytes(facts, self._choices[-1]))
 
     def _as_it_went(self, facts: LineFacts, found: CodecName, reason: str) -> tuple[CodecName, str]:
         """What was measured may be more than there is for the exchange: a push that takes more than its time makes the
@@ -152,7 +176,7 @@ class CodecChoice:
         if _is_lossier(self.codec, found) and not self._pause_steps:
             return found, reason
         if place and not self._pause_steps:
-            growth = step_bytes(facts.shape, self._choices[place - 1]).up / step_bytes(facts.shape, self.codec).up
+            growth = _growth(facts.shape, self.codec, self._choices[place - 1])
             if facts.push_s * growth <= CLIMB * facts.allowed_s:
                 return self._choices[place - 1], took
         return self.codec, took
@@ -174,8 +198,21 @@ class CodecChoice:
 _SMALL = "a step has few bytes"
 
 
-def _by_bytes(facts: LineFacts, needed_bytes: float) -> str:
-    carried = (facts.upload_bytes_per_s or 0.0) * facts.allowed_s
+def _growth(shape: StepShape, codec: CodecName, other: CodecName) -> float:
+    """How many times longer a push takes in another codec: its own bytes and those that the owners forward, or all that
+    goes over the line with it."""
+    now, then = step_bytes(shape, codec), step_bytes(shape, other)
+    deltas = (then.pushed + then.forwarded) / max(1.0, now.pushed + now.forwarded)
+    return max(deltas, then.up / max(1.0, now.up))
+
+
+def _slowest_s(needs: tuple[float, float], rates: tuple[float, float]) -> float:
+    """Seconds of the direction that takes longer."""
+    return max(need / rate for need, rate in zip(needs, rates, strict=True))
+
+
+def _by_bytes(facts: LineFacts, rate: float, needed_bytes: float) -> str:
+    carried = rate * facts.allowed_s
     return f"the line carries {carried / 1e6:.3g} MB in {facts.allowed_s:.3g} s, {needed_bytes / 1e6:.3g} MB are needed"
 
 

@@ -46,7 +46,6 @@ from training.exchange.store.history import NAMED, highest_step_of, incomplete_d
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, identities_of
 from training.exchange.store.replica import Replica
-from training.exchange.store.replica_reading import ReplicaReading
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
@@ -67,10 +66,6 @@ DETECTION_BOUND_S = 10.0
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
 #: For the model's integer buffers, at the end: the owner compares them with its backup before it answers.
 BUFFERS_TIMEOUT_S, BUFFERS_RETRY_S = 10.0, 0.2
-
-
-#: What a checkpoint reads the vector from.
-Reading = VectorSnapshot | ReplicaReading
 
 
 class Exchange:
@@ -114,7 +109,6 @@ class Exchange:
         self.view = context.view
         self._run = run
         self._replica = context.replica
-        self._is_alone = not settings.enabled
         self._log = environment.log
         self._disk = environment.disk
         self._load_fences()
@@ -126,7 +120,7 @@ class Exchange:
         self.directory = OwnerDirectory(context)
         self.codec_control = CodecControl(context)
         self.push_client = PushClient(context, self.directory, self.deltas)
-        self.pull_client = PullClient(context, self.directory, self._final_values)
+        self.pull_client = PullClient(context, self.directory, self._final_values, self.publisher)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
         self._tasks: list[asyncio.Task[None]] = []
@@ -139,10 +133,9 @@ class Exchange:
         """(term, version) of the replica's copy of every shard."""
         return self._replica.versions()
 
-    def reading(self, lock: AbstractContextManager[object], pause: Callable[[], None]) -> Reading:
-        """The replica, for a thread to write to disk: shard by shard (`pause`: see `ReplicaReading`), or as it is now
-        on a node that exchanges nothing (`lock`: see `VectorSnapshot`)."""
-        return self._replica.snapshot(lock) if self._is_alone else ReplicaReading(self._replica, pause)
+    def snapshot(self, lock: AbstractContextManager[object]) -> VectorSnapshot:
+        """The replica as it is now, for a thread to write to disk; the former snapshot is closed."""
+        return self._replica.snapshot(lock)
 
     def add_alone(self, delta: Vector) -> bool:
         """Add a delta to the replica of a node that exchanges nothing; False for one that is not finite, left out."""
@@ -275,7 +268,10 @@ class Exchange:
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
         await self.directory.learn_all(source)
+        clock, counters = self.context.environment.clock, self.counters
+        began, before_bytes = clock.monotonic(), counters.bytes_received
         report = await self.pull_client.pull(self._run.step, deadline_s=None)
+        self.codec_control.received(counters.bytes_received - before_bytes, clock.monotonic() - began)
         self._settle()
         return report
 
@@ -284,6 +280,10 @@ class Exchange:
     def trained(self, seconds: float) -> None:
         """The step about to be pushed was trained in so long."""
         self.codec_control.trained(seconds)
+
+    def expected_s(self) -> float | None:
+        """How long the line carries the exchange of a step; None before it is measured."""
+        return self.codec_control.expected_s()
 
     async def push(
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None

@@ -33,6 +33,9 @@ Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=6553
 #: A model's integer buffers, encoded by its trainer's daemon.
 MAX_BUFFERS_BYTES = 1 << 20
 Buffers = Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)]
+#: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
+Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
+MAX_EXCEPTIONS = 1 << 20
 #: The receiver copies each state for its answer.
 MAX_FETCHED = 16
 
@@ -65,8 +68,10 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
     #: Places in `pending` of the deltas that were sparse: they are added by another rule.
     plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_DELTAS)]], Meta(max_length=MAX_DELTAS)] = []
-    #: On disk: no array of accumulated deltas follows that of the momentum, which has them.
-    is_joined: bool = False
+    #: With the name of a chain, `LOW` travels instead of `VALUE`: what the first published value of that chain, which
+    #: the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
+    chain: ChainName = b""
+    exceptions: Annotated[list[tuple[int, Bits]], Meta(max_length=MAX_EXCEPTIONS)] = []
 
     @property
     def term(self) -> Term:
@@ -74,7 +79,8 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
-    """Whole states; per shard `VALUE`, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per pending delta."""
+    """Whole states; per shard `VALUE`, or `LOW` where the head names a chain, then `MOMENTUM` and `ACCUMULATED`, then
+    one `PENDING` per pending delta."""
 
     genesis: Genesis
     states: Annotated[list[StateHead], Meta(max_length=MAX_SHARDS)]
@@ -172,10 +178,14 @@ class FinalBuffersAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
     """Answer to `Learn`, `StateTransfer`, `HandOver`, `Release`, `ConfirmBackup` and `CompareCopies`: the shards taken
-    (or confirmed, or equal), and the known owners of the others."""
+    (or confirmed, or equal), and the known owners of the others.
+
+    To `Learn`, `chains` names for each shard taken the chain whose first published value the sender holds; empty: none.
+    """
 
     taken: Shards
     others: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
+    chains: Annotated[list[ChainName], Meta(max_length=MAX_SHARDS)] = []
 
 
 class Survey(msgspec.Struct, frozen=True, array_like=True):

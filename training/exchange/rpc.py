@@ -42,7 +42,7 @@ class ExchangeRpc:
 
         Raises `TransportError`; a malformed answer counts as `foreign`.
         """
-        limit_s = max(timeout_s, self._timeouts.timeout_s("question", to.node_id))
+        limit_s = max(timeout_s, self._timeout_s("question", to))
         with self._measured("question", to) as responded:
             async with self._swarm.request(to, name, encode(message), body, timeout_s=limit_s) as answer:
                 responded(answer)
@@ -56,11 +56,14 @@ class ExchangeRpc:
 
         The caller retries under the same identity. Raises `TransportError`.
         """
-        timeout_s = self._timeouts.timeout_s(kind, to.node_id)
+        timeout_s = self._timeout_s(kind, to)
         with self._measured(kind, to) as responded:
             async with self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:
                 responded(answer)
                 yield answer
+
+    def _timeout_s(self, kind: Kind, to: Contact) -> float:
+        return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
 
     @contextmanager
     def _measured(self, kind: Kind, to: Contact) -> Iterator[Callable[[ReceivedResponse], None]]:

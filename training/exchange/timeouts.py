@@ -2,8 +2,10 @@
 
 A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for, and a response time begins
 when the peer has the request. Response times are measured per kind of request and per peer, so that one slow peer
-delays no other. For a peer without measurements those of all peers count. After a timeout the next one is longer, up to
-the ceiling (RFC 6298 section 5.5): the peer may have become slower than any measurement. Pure.
+delays no other. For a peer without measurements those of all peers count. After a timeout the next one is longer
+(RFC 6298 section 5.5): the peer, or the queue before a slow line, may have become slower than any measurement. So the
+ceiling bounds the first silence, by which a dead node is found. A peer that did answer after more, twice, on later
+attempts, is given as long from then on: without that, every other request to it would fail. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ MAX_MEASUREMENTS, MIN_MEASUREMENTS = 16, 4
 #: Pairs of kind and peer kept; the one with the oldest answer is dropped.
 MAX_KEYS = 1024
 DEVIATIONS = 4.0
-BACKOFF = 1.5
+#: Each timeout in a row makes the next one longer by this factor, up to this one in all.
+BACKOFF, MAX_BACKOFF = 1.5, 8.0
+#: A peer is given so many times its second longest response time of late, whatever the ceiling.
+ABOVE_LONGEST = 1.5
 
 
 class Range(NamedTuple):
@@ -50,8 +55,9 @@ class AdaptiveTimeouts:
         self._of_kind: dict[Kind, deque[float]] = {}
         self._backed_off: dict[tuple[Kind, bytes], float] = {}
 
-    def timeout_s(self, kind: Kind, peer: bytes) -> float:
-        """Seconds of silence after which a request of this kind to this peer has failed."""
+    def timeout_s(self, kind: Kind, peer: bytes, *, is_suspect: bool = False) -> float:
+        """Seconds of silence after which a request of this kind to this peer has failed; for one that the failure
+        detector suspects no more than the ceiling, because it is about to be replaced."""
         limits = _limits(kind)
         own = self._measured.get((kind, peer), ())
         seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())
@@ -59,8 +65,12 @@ class AdaptiveTimeouts:
         if len(seen) >= MIN_MEASUREMENTS:
             middle_s = median(seen)
             wanted_s = middle_s + DEVIATIONS * median(abs(seconds - middle_s) for seconds in seen)
-        wanted_s = max(limits.floor_s, wanted_s) * self._backed_off.get((kind, peer), 1.0)
-        return min(wanted_s, limits.ceiling_s)
+        wanted_s = min(max(limits.floor_s, wanted_s), limits.ceiling_s)
+        longest_s = sorted(own)[-2] if len(own) > 1 else 0.0
+        if longest_s > limits.ceiling_s:
+            wanted_s = ABOVE_LONGEST * longest_s
+        wanted_s *= self._backed_off.get((kind, peer), 1.0)
+        return min(wanted_s, limits.ceiling_s) if is_suspect else wanted_s
 
     def on_response(self, kind: Kind, peer: bytes, seconds: float) -> None:
         """The answer began so many seconds after the last byte of the request had arrived."""
@@ -76,8 +86,6 @@ class AdaptiveTimeouts:
     def on_timeout(self, kind: Kind, peer: bytes) -> None:
         """The timeout passed without an answer."""
         key = (kind, peer)
-        limits = _limits(kind)
-        more = min(self._backed_off.pop(key, 1.0) * BACKOFF, limits.ceiling_s / limits.floor_s)
-        self._backed_off[key] = more
+        self._backed_off[key] = min(self._backed_off.pop(key, 1.0) * BACKOFF, MAX_BACKOFF)
         while len(self._backed_off) > MAX_KEYS:
             del self._backed_off[next(iter(self._backed_off))]

@@ -66,3 +66,26 @@ def test_a_setting_of_the_user_stays(overlap: bool) -> None:
 
     assert after(choice, 100, 10.0, 0.0) is overlap
     assert after(choice, 100, 10.0, 60.0) is overlap
+
+
+def test_a_line_that_is_known_decides_before_the_first_exchange() -> None:
+    """Once, before any exchange took place, and only where overlap is automatic."""
+    choice = OverlapChoice(ExchangeSettings(), synchronous=False)
+    assert choice.is_open
+    assert choice.expect(10.0, 0.6)
+    assert choice.is_on
+    assert not choice.expect(10.0, 0.1)
+    assert choice.is_on
+
+    short = OverlapChoice(ExchangeSettings(), synchronous=False)
+    assert not short.expect(10.0, 0.4)
+    assert not short.is_on
+    assert not short.expect(10.0, 9.0), "what took place counts from then on"
+
+    later = OverlapChoice(ExchangeSettings(), synchronous=False)
+    later.note(10.0, 0.1)
+    assert not later.expect(10.0, 9.0)
+    for settings in (ExchangeSettings(overlap=False), ExchangeSettings(overlap=True)):
+        choice = OverlapChoice(settings, synchronous=False)
+        assert not choice.expect(10.0, 9.0)
+        assert choice.is_on is settings.overlap

@@ -460,3 +460,20 @@ def test_a_goal_that_another_node_has_reached_ends_the_run_after_the_step() -> N
             assert await bench.run() == end
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("line_s", "overlaps"), [(None, [False]), (0.4, [False]), (0.6, [False, True])])
+def test_a_measured_line_decides_whether_the_first_exchange_is_hidden(
+    line_s: float | None, overlaps: list[bool]
+) -> None:
+    """Steps of a second: of half a second of exchange on, the second step is trained beside it."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=2)
+        bench.exchange.line_s = line_s
+        await bench.run()
+        assert bench.exchange.overlaps == overlaps
+        expected = {"expected_s": line_s, "train_s": 1.0}
+        assert bench.events("overlap_on") == ([expected] if len(overlaps) > 1 else [])
+
+    run(scenario())

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
 from training.exchange.context import ExchangeContext
-from training.exchange.directory import QUESTION_TIMEOUT_S
+from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.messages import encode
 from training.exchange.ownership_messages import ConfirmBackup, TransferResult
 from training.exchange.store.records import Backed
@@ -62,14 +62,15 @@ class BackupConfirmation:
     async def ask(self, silent: dict[bytes, tuple[Contact, list[int]]]) -> None:
         """Ask each owner about its shards. One that does not answer is left to the failure detector."""
         for owner, shards in silent.values():
+            attempts = {shard: backed.attempt for shard in shards if (backed := self._store.backed.get(shard))}
             try:
                 question = ConfirmBackup(self._context.genesis, shards)
-                answer = await self._rpc.ask(owner, "backing", question, TransferResult, QUESTION_TIMEOUT_S)
+                answer = await self._rpc.ask(owner, "backing", question, TransferResult, PARTNER_TIMEOUT_S)
             except TransportError as error:
                 self._log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue
             for info in answer.others:
-                self._store.drop_unconfirmed(info, owner)
+                self._store.drop_unconfirmed(info, owner, attempts.get(info.shard, 0))
 
     async def _on_backing(self, sender: Contact, message: ConfirmBackup, _stream: AsyncIterator[Buffer]) -> Response:
         taken: list[int] = []

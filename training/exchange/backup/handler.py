@@ -121,7 +121,15 @@ class BackupHandler:
                 return False
             return self._store.begin_catch_up(info.shard, info.term, sender, attempt)
 
-        return Response(encode(self._take_each(sender, message.shards, take)))
+        result = self._take_each(sender, message.shards, take)
+        replica, turn, chains = self._context.replica, LoopYielder(), []
+        for shard in result.taken:
+            chain, published = replica.position_of(shard)
+            chains.append(chain if published == 0 and self._store.is_learning(shard, sender.node_id) else b"")
+            if chains[-1]:
+                self._store.note_base(shard, chain, replica.slice_of(shard))
+                await turn.after(self._store.size(shard))
+        return Response(encode(TransferResult(result.taken, result.others, chains if any(chains) else [])))
 
     async def _on_state(self, sender: Contact, message: StateTransfer, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 
-from training.exchange.codec_choice import LineFacts, TrainingTimes
+from training.exchange.codec_choice import LEAST_LOSSY, LineFacts, TrainingTimes
 from training.exchange.context import ExchangeContext
 from training.step_bytes import StepShape
+
+#: Of a vector that came in less time, the round trips were a notable part.
+MIN_RECEIVED_S = 2.0
 
 
 class CodecControl:
@@ -20,6 +23,8 @@ class CodecControl:
         self._log = context.environment.log
         self._times = TrainingTimes()
         self._push_s: float | None = None
+        #: Bytes per second of the vector that this node was sent when it joined.
+        self._joined_at: float | None = None
 
     def before_push(self) -> None:
         """A delta is about to be encoded: choose its codec, and log a change."""
@@ -33,9 +38,19 @@ class CodecControl:
         """A step was trained in so long, the exchange not counted."""
         self._times.add(seconds)
 
+    def received(self, received_bytes: int, seconds: float) -> None:
+        """The vector came in so long. A short time says nothing of the line."""
+        if seconds >= MIN_RECEIVED_S and received_bytes:
+            self._joined_at = received_bytes / seconds
+
     def pushed(self, seconds: float, *, is_complete: bool) -> None:
         """A push took so long; `is_complete`: every owner has acknowledged it."""
         self._push_s = seconds if is_complete else math.inf
+
+    def expected_s(self) -> float | None:
+        """Seconds that the line is busy with a step in the codec set, or in the least lossy one; None: not measured."""
+        choice, facts = self._context.codec, self.facts()
+        return choice.line_s(facts, LEAST_LOSSY if choice.is_automatic else choice.codec)
 
     def facts(self) -> LineFacts:
         """What is known now."""
@@ -43,7 +58,9 @@ class CodecControl:
         return LineFacts(
             shape=self._shape(),
             upload_bytes_per_s=line.upload_bytes_per_s,
-            download_bytes_per_s=line.download.bytes_per_s,
+            download_bytes_per_s=max(
+                (rate for rate in (line.download.bytes_per_s, self._joined_at) if rate), default=None
+            ),
             step_s=self._times.step_s,
             push_s=self._push_s,
             overlaps=context.run.overlaps,

@@ -171,7 +171,8 @@ class PushClient:
             delivery.wait = None
             done.cancel()
         if not is_done:
-            self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
+            if delivery.unacknowledged:  # the others were taken back
+                self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
             await self._outbox.detach(delivery)
 
     def _encode(

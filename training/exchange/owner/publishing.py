@@ -89,6 +89,8 @@ class Publisher:
         self._executor = context.environment.executor
         self._choose = choose if choose is not None else lambda: change_codec(context.settings, context.codec.codec)
         self._chains: dict[int, _Chain] = {}
+        #: Published values of shards that this node has handed over, until its next pull goes on from them.
+        self._handed_on: dict[int, tuple[Published, float]] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def published(self, shard: int) -> Published | None:
@@ -99,6 +101,17 @@ class Publisher:
         if chain is None or self._store.owned.get(shard) is not chain.owned:
             return None
         return chain.published
+
+    def is_new(self, shard: int) -> bool:
+        """Whether the followers of a shard hold the first published value of its chain."""
+        published = self.published(shard)
+        return published is not None and published.version == 0
+
+    def first_value(self, shard: int, chain: bytes) -> Vector | None:
+        """The first published value of a chain, which is never written to; None if the chain has gone on, or is
+        another."""
+        published = self.published(shard)
+        return published.value if published is not None and (published.chain, published.version) == (chain, 0) else None
 
     async def publish(self, follower: bytes, asked: list[tuple[int, Position]]) -> None:
         """A node asks for shards, and has these positions: begin the chains that are missing, and make the ticks
@@ -159,6 +172,9 @@ class Publisher:
         for shard, chain in list(self._chains.items()):
             if self._store.owned.get(shard) is not chain.owned or now - chain.asked_at > unused_s:
                 del self._chains[shard]
+        for shard, (_, handed_on_at) in list(self._handed_on.items()):
+            if now - handed_on_at > unused_s:
+                del self._handed_on[shard]
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
@@ -216,6 +232,16 @@ class Publisher:
             work.append((info.shard, self._context.replica.slice_of(info.shard), missing, last))
         return await self._executor.run(_continued, work) if work else {}
 
+    def hand_on(self, shard: int) -> None:
+        """The new owner has taken the shard, and its chain: this node follows from now on."""
+        if (published := self.published(shard)) is not None:
+            self._handed_on[shard] = published, self._clock.monotonic()
+
+    def take_handed_on(self) -> dict[int, Published]:
+        """What `hand_on` has noted since the last call, but for shards that this node owns again."""
+        found, self._handed_on = self._handed_on, {}
+        return {shard: published for shard, (published, _) in found.items() if shard not in self._store.owned}
+
     def go_on(self, shard: int, owned: Owned, published: Published) -> None:
         """This node owns the shard now, and goes on from the value that its followers hold."""
         self._put(shard, owned, published, self._clock.monotonic())
@@ -224,6 +250,7 @@ class Publisher:
     def size_bytes(self) -> int:
         """Memory of all published values and their changes."""
         found = [chain.published for chain in self._chains.values()]
+        found += [published for published, _ in self._handed_on.values()]
         return sum(published.value.nbytes + published.change_bytes for published in found)
 
 

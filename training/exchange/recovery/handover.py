@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlay.peers import Contact
 from training.encoding.frames import sized
 from training.exchange.context import ExchangeContext
-from training.exchange.directory import QUESTION_TIMEOUT_S
+from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, TransferResult
@@ -52,7 +52,7 @@ class ShardHandover:
         )
         # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
         body = sized(changes, changes_bytes) if changes_bytes else ()
-        result = await self._rpc.ask(to, "hand_over", message, TransferResult, QUESTION_TIMEOUT_S, body)
+        result = await self._rpc.ask(to, "hand_over", message, TransferResult, PARTNER_TIMEOUT_S, body)
         self._context.counters.bytes_sent += changes_bytes
         # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
         self._store.note_owners(result.others)
@@ -65,6 +65,7 @@ class ShardHandover:
             owned = self._store.owned.get(info.shard)
             if info.shard in taken:
                 if owned is not None:
+                    self._publisher.hand_on(info.shard)
                     self._store.become_backup(info.shard, to, info.term)
                 if not self._context.settings.replicas:
                     self._store.backed.pop(info.shard, None)

@@ -42,6 +42,10 @@ class Jobs:
         task = asyncio.create_task(self._guarded(kind, work), name=f"{kind}-{target.hex()[:8]}")
         self._tasks[kind, target] = task
 
+    def is_running(self, kind: JobKind) -> bool:
+        """Whether a job of this kind is running, whatever its target."""
+        return any(running is kind for running, _ in self._tasks)
+
     def forget_done(self) -> None:
         """Allow the jobs that have ended to be started again."""
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}

@@ -62,7 +62,7 @@ class Rebalancer:
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context)
-        self._learners = Learners(context, self._jobs)
+        self._learners = Learners(context, self._jobs, publisher)
         self._handover = ShardHandover(context, deltas, publisher)
 
     async def run(self) -> None:
@@ -156,9 +156,23 @@ class Rebalancer:
                 learners.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
         for contact, shards in handovers.values():
             self._jobs.start(JobKind.HAND_OVER, contact.node_id, partial(self._handover.hand_over, contact, shards))
-        for contact, shards in learners.values():
-            self._jobs.start(JobKind.ADD_LEARNER, contact.node_id, partial(self._learners.add_learner, contact, shards))
+        self._start_copies(learners)
         self._swarm.watch(self._partners())
+
+    def _start_copies(self, learners: dict[bytes, tuple[Contact, list[int]]]) -> None:
+        """Deltas of a shard that has no backup wait until it has a learner: those at once. The others, which only move
+        a backup to a better place, one at a time: they share the line with the deltas, and none is missed meanwhile."""
+        urgent, others = [], []
+        for contact, shards in learners.values():
+            alone = [shard for shard in shards if self._store.owned[shard].backup is None]
+            if alone:
+                urgent.append((contact, alone))
+            else:
+                others.append((contact, self._learners.batch(shards)))
+        if not urgent and not self._jobs.is_running(JobKind.ADD_LEARNER):
+            urgent = others[:1]
+        for contact, shards in urgent:
+            self._jobs.start(JobKind.ADD_LEARNER, contact.node_id, partial(self._learners.add_learner, contact, shards))
 
     def _can_hand_over(self, owned: Owned, first: Contact, ranked: list[Contact]) -> bool:
         """Whether the shard can be handed over: its backup is the best candidate, or the owner is leaving.

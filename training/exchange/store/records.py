@@ -198,6 +198,8 @@ class Backed:
     attempt: int = 0
     #: The owner has restarted and owns nothing: its backup takes over although the owner answers.
     owner_restarted: bool = False
+    #: Of a learner: the first published value of a chain, as it held it when it accepted the catch-up, and its chain.
+    base: tuple[bytes, Vector] | None = None
 
     @property
     def is_active(self) -> bool:
@@ -206,7 +208,7 @@ class Backed:
 
     def activate(self, term: Term) -> None:
         """The owner uses the term promised to this learner: no other snapshot will arrive."""
-        self.term, self.promised = term, None
+        self.term, self.promised, self.base = term, None, None
         self.buffered.clear()
         self.closed_windows.clear()
 

@@ -239,6 +239,21 @@ class ShardStore:
         self.backed[shard] = Backed(owner=owner, term=term, attempt=attempt or 0)
         return True
 
+    def is_learning(self, shard: int, owner: bytes) -> bool:
+        """Whether this node waits for the state of a shard from this owner."""
+        backed = self.backed.get(shard)
+        return backed is not None and backed.state is None and backed.owner.node_id == owner
+
+    def note_base(self, shard: int, chain: bytes, value: Vector) -> None:
+        """A learner holds the first published value of a chain: the state may be sent as what that lacks."""
+        self.backed[shard].base = chain, value.copy()
+
+    def base(self, shard: int, chain: bytes) -> Vector | None:
+        """The first published value of a chain, as this learner held it when its catch-up began."""
+        backed = self.backed.get(shard)
+        found = None if backed is None else backed.base
+        return None if found is None or found[0] != chain else found[1]
+
     def take_state(self, shard: int, promised: Term, owner: Contact, state: ShardState) -> bool:
         """Add the buffered deltas to the state that has arrived; False if this node is no learner of the shard, or
         has a newer snapshot."""
@@ -251,7 +266,7 @@ class ShardStore:
             self.add(shard, item, state)
         if not self._close_all(state, backed.closed_windows):
             return False
-        backed.state, backed.promised = state, promised
+        backed.state, backed.promised, backed.base = state, promised, None
         return True
 
     def release(self, shard: int, term: Term, owner: Contact) -> bool:
@@ -269,14 +284,21 @@ class ShardStore:
         owned = self.owned.get(shard)
         return owned is not None and any(contact.node_id == node_id for contact in owned.targets())
 
-    def drop_unconfirmed(self, info: OwnerInfo, owner: Contact) -> None:
-        """The owner does not rely on this copy. Either it has another backup, or another node owns the shard: the
-        copy is offered to that one."""
+    def drop_unconfirmed(self, info: OwnerInfo, owner: Contact, attempt: int) -> None:
+        """The owner does not rely on this copy, which was of this catch-up when it was asked. Either it has another
+        backup, or none yet, or another node owns the shard: the copy is offered to that one."""
         backed = self.backed.get(info.shard)
         if backed is None or backed.owner.node_id != owner.node_id:
             return
         if info.owner == owner.node_id:
-            self.release(info.shard, info.term, owner)
+            is_given_up = not backed.is_active and backed.attempt == attempt and info.term >= backed.term
+            if is_given_up:
+                # A catch-up of which the owner had no answer. It is under the owner's present term, so that no release
+                # ends it; and the owner, which does not wait for it any more, will promote it no more.
+                del self.backed[info.shard]
+                self.note_owner(info.shard, info.term, owner)
+            else:
+                self.release(info.shard, info.term, owner)
         else:
             self.note_owners([info])
 

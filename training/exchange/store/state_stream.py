@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Iterator, Mapping
 
 from overlay.transport import Buffer
-from training.encoding.frames import FrameReader, Part, frames, read_array
+from training.encoding import low_bits
+from training.encoding.codecs import Encoded, Vector
+from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, frames, read_array, read_encoded
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import joined, restore
+from training.exchange.store.state_head import restore
 from training.shards.state import ShardState
 
 
-def body(snapshots: list[tuple[StateHead, ShardState]]) -> Iterator[Buffer]:
-    """The arrays of the states, in the order that `read_state` expects; exact, because always float32.
-
-    One of the two arrays of a momentum is zeros. Nodes of earlier versions kept both, and go on with the same values.
-    """
+def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encoded] | None = None) -> Iterator[Buffer]:
+    """The arrays of the states, in the order that `read_state` expects; exact, because float32, or `low` and what the
+    receiver holds of the shard."""
     for head, state in snapshots:
-        yield from frames(head.shard, state.value, "float32", Part.VALUE, version=head.version)
-        if state.momentum is not None and state.momentum.size:
-            nothing = np.zeros_like(state.momentum)
-            first, second = (nothing, state.momentum) if state.sum_weight else (state.momentum, nothing)
-            yield from frames(head.shard, first, "float32", Part.MOMENTUM)
-            yield from frames(head.shard, second, "float32", Part.ACCUMULATED)
+        if head.chain and low is not None:
+            # Two bytes a value, as frames of bfloat16 have them.
+            yield from encoded_frames(head.shard, low[head.shard], "bfloat16", Part.LOW, version=head.version)
+        else:
+            yield from frames(head.shard, state.value, "float32", Part.VALUE, version=head.version)
+        if state.momentum is not None and state.accumulated is not None and state.momentum.size:
+            yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
+            yield from frames(head.shard, state.accumulated, "float32", Part.ACCUMULATED)
         for item in state.pending_deltas():
             yield from frames(head.shard, item.delta, "float32", Part.PENDING, step=item.identity.step)
 
 
 async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) -> ShardState:
-    """Read one state from a body. Raises `BadFrame`, or `ValueError` for a head that does not fit the layout."""
+    """Read one state from a body. Raises `BadFrame`, or `ValueError` for a head that does not fit the layout, or that
+    names a value which this node does not hold."""
     if not 0 <= head.shard < len(store):
         raise ValueError(f"shard {head.shard} of {len(store)}")
     size, parameters = store.size(head.shard), store.parameters(head.shard)
-    value, _, _ = await read_array(reader, head.shard, Part.VALUE, size)
+    if head.chain:
+        value = await _completed(reader, head, store.base(head.shard, head.chain), size)
+    else:
+        value, _, _ = await read_array(reader, head.shard, Part.VALUE, size)
     momentum = None
     if head.has_momentum and parameters:
         first, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, parameters)
         accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
-        momentum = joined(head, first, accumulated, store.rule.outer_momentum)
+        momentum = first, accumulated
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
     return restore(head, parameters, value, momentum, pending)
+
+
+async def _completed(reader: FrameReader, head: StateHead, base: Vector | None, size: int) -> Vector:
+    """The value of a state, from what this learner holds and what that lacks."""
+    if base is None:
+        raise ValueError(f"shard {head.shard}: the catch-up has begun anew, and its base is gone")
+    low, codec = await read_encoded(reader, head.shard, Part.LOW, size)
+    if codec != "bfloat16":
+        raise BadFrame(f"shard {head.shard}: two bytes per value expected, got {codec}")
+    return low_bits.decode(low, head.exceptions, base)

@@ -108,6 +108,7 @@ def test_the_parts_never_change_their_numbers() -> None:
         ("ACCUMULATED", 3),
         ("PENDING", 4),
         ("CHANGE", 5),
+        ("LOW", 6),
     ]
 
 

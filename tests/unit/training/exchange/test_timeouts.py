@@ -7,6 +7,7 @@ import pytest
 from training.exchange.timeouts import (
     DEVIATIONS,
     FORWARD,
+    MAX_BACKOFF,
     MAX_KEYS,
     MAX_MEASUREMENTS,
     MIN_MEASUREMENTS,
@@ -39,9 +40,9 @@ def test_the_median_and_four_deviations() -> None:
 
 
 def test_quick_answers_meet_the_floor_and_slow_ones_the_ceiling() -> None:
-    """A machine that stalls for a second is waited for, and no request lasts past the detection bound."""
+    """A machine that stalls for a second is waited for, and no first silence lasts past the detection bound."""
     assert measured(*[0.001] * 8).timeout_s("push", PEER) == REQUEST.floor_s
-    assert measured(*[60.0] * 8).timeout_s("push", PEER) == REQUEST.ceiling_s
+    assert measured(*[4.5, 0.0] * 4).timeout_s("push", PEER) == REQUEST.ceiling_s
 
 
 def test_an_owner_gives_its_backup_up_before_its_callers_give_up_the_owner() -> None:
@@ -73,17 +74,37 @@ def test_one_slow_peer_does_not_delay_requests_to_another() -> None:
 
 
 def test_silence_gives_more_time_until_an_answer_comes() -> None:
-    """Step by step up to the ceiling, for that peer alone: it may have become slower than any measurement."""
+    """Step by step, beyond the ceiling, for that peer alone: it may have become slower than any measurement. One that
+    is suspected is given no more than the ceiling."""
     timeouts = measured(*[0.01] * 8)
     steps = []
     for _ in range(4):
         timeouts.on_timeout("push", PEER)
-        steps.append(timeouts.timeout_s("push", PEER))
+        steps.append((timeouts.timeout_s("push", PEER), timeouts.timeout_s("push", PEER, is_suspect=True)))
+    for _ in range(20):
+        timeouts.on_timeout("push", PEER)
+    most_s = timeouts.timeout_s("push", PEER)
     timeouts.on_response("push", PEER, 2.5)
 
-    assert steps == [3.0, 4.5, 4.5, 4.5]
+    assert steps == [(3.0, 3.0), (4.5, 4.5), (6.75, 4.5), (10.125, 4.5)]
+    assert most_s == MAX_BACKOFF * REQUEST.floor_s
     assert timeouts.timeout_s("push", PEER) == REQUEST.floor_s
     assert timeouts.timeout_s("push", OTHER) == REQUEST.floor_s
+
+
+def test_a_peer_that_answered_late_is_given_as_long_again() -> None:
+    """An answer that came after the ceiling, on an attempt that waited longer, is expected again; a suspect is not
+    waited for, and neither is a peer that has been quick since."""
+    timeouts = AdaptiveTimeouts()
+    timeouts.on_response("forward", PEER, 3.0)
+    assert timeouts.timeout_s("forward", PEER) == FORWARD.first_s, "once is chance"
+    timeouts.on_response("forward", PEER, 60.0)
+    assert timeouts.timeout_s("forward", PEER) == pytest.approx(1.5 * 3.0)
+    assert timeouts.timeout_s("forward", PEER, is_suspect=True) == FORWARD.ceiling_s
+    assert timeouts.timeout_s("forward", OTHER) == FORWARD.first_s
+    for _ in range(MAX_MEASUREMENTS):
+        timeouts.on_response("forward", PEER, 0.1)
+    assert timeouts.timeout_s("forward", PEER) == FORWARD.floor_s
 
 
 def test_what_is_remembered_is_bounded() -> None:

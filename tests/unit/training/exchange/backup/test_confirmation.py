@@ -8,7 +8,7 @@ from typing import Any
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
-from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
+from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.exchange.backup.confirmation import CONFIRM_AFTER_S, BackupConfirmation
 from training.exchange.ownership_messages import ConfirmBackup, TransferResult
@@ -122,5 +122,45 @@ def test_an_owner_confirms_its_backup_and_its_learner_only() -> None:
         answer = await swarm.deliver("backing", contact("d"), question, TransferResult)
         assert (answer.taken, [info.owner for info in answer.others]) == ([], [IDS["a"], IDS["c"]])
         assert store_of("d").redirect(0) is None
+
+    run(scenario())
+
+
+def test_a_catch_up_that_the_owner_has_given_up_is_dropped() -> None:
+    """Its answer was lost: the owner has no learner, and the term of the catch-up. A later catch-up goes on."""
+
+    async def scenario() -> None:
+        for has_state in (False, True):
+            store = store_of("b")
+            assert store.begin_catch_up(0, term(4, "a"), OWNER, 5)
+            if has_state:
+                assert store.take_state(0, term(5, "a"), OWNER, zeros(store))
+            confirmation, swarm, _ = confirmation_of(store)
+            swarm.answers["backing"] = lambda *_: TransferResult([], [OwnerInfo.of(0, term(4, "a"), OWNER)])
+            await confirmation.ask({IDS["a"]: (OWNER, [0])})
+            assert (store.backed, store.superseded) == ({}, {})
+
+            assert store.begin_catch_up(0, term(4, "a"), OWNER, 6)
+
+            def begun_anew(*_: object, store: ShardStore = store) -> TransferResult:
+                assert store.begin_catch_up(0, term(4, "a"), OWNER, 7)
+                return TransferResult([], [OwnerInfo.of(0, term(4, "a"), OWNER)])
+
+            swarm.answers["backing"] = begun_anew
+            await confirmation.ask({IDS["a"]: (OWNER, [0])})
+            assert store.backed[0].attempt == 7
+
+    run(scenario())
+
+
+def test_a_backup_is_not_dropped_for_an_answer_from_before_its_promotion() -> None:
+    """The owner relied on it by then: an active copy ends with a later term of the owner alone."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        confirmation, swarm, _ = confirmation_of(store)
+        swarm.answers["backing"] = lambda *_: TransferResult([], [OwnerInfo.of(0, term(1, "a"), OWNER)])
+        await confirmation.ask({IDS["a"]: (OWNER, [0])})
+        assert store.backed[0].is_active
 
     run(scenario())

@@ -21,6 +21,7 @@ from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
+from training.exchange.store.replica import Position
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import describe
 from training.exchange.terms import OwnerInfo, Term
@@ -106,6 +107,37 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
         entry = Forwarded(0, *promised, 0)
         await swarm.deliver("forward", OWNER, forward_of(entry), ForwardAnswer, body_of(0))
         assert store.backed[0].is_active
+
+    run(scenario())
+
+
+def test_a_state_without_its_base_is_refused() -> None:
+    """The catch-up has begun anew since: what the state lacks is not taken from other values."""
+
+    async def scenario() -> None:
+        owner, store = owner_of("a"), store_of("b")
+        swarm, context = handler_of(store)
+        context.replica.set_version(0, term(1, "a"), 0, Position(b"chain", 0))
+        learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
+        assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).chains == [b"chain"]
+        promised = owner.promise(0)
+        head = msgspec.structs.replace(describe(0, promised, owner.owned[0].state), chain=b"chain")
+        body = [bytes(buffer) for buffer in state_stream.body([(head, owner.owned[0].state)], {0: bytes(8)})]
+        assert store.begin_catch_up(0, term(1, "a"), OWNER, promised.number)
+
+        with pytest.raises(ValueError, match="its base is gone"):
+            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [head]), TransferResult, body)
+        assert store.backed[0].state is None
+
+        learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
+        await swarm.deliver("learn", OWNER, learn, TransferResult)
+        other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), chain=b"other")
+        with pytest.raises(ValueError, match="its base is gone"):
+            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [other]), TransferResult, body)
+
+        context.replica.set_version(0, term(1, "a"), 1, Position(b"chain", 1))
+        learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
+        assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).chains == []
 
     run(scenario())
 

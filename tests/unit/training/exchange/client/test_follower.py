@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -262,9 +263,8 @@ def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monke
         monkeypatch.setattr(following.context.environment.executor, "run", computed_early)
         task = asyncio.create_task(following.take(*answer(chain(2), 1)))
         await asyncio.sleep(0.5)
-        with following.replica.writing(SHARD) as values:
-            values[:] = 7.0
-            following.replica.set_version(SHARD, RANK, 0)
+        following.replica.writable(SHARD)[:] = 7.0
+        following.replica.set_version(SHARD, RANK, 0)
         assert not await task
         assert following.replica.slice_of(SHARD).tolist() == [7.0] * SIZE
         assert following.counts == (0, 1, 0)
@@ -272,24 +272,15 @@ def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monke
     scenario(story)
 
 
-def test_a_shard_has_no_stamp_while_a_change_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that reads it meanwhile notices; before and after it has the version of the published value."""
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 1)
-    monkeypatch.setattr("training.exchange.client.follower.VALUES_PER_TURN", 1)
+def test_a_snapshot_that_is_being_written_keeps_the_former_values() -> None:
+    """Changes are announced to it like every other write."""
 
     async def story() -> None:
         following = await entered(chain(1))
-        stamps = [following.replica.stamp(SHARD)]
-        task = asyncio.create_task(following.take(*answer(chain(2), 1)))
-        while not task.done():
-            stamps.append(following.replica.stamp(SHARD))
-            await asyncio.sleep(0)
-        stamps.append(following.replica.stamp(SHARD))
-        first, *between, last = list(dict.fromkeys(stamps))
-        assert between == [None]
-        assert first is not None
-        assert last is not None
-        assert (first.writes + 1, last.version) == (last.writes, following.replica.version_of(SHARD))
+        snapshot = following.replica.snapshot(threading.Lock())
+        assert await following.take(*answer(chain(2), 1))
+        written = np.concatenate([piece.copy() for piece in snapshot.slices()])
+        assert written[SIZE : 2 * SIZE].tobytes() == chain(1).value.tobytes()
 
     scenario(story)
 
@@ -303,3 +294,20 @@ def test_negative_zeros_are_followed_too() -> None:
         await entered(published)
 
     scenario(story)
+
+
+def test_a_former_owner_enters_its_own_chain() -> None:
+    """It holds the published value, and takes the next change as every follower does."""
+
+    async def scenario() -> None:
+        following = Following()
+        await following.follower.enter(SHARD, chain(1))
+        assert following.replica.position_of(SHARD) == Position(b"c" * 8, 1)
+        assert following.replica.version_of(SHARD) == (RANK, 11)
+        assert following.replica.slice_of(SHARD).tobytes() == chain(1).value.tobytes()
+
+        assert following.follower.is_same(msgspec.structs.replace(answer(chain(1), 0)[0], status="same"))
+        assert await following.take(*answer(chain(2), 1))
+        assert following.replica.slice_of(SHARD).tobytes() == chain(2).value.tobytes()
+
+    run(scenario())

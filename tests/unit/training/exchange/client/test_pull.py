@@ -25,6 +25,7 @@ from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.publishing import Publisher
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.run_state import RunState
 from training.exchange.store.ownership import Ownership
@@ -121,7 +122,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         failed=lambda *_: None,
         refresh=refresh,
     )
-    return PullClient(context, finding, FinalValues(context)), context, log
+    return PullClient(context, finding, FinalValues(context), Publisher(context)), context, log
 
 
 def test_on_a_slow_line_every_shard_has_its_turn() -> None:
@@ -217,33 +218,6 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     assert (second.changed, second.unchanged) == (1, SHARDS - 1)
     assert context.replica.version_of(0) == (TERM, 2)
     assert context.replica.vector[::SIZE].tolist() == [7.0, *range(2, SHARDS + 1)]
-
-
-def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing takes the half of it for the version before; the next pull copies it again, and a checkpoint waits."""
-    for module in ("cooperative", "client.pull"):
-        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
-    pulling, context, _ = pulling_over(Line(through=0))
-    me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
-    state = SimpleNamespace(value=np.ones(SIZE, np.float32), version=2, pending={})
-    cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM)}
-    pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
-    context.replica.set_version(0, TERM, 1)
-
-    async def story() -> None:
-        task = asyncio.create_task(pulling.pull(1, deadline_s=1.0))
-        while context.replica.vector[0] == 0.0:  # noqa: ASYNC110 - a value sets no event
-            await asyncio.sleep(0)
-        assert context.replica.stamp(0) is None
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert set(context.replica.vector[:SIZE].tolist()) == {1.0, 0.0}
-        assert context.replica.version_of(0) == (TERM, 0)
-        await pulling.pull(2, deadline_s=0.05)
-        assert context.replica.version_of(0) == (TERM, 2)
-        assert context.replica.vector[:SIZE].tolist() == [1.0] * SIZE
-
-    asyncio.run(story())
 
 
 def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
 from overlay.transport import TransportError
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of, until
-from tests.harness.stores import BOUNDS, contact, delta, owner_of, term
+from tests.harness.exchange_swarm import collected
+from tests.harness.stores import BOUNDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
+from training.encoding.frames import HEADER_BYTES
+from training.exchange.backup.handler import BackupHandler
 from training.exchange.context import ExchangeContext
+from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, Release, StateTransfer, TransferResult
 from training.exchange.recovery.jobs import Jobs
-from training.exchange.recovery.learners import BATCH_BYTES, STATE_BYTES_PER_VALUE, Learners
+from training.exchange.recovery.learners import BATCH_S, Learners
+from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
+from training.settings import ExchangeSettings
 
 ME, LEARNER, FORMER = contact("a"), contact("b"), contact("c")
 
@@ -23,8 +34,8 @@ def learners_of(**answers: Answer) -> tuple[Learners, ShardStore, ScriptedSwarm,
     swarm = ScriptedSwarm(ME, [LEARNER, FORMER])
     for name, answer in {"learn": TransferResult([0], []), "state": TransferResult([0], []), **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
-    context = context_of(swarm, store)
-    return Learners(context, Jobs(context)), store, swarm, context
+    context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", pull_codec="int8"))
+    return Learners(context, Jobs(context), Publisher(context)), store, swarm, context
 
 
 def test_a_learner_that_has_the_state_is_the_backup_under_the_promised_term() -> None:
@@ -120,6 +131,22 @@ def test_the_former_backup_is_released() -> None:
     run(scenario())
 
 
+def test_a_former_backup_is_released_from_all_shards_of_a_copy_at_once() -> None:
+    """One small request instead of many behind each other on a full line."""
+
+    async def scenario() -> None:
+        both = TransferResult([0, 1], [])
+        learners, store, swarm, _ = learners_of(learn=both, state=both, release=both)
+        store.own(1, zeros(store, 1), term(4, "a"), ME, 0.0, by_handover=False)
+        store.owned[0].backup = store.owned[1].backup = FORMER
+        await learners.add_learner(LEARNER, [0, 1])
+        await until(lambda: bool(swarm.sent("release", Release)))
+        (release,) = swarm.sent("release", Release)
+        assert [info.shard for info in release.shards] == [0, 1]
+
+    run(scenario())
+
+
 def test_a_learner_that_refuses_the_state_releases_no_backup() -> None:
     """The former backup stays until its successor has the state."""
 
@@ -134,15 +161,89 @@ def test_a_learner_that_refuses_the_state_releases_no_backup() -> None:
     run(scenario())
 
 
-def test_large_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not more than `BATCH_BYTES` of states are copied at a time, and at least one shard."""
-    assert BATCH_BYTES >= STATE_BYTES_PER_VALUE
-    monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 2 * STATE_BYTES_PER_VALUE * 4)
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool) -> None:
+    """Two bytes a value and no more, from which it makes every bit; without that value, or with another, the whole."""
 
     async def scenario() -> None:
-        learners, _, _, _ = learners_of()
-        assert learners._batches(list(range(len(BOUNDS)))) == [[0, 1], [2, 3]]
-        monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 1)
-        assert learners._batches([0, 1]) == [[0], [1]]
+        learners, store, swarm, _ = learners_of()
+        value = np.array([0.1, -0.2, 1e-3, 7.0], np.float32)
+        store.owned[0].state.value[:] = value
+        publisher = learners._publisher
+        await publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
+        published = publisher.published(0)
+        assert published is not None
+        assert published.version == 0
+        there = store_of("b")
+        receiver = ScriptedSwarm(LEARNER, [ME])
+        at_learner = context_of(receiver, there)
+        BackupHandler(at_learner, Publisher(at_learner)).register()
+        at_learner.replica.writable(0)[:] = published.value
+        if holds:
+            at_learner.replica.set_version(0, term(4, "a"), 0, Position(published.chain, 0))
+        swarm.linked[LEARNER.node_id] = receiver
+
+        bodies = sizes_of(swarm)
+        await learners.add_learner(LEARNER, [0])
+
+        assert store.owned[0].backup == LEARNER
+        state = there.backed[0].state
+        assert state is not None
+        assert state.value.tobytes() == value.tobytes()
+        assert bodies["state"] == HEADER_BYTES + value.size * (2 if holds else 4)
+
+    run(scenario())
+
+
+def sizes_of(swarm: ScriptedSwarm) -> dict[str, int]:
+    """The bytes of the last body of each request."""
+    found: dict[str, int] = {}
+    request = swarm.request
+
+    @asynccontextmanager
+    async def counting(to: Any, name: str, payload: bytes, body: Any = (), *, timeout_s: float) -> AsyncIterator[Any]:
+        buffers = await collected(body)
+        found[name] = sum(map(len, buffers))
+        async with request(to, name, payload, buffers, timeout_s=timeout_s) as answer:
+            yield answer
+
+    swarm.request = counting  # type: ignore[method-assign]
+    return found
+
+
+def test_a_chain_that_has_gone_on_is_no_base() -> None:
+    """The learner names the first value of a chain of which the owner has another by now: it is sent the whole."""
+
+    async def scenario() -> None:
+        learners, store, swarm, _ = learners_of(learn=TransferResult([0], [], [b"another!"]))
+        await learners._publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
+        await learners.add_learner(LEARNER, [0])
+        (message,) = swarm.sent("state", StateTransfer)
+        assert [head.chain for head in message.states] == [b""]
+        assert store.owned[0].backup == LEARNER
+
+    run(scenario())
+
+
+def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not more than `BATCH_BYTES` at a time, by what each takes, and at least one shard; where nothing waits for the
+    copies, not more than the line carries in `BATCH_S`."""
+
+    async def scenario() -> None:
+        learners, store, swarm, context = learners_of(learn=TransferResult([], []))
+        for shard in (1, 2, 3):
+            store.own(shard, zeros(store, shard), term(4, "a"), ME, 0.0, by_handover=False)
+        store.owned[0].state.momentum = np.zeros(4, np.float32)
+        everything = list(range(len(BOUNDS)))
+        assert learners.batch(everything) == everything
+        line = context.swarm.line
+        for rate, expected in ((60.0, 1), (64.0, 2), (80.0, 3), (96.0, 4), (1.0, 1)):
+            line.upload = cast(Any, SimpleNamespace(bytes_per_s=rate / BATCH_S))
+            assert len(learners.batch(everything)) == expected, rate
+
+        monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 64)
+        await learners.add_learner(LEARNER, everything)
+        asked = [[info.shard for info in learn.shards] for learn in swarm.sent("learn", Learn)]
+        assert asked == [[0, 1], [2, 3]]
 
     run(scenario())

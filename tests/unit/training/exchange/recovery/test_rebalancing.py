@@ -6,15 +6,16 @@ import asyncio
 
 import msgspec
 
+from overlay.peers import Contact
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of, until
 from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.exchange.context import ExchangeContext
-from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import LocateOwnersAnswer
+from training.exchange.directory import OwnerDirectory, shard_key
+from training.exchange.messages import LocateOwnersAnswer, decode
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import SurveyAnswer, TransferResult
+from training.exchange.ownership_messages import Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.store.shard_store import ShardStore
@@ -34,6 +35,7 @@ def rebalancer_of(
         "learn": TransferResult([0], []),
         "state": TransferResult([0], []),
         "hand_over": TransferResult([0], []),
+        "release": TransferResult([0], []),
     }
     for name, answer in {**usual, **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
@@ -57,6 +59,46 @@ def test_an_owner_without_a_backup_adds_the_best_candidate_as_learner() -> None:
         await until(lambda: store.owned[0].backup == C)
         await rebalancer.tick()
         assert swarm.watched == [IDS["c"]]
+
+    run(scenario())
+
+
+def test_shards_without_a_backup_come_first_and_others_are_copied_to_one_node_at_a_time() -> None:
+    """Deltas wait for the former; the latter would only share the line with them."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        for shard in (1, 2, 3):
+            store.own(shard, zeros(store, shard), term(1, "a"), ME, 0.0, by_handover=False)
+        store.owned[0].backup, store.owned[1].backup = B, C
+        best = [[ME, C, B], [ME, B, C], [ME, B, C], [ME, C, B]]
+        rebalancer, swarm, context = rebalancer_of(store, learn=TransferResult([0, 1, 2, 3], []))
+        keys = {shard_key(context.genesis, shard): shard for shard in range(4)}
+
+        async def candidates(key: bytes) -> list[Contact]:
+            return best[keys[key]]
+
+        def asked() -> list[tuple[Contact, list[int]]]:
+            of = [(to, decode(payload, Learn)) for name, to, payload in swarm.requests if name == "learn"]
+            return [(to, [info.shard for info in learn.shards]) for to, learn in of]
+
+        swarm.candidates = candidates  # type: ignore[method-assign]
+        swarm.answers["state"] = lambda *_: TransferResult([0, 1, 2, 3], [])
+        swarm.request_s = 1.0
+        await rebalancer.tick()
+        await asyncio.sleep(1.5)
+        assert asked() == [(C, [3]), (B, [2])]
+        await rebalancer.tick()
+        await until(lambda: store.owned[2].backup == B and store.owned[3].backup == C)
+        assert asked() == [(C, [3]), (B, [2])]
+        await rebalancer.tick()
+        await asyncio.sleep(1.5)
+        await rebalancer.tick()
+        await until(lambda: store.owned[0].backup == C)
+        assert asked()[2:] == [(C, [0])]
+        await rebalancer.tick()
+        await until(lambda: store.owned[1].backup == B)
+        assert asked()[3:] == [(B, [1])]
 
     run(scenario())
 

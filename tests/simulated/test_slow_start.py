@@ -1,0 +1,112 @@
+"""A swarm that starts behind slow lines, with the defaults: whole nodes, each on a line of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.harness.stub_trainer import StubTrainer
+from tests.harness.swarm import Host, Swarm
+from tests.harness.virtual_loop import VirtualLoop
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import StepOrder, StepReport
+
+MBIT = 1e6 / 8
+NODES, VALUES, STEP_S = 4, 1_250_000, 20.0
+#: A quarter of 5 M parameters, and a quarter of 5 Mbit/s: 4 bytes per parameter take as long as there.
+RATE, DELAY_S = 1.25 * MBIT, 0.08
+#: From the first step on.
+MEASURED_S = 120.0
+
+
+class RestingTrainer(StubTrainer):
+    """Rests for a step, makes noise as a delta, and notes when its steps began and ended."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, VALUES, step_s=STEP_S)
+        self.random = np.random.default_rng(int(name[1:]))
+        self.notes: list[tuple[float, float]] = []
+
+    async def start(self, *_: object, **__: object):  # type: ignore[no-untyped-def]
+        self.starts = 1  # it writes its own first values
+        self.vector[:] = np.random.default_rng(9).standard_normal(VALUES, np.float32)
+        return await super().start()
+
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+        began = asyncio.get_running_loop().time()
+        self.notes.append((began, began + STEP_S))
+        return await super().train(order, handshake)
+
+    async def write_delta(self, order: StepOrder) -> None:
+        self.delta[:] = 1e-3 * self.random.standard_normal(VALUES, np.float32)
+
+    def share(self, began: float, ended: float) -> float:
+        inside = (min(stop, ended) - max(start, began) for start, stop in self.notes)
+        return sum(seconds for seconds in inside if seconds > 0) / (ended - began)
+
+
+@dataclass
+class Found:
+    shares: list[float]
+    settled_s: float
+    lost: int
+    swarm: Swarm
+
+
+def started() -> Found:
+    """Four nodes, from nothing until two minutes after the first step began."""
+    seed = 3
+    print(f"seed {seed}")
+
+    async def main() -> Found:
+        swarm = Swarm(
+            seed=seed,
+            settings={"training.min_nodes": NODES},
+            make_trainer=RestingTrainer,
+            delay=(DELAY_S, 1.05 * DELAY_S),
+        )
+        for number in range(NODES):
+            swarm.network.line(f"10.0.0.{number + 2}", RATE)
+        hosts = swarm.start_many(NODES)
+        trainers = [trainer_of(host) for host in hosts]
+        await swarm.until(
+            lambda: all(trainer.notes for trainer in trainers), within_s=120.0, what="all train", every_s=0.5
+        )
+        began = max(trainer.notes[0][0] for trainer in trainers)
+        settled_s = await swarm.until(lambda: is_backed(hosts), within_s=60.0, what="backups", every_s=0.5)
+        await asyncio.sleep(began + MEASURED_S - swarm.clock.monotonic())
+        shares = [trainer.share(began, began + MEASURED_S) for trainer in trainers]
+        lost = sum(host.living.exchange.counters.lost for host in hosts if host.living.exchange is not None)
+        await swarm.stop()
+        return Found(shares, settled_s, lost, swarm)
+
+    return VirtualLoop().run(main(), limit_s=600, strict=False)
+
+
+def trainer_of(host: Host) -> RestingTrainer:
+    assert isinstance(host.trainer, RestingTrainer)
+    return host.trainer
+
+
+def is_backed(hosts: list[Host]) -> bool:
+    """Whether every shard has an owner with a backup, and no node has the half of them."""
+    stores = [host.living.exchange.store for host in hosts if host.living.exchange is not None]
+    owned = [each for store in stores for each in store.owned.values()]
+    most = max(len(store.owned) for store in stores)
+    return len(owned) == len(stores[0]) > 2 * most and all(each.backup is not None for each in owned)
+
+
+def test_behind_slow_lines_a_swarm_trains_from_its_first_step_on() -> None:
+    """The states of the shards are in place before the first deltas are pushed, and no exchange keeps a trainer
+    waiting: without any of overlap, careful codecs and short copies it would, for minutes."""
+    found = started()
+    print(found.shares, found.settled_s)
+
+    assert found.settled_s < STEP_S + 5.0
+    assert min(found.shares) >= 0.97
+    assert found.lost == 0
+    events = [record.event for record in found.swarm.records]
+    for event in ("push_unfinished", "pull_unfinished", "shard_move_failed", "peer_suspect", "delta_refused"):
+        assert event not in events, event
