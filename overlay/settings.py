@@ -26,6 +26,10 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "empty: ~/.local/state/p2pnode/<run>."
         ),
     ] = ""
+    role: Annotated[
+        Literal["peer", "master"],
+        Meta(description='"peer" trains and may own shards; "master" only serves the queue of records ([dispatch]).'),
+    ] = "peer"
     host: Annotated[
         str,
         Meta(description='Address to listen on, UDP and TCP; "0.0.0.0" or "::" for every interface.'),

@@ -35,7 +35,7 @@ class Budget(msgspec.Struct, frozen=True):
     """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer,
     which has a `base` of its own where steps overlap or carry.
 
-    `checkpoint` is the most that one may need: a copy of the vector on a disk slower than a step, and of some shards.
+    `checkpoint`: copies of some shards; of the whole vector, at most, where nothing is exchanged.
     """
 
     replica: int
@@ -74,8 +74,8 @@ class Budget(msgspec.Struct, frozen=True):
 def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
-    A shard is its value and, where the codec's deltas have an outer momentum, the momentum and, among several nodes,
-    the accumulated delta. With one node, or with `replicas = 0`, there are no backups. `checkpoints`: are any written?
+    A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one node, or with
+    `replicas = 0`, there are no backups. `checkpoints`: are any written?
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
@@ -84,15 +84,15 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     alone = nodes < 1.5
     # auto uses any but float32; values are pulled as changes unless it is bfloat16.
     largest: codecs.CodecName = "bfloat16" if settings.codec == "auto" else settings.codec
-    # Alone each delta is whole, so the array that accumulates parts of a whole stays empty.
     has_momentum = settings.outer_momentum != 0.0 and not is_plain(largest)
-    state_bytes = vector_bytes * (1 if not has_momentum else 2 if alone else 3)
+    state_bytes = vector_bytes * (2 if has_momentum else 1)
     share_bytes = round(state_bytes / nodes)
     shard_bytes = -(-state_bytes // settings.shards)
     follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
     encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
     carries = settings.carry > 0.0 and not alone and settings.codec != "sparse"
-    copied_bytes = vector_bytes + min(max(FILE_BYTES, shard_bytes), share_bytes)
+    # The replica is read one shard at a time, and held shards are copied before they are written.
+    copied_bytes = -(-vector_bytes // settings.shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
     return Budget(

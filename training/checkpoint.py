@@ -168,16 +168,22 @@ def read_vector(disk: Disk, folder: str, layout: Layout, into: Vector) -> None:
 
 
 def read_states(
-    disk: Disk, checkpoint: Checkpoint, bounds: list[tuple[int, int]], parameter_total: int, log: Log
+    disk: Disk,
+    checkpoint: Checkpoint,
+    bounds: list[tuple[int, int]],
+    parameter_total: int,
+    outer_momentum: float,
+    log: Log,
 ) -> dict[int, StoredState]:
-    """The shard states of a checkpoint; damaged files are logged and skipped."""
+    """The shard states of a checkpoint; damaged files are logged and skipped. See `state_files.decode`."""
     found: dict[int, StoredState] = {}
     genesis = bytes.fromhex(checkpoint.state.genesis)
     for name in disk.names(checkpoint.folder):
         if not (name.startswith(f"{checkpoint.folder}/states-") and name.endswith(".bin")):
             continue
         try:
-            for shard, stored in decode(disk.read(name) or b"", genesis, bounds, parameter_total).items():
+            states = decode(disk.read(name) or b"", genesis, bounds, parameter_total, outer_momentum)
+            for shard, stored in states.items():
                 if shard not in found or stored.rank > found[shard].rank:
                     found[shard] = stored
         except (BadStates, OSError) as error:

@@ -1,4 +1,4 @@
-"""The settings of training: sections `[training]`, `[barrier]` and `[exchange]` of `node.toml`.
+"""The settings of training: sections `[training]`, `[barrier]`, `[exchange]` and `[dispatch]` of `node.toml`.
 
 Defaults, ranges and one-line explanations are defined only here; `node.toml` and `docs/config.md` are generated from
 them.
@@ -223,3 +223,48 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         int,
         Meta(ge=0, description="Most bytes of deltas kept for that repair; /status shows how far back they reach."),
     ] = 256 * 1024 * 1024
+
+
+class DispatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which records a node trains on, and who divides them."""
+
+    source: Annotated[
+        Literal["local", "shared", "master"],
+        Meta(
+            description="local: every node reads all records; shared: the nodes divide them among themselves; "
+            "master: a queue of leased tasks does."
+        ),
+    ] = "local"
+    records: Annotated[
+        list[str],
+        Meta(
+            max_length=4096,
+            description="RecordIO files, as names or patterns below training.data_dir; all nodes give the same names.",
+        ),
+    ] = []
+    serve: Annotated[
+        bool,
+        Meta(description='True: this node trains and is a master too; node.role = "master" is a master alone.'),
+    ] = False
+    store: Annotated[
+        str,
+        Meta(
+            description='Where a master keeps its queue: "sqlite" (in the state directory), "sqlite:PATH", or '
+            '"etcd://host:port,host:port/prefix", with which several masters may stand by.'
+        ),
+    ] = "sqlite"
+    chunks_per_task: Annotated[PositiveCount, Meta(description="Chunks of a RecordIO file in one task.")] = 10
+    max_failures: Annotated[
+        PositiveCount,
+        Meta(description="A task that has failed so often by its own fault is left out until the next pass."),
+    ] = 3
+    lease_floor_s: Annotated[
+        float,
+        Meta(gt=0, description="Shortest lease of a task; otherwise it follows from how long tasks take."),
+    ] = 30.0
+    lease_ceiling_s: Annotated[float, Meta(gt=0, description="Longest lease of a task.")] = 1200.0
+    passes: Annotated[Count, Meta(description="The run ends after so many passes over the records; 0: never.")] = 0
+    shuffle: Annotated[
+        bool,
+        Meta(description="True: tasks come in a new order in every pass, and so do the records within a task."),
+    ] = True

@@ -35,6 +35,7 @@ IDENTIFYING = frozenset(
         "node.advertise",
         "node.client_only",
         "node.nat",
+        "node.role",
         "status.port",
         "training.task",
         "training.data_dir",

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+from training.settings import BarrierSettings, DispatchSettings, ExchangeSettings, TrainingSettings
 
 #: Holds one state directory per run, unless `node.state_dir` names another.
 STATE_HOME = "~/.local/state/p2pnode"
@@ -64,6 +64,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     training: TrainingSettings = msgspec.field(default_factory=TrainingSettings)
     barrier: BarrierSettings = msgspec.field(default_factory=BarrierSettings)
     exchange: ExchangeSettings = msgspec.field(default_factory=ExchangeSettings)
+    dispatch: DispatchSettings = msgspec.field(default_factory=DispatchSettings)
     status: StatusSettings = msgspec.field(default_factory=StatusSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)
 

@@ -1,15 +1,18 @@
 """Decides when a node writes a checkpoint, and writes it beside training: vector, trainer's own state, held shards.
 
 Between two steps a checkpoint only begins. The trainer copies its own state and a thread of it writes the copy; the
-vector is read in slices while the next step trains (`training.exchange.store.vector_snapshot`), and shards are copied a
-few at a time. The marker comes last (`training.checkpoint`). A full disk is logged and never ends the node.
+vector is read shard by shard while the next step trains (`training.exchange.store.replica_reading`), and the shards
+that the node holds are copied a few at a time. The marker comes last (`training.checkpoint`). A full disk is logged and
+never ends the node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -19,15 +22,16 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.shard_copies import copied
 from training import checkpoint
 from training.checkpoint import CheckpointState
-from training.exchange.exchange import Exchange
+from training.exchange.exchange import Exchange, Reading
 from training.exchange.store import state_files
-from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.manifest import Manifest
 from training.progress import Progress
 from training.trainer_link.interface import Trainer, TrainerFailed
 
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
 LAST_FILE_S = 60.0
+#: A shard that is being written is read again after so long.
+READ_AGAIN_S = 0.002
 
 
 class _Begun(NamedTuple):
@@ -36,7 +40,7 @@ class _Begun(NamedTuple):
     folder: str
     began_s: float
     state: CheckpointState
-    snapshot: VectorSnapshot
+    reading: Reading
     saving: asyncio.Task[None]
     #: When the trainer was free for its next order; empty until then.
     copied_s: list[float]
@@ -136,9 +140,10 @@ class CheckpointWriter:
             step=progress.step,
             samples=progress.samples,
             optimizer_steps=progress.optimizer_steps,
-            marks=[(term.number, term.node.hex(), version) for term, version in self._exchange.versions()],
+            marks=[],
         )
-        return _Begun(folder, began_s, state, self._exchange.snapshot(threading.Lock()), saving, copied_s)
+        reading = self._exchange.reading(threading.Lock(), partial(time.sleep, READ_AGAIN_S))
+        return _Begun(folder, began_s, state, reading, saving, copied_s)
 
     async def _write(self, begun: _Begun) -> None:
         try:
@@ -155,16 +160,16 @@ class CheckpointWriter:
         self._ended_s = self._clock.monotonic()
 
     async def _abandon(self, begun: _Begun) -> None:
-        begun.snapshot.close()
+        begun.reading.close()
         begun.saving.cancel()
         await asyncio.gather(begun.saving, return_exceptions=True)
 
     async def _write_vector(self, begun: _Begun) -> None:
-        slices, layout = begun.snapshot.slices(), self._manifest.layout
+        slices, layout = begun.reading.slices(), self._manifest.layout
         try:
             await self._executor.run(checkpoint.write_vector, self._disk, begun.folder, layout, slices)
         finally:
-            begun.snapshot.close()
+            begun.reading.close()
 
     async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
         """Write the shards, wait for the trainer's file, and write the marker."""
@@ -174,7 +179,8 @@ class CheckpointWriter:
                 await asyncio.shield(begun.saving)
         except TimeoutError:
             self._log.warning("trainer_state_not_saved", step=begun.state.step, reason="the disk is slow")
-        state = msgspec.structs.replace(begun.state, trainer_state=self._trainer_state)
+        marks = [(term.number, term.node.hex(), version) for term, version in begun.reading.versions]
+        state = msgspec.structs.replace(begun.state, trainer_state=self._trainer_state, marks=marks)
         keep = self._config.training.keep_checkpoints
         await self._executor.run(checkpoint.finish, self._disk, begun.folder, state, keep)
         began_s, ended_s = begun.began_s, self._clock.monotonic()

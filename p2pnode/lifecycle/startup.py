@@ -220,6 +220,7 @@ class Startup:
                 self._checkpoint,
                 exchange.store.bounds,
                 manifest.layout.parameter_total,
+                manifest.rule.outer_momentum,
                 self._log,
             )
             exchange.offer_states(states)

@@ -49,8 +49,9 @@ from tests.harness.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.virtual_loop import START_S, VirtualLoop
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.encoding.pull_codecs import WHOLE, pulled_in
+from training.encoding.pull_codecs import WHOLE, pull_codec
 from training.exchange.client.outbox import Delivery
+from training.exchange.codec_choice import CHOICES, LineFacts
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
 from training.exchange.store import state_files
@@ -97,9 +98,8 @@ class Plan:
     train_s: float
     faults: int
     links: Links
+    #: With the codec "auto" every node draws another one for each step, as if its line changed all the time.
     settings: ExchangeSettings
-    #: The codec of pushes; in the settings it may be "auto".
-    pushed: CodecName
     #: The request at whose moment a node is killed, which of those requests, and how much later.
     moment: tuple[str, int, float] | None
     #: Whether a node trains on while its last step is exchanged.
@@ -123,8 +123,7 @@ class Plan:
                 torn=chance.choice([0.0, 0.0, 0.03]),
                 state_s=chance.choice([0.0, 1.5]),
             ),
-            settings=(settings := _settings(chance, robust)),
-            pushed=settings.codec if settings.codec != "auto" else "bfloat16",
+            settings=_settings(chance, robust, changes=random.Random(f"{seed}/codec").random() < 0.25),
             moment=(chance.choice(MOMENTS), chance.randint(1, 8), chance.choice([0.0, 0.01, 0.05]))
             if chance.random() < 0.5
             else None,
@@ -134,12 +133,6 @@ class Plan:
         )
 
     @property
-    def pulled(self) -> CodecName:
-        """The codec of pulled values, or of their changes."""
-        settings = self.settings
-        return pulled_in(self.pushed) if settings.pull_codec == "auto" else settings.pull_codec
-
-    @property
     def is_exact(self) -> bool:
         """Whether sums of deltas are equal to the bit in any order."""
         settings = self.settings
@@ -147,7 +140,7 @@ class Plan:
         return is_plain and settings.codec in ("float32", "bfloat16") and not settings.robust
 
 
-def _settings(chance: random.Random, robust: Robust) -> ExchangeSettings:
+def _settings(chance: random.Random, robust: Robust, *, changes: bool) -> ExchangeSettings:
     codec: CodecName = chance.choice(["float32", "float32", "bfloat16", "bfloat16", "int8", "int4", "sparse"])
     pulls: PullCodec = chance.choice(["auto", "auto", "float32", "bfloat16", "int8", "int4", "sparse"])
     weight: Literal["sum", "population"] = chance.choice(["sum", "sum", "population"])
@@ -168,7 +161,12 @@ def _settings(chance: random.Random, robust: Robust) -> ExchangeSettings:
     if robust == "trimmed-mean":
         return plain
     return msgspec.structs.replace(
-        plain, codec=codec, pull_codec=pulls, weight=weight, outer_lr=lr, outer_momentum=momentum
+        plain,
+        codec="auto" if changes else codec,
+        pull_codec=pulls,
+        weight=weight,
+        outer_lr=lr,
+        outer_momentum=momentum,
     )
 
 
@@ -239,6 +237,8 @@ class History:
         assert exchange is not None
         sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
         self._time_acknowledgements(name, exchange)
+        if self.plan.settings.codec == "auto":
+            self._draw_codecs(member, sent)
         # Not during a split: there an old state may take a shard back from a new era before the other side's newer one
         # is heard (docs/faults.md, what is not promised).
         if (saved := self.saved.get(name)) is not None and not self.world.parted:
@@ -262,6 +262,18 @@ class History:
                 self.clocks.acknowledged(name, result.shard, self._now())
 
         outbox.count = counted  # type: ignore[method-assign]
+
+    def _draw_codecs(self, member: Member, sent: Sent) -> None:
+        assert member.exchange is not None
+        choice = member.exchange.context.codec
+        chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/codecs")
+
+        def drawn(_: LineFacts) -> bool:
+            former, choice.codec = choice.codec, chance.choice(CHOICES)
+            sent.codecs[max(sent.trained)] = choice.codec
+            return choice.codec != former
+
+        choice.decide = drawn  # type: ignore[method-assign]
 
     async def _live(self, member: Member, sent: Sent, *, founder: bool, works: bool, resumes: int) -> None:
         exchange, overlay = member.exchange, member.overlay
@@ -363,7 +375,9 @@ class History:
     def _read(self, saved: Saved) -> dict[int, StoredState]:
         found: dict[int, StoredState] = {}
         for raw in saved.states:
-            found |= state_files.decode(raw, bytes.fromhex(self.world.manifest.genesis), BOUNDS, VALUES)
+            manifest = self.world.manifest
+            genesis = bytes.fromhex(manifest.genesis)
+            found |= state_files.decode(raw, genesis, BOUNDS, VALUES, manifest.rule.outer_momentum)
         return found
 
     async def _keep_saving(self) -> None:
@@ -402,6 +416,8 @@ class History:
         if exchange.store.superseded:
             return False
         running = self.world.running()
+        if any(not self._is_owned(shard, backed.owner.node_id) for shard, backed in exchange.store.backed.items()):
+            return False  # its owner is gone, and it alone may have what both had
         for shard in range(SHARDS):
             owners = [one for one in running if one.exchange and shard in one.exchange.store.owned]
             if not owners:
@@ -418,6 +434,10 @@ class History:
             if parted and exchange.store.log.entries(shard):
                 return False
         return True
+
+    def _is_owned(self, shard: int, node: bytes) -> bool:
+        exchange = self.world.members[self.names[node]].exchange
+        return exchange is not None and shard in exchange.store.owned
 
     def _complete(self, owner: Member, shard: int) -> bool:
         assert owner.exchange is not None
@@ -700,11 +720,12 @@ class History:
         reports = await asyncio.gather(*(exchange.pull(10**6) for exchange in exchanges.values()))
         if any(report.missing for report in reports):
             raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
-        if self.plan.pulled not in WHOLE:
-            self._check_followers(exchanges)
-        else:
-            for name, exchange in exchanges.items():
-                self._check_replica(name, exchange, self.plan.pulled)
+        settings = self.plan.settings
+        pulled = {name: pull_codec(settings, exchange.context.codec.codec) for name, exchange in exchanges.items()}
+        self._check_followers({name: exchange for name, exchange in exchanges.items() if pulled[name] not in WHOLE})
+        for name, exchange in exchanges.items():
+            if pulled[name] in WHOLE:
+                self._check_replica(name, exchange, pulled[name])
         await asyncio.gather(*(exchange.pull_final(10**6, QUIET_S) for exchange in exchanges.values()))
         for name, exchange in exchanges.items():
             self._check_replica(name, exchange, "float32")
@@ -726,7 +747,7 @@ class History:
                 owner, state = self._owner(shard)
                 apart, largest = np.abs(mine - state.value).max(), np.abs(state.value).max()
                 # A sparse chain leaves most of a value for later.
-                if self.plan.pulled != "sparse" and apart > PUBLISHED_APART * largest + 0.1:
+                if self.plan.settings.pull_codec != "sparse" and apart > PUBLISHED_APART * largest + 0.1:
                     raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
 
     def _check_replica(self, name: str, exchange: Exchange, codec: CodecName) -> None:

@@ -13,7 +13,7 @@ outbox or its residual.
 owner. A value with momentum is no sum, but a sum can be computed from it: Delayed Nesterov adds `lr·w·δ` at once and
 `lr·μ·m` each time Σw reaches 1, with `m ← μ·m + Σ w·δ`. So, whatever the order and wherever the Σw reached 1,
 
-    Σ w·δ = (1 − μ) / lr · value + μ · (accumulated + μ · m)
+    Σ w·δ = (1 − μ) / lr · value + μ · (Σ w·δ of the round under way + μ · m)
 
 where a delta that a repair added, without momentum, counts 1 − μ times.
 """
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.encoding import codecs
-from training.encoding.codecs import Vector
+from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Delivery, Outgoing
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Forward, Push, PushResult, decode
@@ -36,6 +36,7 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.store.records import BufferedDelta
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
+from training.shards.outer_rule import is_plain
 from training.shards.state import ShardState
 
 Exact = npt.NDArray[np.float64]
@@ -60,6 +61,8 @@ class Sent:
     finals: dict[Key, str] = field(default_factory=dict)
     #: What was added to a shard that no other node has: with all of the residual, without rounding.
     alone: dict[Key, None] = field(default_factory=dict)
+    #: By step, where not all steps have the codec of the settings.
+    codecs: dict[int, CodecName] = field(default_factory=dict)
 
 
 class Ledger:
@@ -221,7 +224,6 @@ class Ledger:
             identity = DeltaId(delivery.push.node, delivery.push.incarnation, delivery.push.step)
             for shard, item in delivery.unacknowledged.items():
                 outbox[shard, identity] = codecs.decoded(bytes(item.encoded), item.codec, item.values)
-        decay = codecs.decay(self._settings.codec)
         feedback = exchange.push_client._feedback
         for shard, (start, stop) in enumerate(self._bounds):
             left_out = np.zeros(stop - start)
@@ -233,7 +235,8 @@ class Ledger:
                     found = self._taken_back[key]
                 else:
                     found = outbox[key] if key in outbox else self._received[key][0]
-                left_out = (1.0 if key in sent.alone else decay) * left_out + delta[start:stop] - found
+                decay = 1.0 if key in sent.alone else codecs.decay(self._codec(key[1]))
+                left_out = decay * left_out + delta[start:stop] - found
             if shard in feedback.residual_shards:
                 left_out -= feedback.residual(shard)
             apart = float(np.abs(left_out).max())
@@ -255,8 +258,8 @@ class Ledger:
             high += most
         lr, mu = self._settings.outer_lr, self._settings.outer_momentum
         total = state.value.astype(np.float64) * ((1.0 - mu) / lr)
-        if state.momentum is not None and state.accumulated is not None:
-            total += mu * (state.accumulated.astype(np.float64) + mu * state.momentum)
+        if state.momentum is not None:  # within a round it is the sum in the brackets, before it m
+            total += mu * state.momentum.astype(np.float64) * (1.0 if state.sum_weight else mu)
         apart = float(max((low - total).max(), (total - high).max()))
         if apart > (0.0 if self._exact else TOLERANCE) or state.version != len(applied):
             raise self.broken(
@@ -269,11 +272,21 @@ class Ledger:
         received, weights = self._received.get(key), self._weights.get(key)
         if received is None or weights is None:
             raise self.broken(f"shard {key[0]}: {self.named(key[1])} is in the model, and no owner has added it")
-        mu = self._settings.outer_momentum
-        factors = [weight * (1.0 if momentum else 1.0 - mu) for weight, momentum in weights]
+        lr, mu = self._settings.outer_lr, self._settings.outer_momentum
+        if is_plain(self._codec(key[1])):  # added as it is: at the rate 1, without momentum
+            factors = [weight * (1.0 - mu) / lr for weight, _ in weights]
+        else:
+            factors = [weight * (1.0 if momentum else 1.0 - mu) for weight, momentum in weights]
         found = [factor * one.astype(np.float64) for factor in factors for one in received]
         self.ambiguous += len(found) > 1
         return np.minimum.reduce(found), np.maximum.reduce(found)
+
+    def _codec(self, identity: DeltaId) -> CodecName:
+        """In which codec a delta was pushed."""
+        settings = self._settings.codec
+        if settings == "auto":
+            return self._sent[identity.node, identity.incarnation].codecs[identity.step]
+        return settings
 
     def named(self, identity: DeltaId) -> str:
         sent = self._sent.get((identity.node, identity.incarnation))

@@ -400,6 +400,10 @@ class World:
         self._groups, self._cuts = {}, {}
         self._paused.clear()
         self._watch_all()
+        for member in self.running():  # who started on the other side is heard of now
+            for other in self.running():
+                if other is not member and other.contact.node_id not in member.overlay.peers:  # type: ignore[union-attr]
+                    asyncio.get_running_loop().call_later(self.random.uniform(*RETURNED_S), self._hear, member, other)
 
     @property
     def parted(self) -> bool:

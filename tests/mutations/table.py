@@ -130,6 +130,14 @@ MUTATIONS = (
         "return replace(last, value=value) if digest == last.digest else None",
         "return replace(last, value=value)",
     ),
+    _mutation(
+        "owner",
+        "adds a sparse delta by the rule of the others, once nodes change their codec",
+        SMALL,
+        "store/records.py",
+        "plain = is_plain(self.codec)",
+        "plain = False",
+    ),
     # -- backup
     _mutation(
         "backup",
@@ -210,7 +218,7 @@ MUTATIONS = (
         "a pull reports a shard as changed and writes nothing",
         SMALL,
         "client/pull.py",
-        "                    codecs.decode(encoded, codec, self._replica.writable(result.shard))\n",
+        "                        codecs.decode(encoded, codec, values)\n",
         "",
     ),
     _mutation(

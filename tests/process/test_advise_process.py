@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.daemons import Daemon, Daemons, daemons, status
 from p2pnode.errors import ExitCode
+from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import run_p2pnode
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: A loaded machine starts daemons slowly; a quiet one within two seconds.
@@ -50,8 +52,8 @@ def until(node: Daemon, condition: Callable[[dict[str, Any]], bool], what: str) 
 
 def advise(address: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The command as a process."""
-    command = [sys.executable, "-m", "p2pnode", "simulate", "advise", "--from", f"http://{address}", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S * 3, check=False)
+    arguments = ["simulate", "advise", "--from", f"http://{address}", *options]
+    return run_p2pnode(arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=DEADLINE_S * 3)
 
 
 def api_of(node: Daemon) -> str:

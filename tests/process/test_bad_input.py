@@ -16,6 +16,7 @@ import pytest
 
 from p2pnode.client import STATUS_FILE
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import run_p2pnode, start_p2pnode
 
 #: Seconds a refused start may take; importing torch on a loaded machine is most of it.
 DEADLINE_S = 60.0
@@ -39,16 +40,8 @@ class Refused:
 def p2pnode(folder: Path, *arguments: str) -> Refused:
     """Run a command that must be refused, in a folder of its own and without settings of the caller."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "p2pnode", *arguments],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    return Refused(done)
+    environment["PYTHONPATH"] = str(ROOT)
+    return Refused(run_p2pnode(arguments, cwd=folder, env=environment, timeout=DEADLINE_S))
 
 
 def start(folder: Path, *arguments: str, verb: str = "start") -> Refused:
@@ -261,11 +254,8 @@ def test_two_nodes_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     """A second node on a directory in use: exit code 7, and the first one continues."""
     state = str(tmp_path / "state")
     flags = ["--port", "0", "--status-port", "0", "--state-dir", state]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "p2pnode", "start", *flags, "--set", "training.threads=1"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stderr=subprocess.DEVNULL,
+    first = start_p2pnode(
+        ["start", *flags, "--set", "training.threads=1"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     try:
         deadline = time.monotonic() + DEADLINE_S

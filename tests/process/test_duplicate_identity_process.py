@@ -6,8 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode, UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS
 
 #: Importing torch on a loaded machine is most of every wait here.
@@ -32,18 +31,17 @@ class Daemon:
         self._log = state_dir.with_suffix(".log")
         arguments = ["--port", "0", "--status-port", "0", "--state-dir", str(state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        for setting in (*SHORT_STEPS, "training.checkpoint_s=0"):
+        arguments += ["--task", "tests.harness.tasks:Slow"]
+        for setting in (*SHORT_STEPS, "training.checkpoint_s=0", "training.options={seconds = 0.02}"):
             arguments += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         with self._log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2pnode", "start", *arguments],
+            self.process = start_p2pnode(
+                ["start", *arguments],
                 cwd=state_dir.parent,
                 env=environment | {"PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                stderr=output,
             )
 
     @property

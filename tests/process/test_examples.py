@@ -20,6 +20,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import start_p2pnode
 
 EXAMPLES = ROOT / "examples"
 
@@ -38,7 +39,6 @@ SMALL = {
 SMALL_ARGUMENTS = {"--width": "32", "--layers": "1", "--steps": "12"}
 
 PROGRAMS = {
-    "p2pnode": [sys.executable, "-m", "p2pnode"],
     "python": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
@@ -80,14 +80,14 @@ class Node:
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._output = folder / "output"
         with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                prepared(said, flags),
+            program, *arguments = prepared(said, flags)
+            assert program == "p2pnode"
+            self.process = start_p2pnode(
+                arguments,
                 cwd=folder / "examples" if said != command else folder,
                 env=environment,
-                stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                stderr=output,
             )
 
     @property

@@ -22,7 +22,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
-from tests.process.test_swarm_process import SHORT_STEPS
+from tests.process.test_swarm_process import SHORT_STEPS, TRAINER
 
 #: Importing torch on a loaded machine is most of the wait.
 START_S = 60.0
@@ -44,7 +44,7 @@ class Pair:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2pnode", "start", *arguments],
+                [sys.executable, "-m", "p2pnode", "run", *arguments, *TRAINER],
                 cwd=folder,
                 env=environment | {"PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,

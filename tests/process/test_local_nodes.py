@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 
 
@@ -27,14 +27,12 @@ def local(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def launch(*arguments: str) -> subprocess.Popen[bytes]:
         with (tmp_path / f"{len(started)}.txt").open("wb") as output:
             started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "p2pnode", "start", *arguments],
+                start_p2pnode(
+                    ["start", *arguments],
                     cwd=tmp_path,
                     env=environment | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-                    stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,
                 )
             )
         return started[-1]
@@ -63,8 +61,10 @@ def test_nodes_on_one_machine_find_each_other(tmp_path: Path, local: Callable[..
     def train(count: int) -> bool:
         return all(status(folder).get("step", 0) >= 1 for folder in folders[:count])
 
-    settings = [part for setting in (*SHORT_STEPS[1:], "training.checkpoint_s=0") for part in ("--set", setting)]
-    two = local("--local", "2", "--run", "digits", *settings)
+    # A task that sleeps: three that compute would take all cores from the other tests.
+    given = (*SHORT_STEPS[1:], "training.checkpoint_s=0", "training.options={seconds = 0.02}")
+    settings = [part for setting in given for part in ("--set", setting)]
+    two = local("--local", "2", "--run", "digits", "--task", "tests.harness.tasks:Slow", *settings)
     until(lambda: train(2), START_S, "two train")
     one = local("--local")
     until(lambda: train(3), START_S, "the third trains")

@@ -19,6 +19,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import start_p2pnode
 
 #: Importing torch on a loaded machine is most of every wait here.
 START_S = 60.0
@@ -97,18 +98,16 @@ class Run:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = start_p2pnode(
                 [
-                    *(sys.executable, "-m", "p2pnode", "run", "--port", "0", "--status-port", "0"),
+                    *("run", "--port", "0", "--status-port", "0"),
                     *("--state-dir", str(self.state_dir), "--set", "training.threads=1", *flags),
                     *("--", sys.executable, "train.py", str(self.result), str(seed)),
                 ],
                 cwd=folder,
                 env=environment | {"PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                start_new_session=True,
             )
 
     @property

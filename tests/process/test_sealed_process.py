@@ -16,6 +16,7 @@ from overlay.sealing.swarm_key import KeyRing
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import run_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 from tests.process.test_swarm_process import Daemon as OpenDaemon
 
@@ -56,16 +57,8 @@ class Daemon(OpenDaemon):
 
 def p2pnode(folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command and wait for its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "p2pnode", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return run_p2pnode(arguments, cwd=folder, env=environment, given=given, timeout=60)
 
 
 @pytest.fixture

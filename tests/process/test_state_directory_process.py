@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode, UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import Forked, run_p2pnode, start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 
 STRANGERS = Invitation.of("strangers", ["127.0.0.1:1"], KeyRing((SwarmKey(bytes(32)),))).line
@@ -40,31 +40,20 @@ class Founder:
         self.folder = home / ".local" / "state" / "p2pnode" / "digits"
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         self.environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT)}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | subprocess.Popen[bytes] | None = None
         self.log = home / "log.txt"
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "p2pnode", *arguments],
-            cwd=self.home,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
+        return run_p2pnode(arguments, cwd=self.home, env=self.environment, timeout=60)
 
     def start(self, *arguments: str) -> None:
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2pnode", "start", *arguments],
+            self.process = start_p2pnode(
+                ["start", *arguments],
                 cwd=self.home,
                 env=self.environment,
-                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
             )
         until(lambda: self.step() >= 3, START_S, "it trains")
 

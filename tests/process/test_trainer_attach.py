@@ -74,6 +74,7 @@ def order(step: int, local_steps: int = 5) -> StepOrder:
 
 def test_a_script_trains_and_ends_with_the_shared_weights(world: World) -> None:
     """The whole way: attach, turns, metrics, no evaluation of its own, done; its last weights are the vector."""
+    world.starts_python = True
 
     async def scenario(world: World) -> np.ndarray:
         trainer = world.script(LOOP.removeprefix(NO_COMPILER))

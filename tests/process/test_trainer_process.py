@@ -36,6 +36,7 @@ def order(step: int, local_steps: int = 2, carry: float = 0.0) -> StepOrder:
 @pytest.mark.parametrize("uvloop", [False, True])
 def test_a_trainer_trains_evaluates_saves_describes_and_stops(world: World, uvloop: bool) -> None:
     """The whole way on both loops; stopping takes less than four seconds and leaves no process and no socket."""
+    world.starts_python = not uvloop
 
     async def scenario(world: World) -> None:
         trainer = world.trainer("Line")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import START_S, until
 
 SCRIPT = """\
@@ -52,18 +52,16 @@ def test_a_daemon_whose_output_nobody_reads_trains_and_answers(tmp_path: Path) -
     reading, writing = full_pipe()
     (tmp_path / "train.py").write_text(SCRIPT)
     folder = tmp_path / "state"
-    process = subprocess.Popen(
+    process = start_p2pnode(
         [
-            *(sys.executable, "-m", "p2pnode", "run", "--port", "0", "--status-port", "0", "--state-dir", str(folder)),
+            *("run", "--port", "0", "--status-port", "0", "--state-dir", str(folder)),
             *("--set", "training.threads=1", "--set", "training.local_steps=5", "--set", "log.level=debug"),
             *("--", sys.executable, "train.py"),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
         stdout=writing,
         stderr=writing,
-        start_new_session=True,
     )
 
     def answer() -> dict[str, Any]:

@@ -46,6 +46,7 @@ from training.exchange.store.history import NAMED, highest_step_of, incomplete_d
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, identities_of
 from training.exchange.store.replica import Replica
+from training.exchange.store.replica_reading import ReplicaReading
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
@@ -66,6 +67,10 @@ DETECTION_BOUND_S = 10.0
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
 #: For the model's integer buffers, at the end: the owner compares them with its backup before it answers.
 BUFFERS_TIMEOUT_S, BUFFERS_RETRY_S = 10.0, 0.2
+
+
+#: What a checkpoint reads the vector from.
+Reading = VectorSnapshot | ReplicaReading
 
 
 class Exchange:
@@ -109,6 +114,7 @@ class Exchange:
         self.view = context.view
         self._run = run
         self._replica = context.replica
+        self._is_alone = not settings.enabled
         self._log = environment.log
         self._disk = environment.disk
         self._load_fences()
@@ -133,9 +139,10 @@ class Exchange:
         """(term, version) of the replica's copy of every shard."""
         return self._replica.versions()
 
-    def snapshot(self, lock: AbstractContextManager[object]) -> VectorSnapshot:
-        """The replica as it is now, for a thread to write to disk; the former snapshot is closed."""
-        return self._replica.snapshot(lock)
+    def reading(self, lock: AbstractContextManager[object], pause: Callable[[], None]) -> Reading:
+        """The replica, for a thread to write to disk: shard by shard (`pause`: see `ReplicaReading`), or as it is now
+        on a node that exchanges nothing (`lock`: see `VectorSnapshot`)."""
+        return self._replica.snapshot(lock) if self._is_alone else ReplicaReading(self._replica, pause)
 
     def add_alone(self, delta: Vector) -> bool:
         """Add a delta to the replica of a node that exchanges nothing; False for one that is not finite, left out."""

@@ -47,7 +47,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "decode_int8": (None, [_POINTER, _POINTER, _SIZE]),
     "add": (None, [_POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
     "add_and_accumulate": (None, [_POINTER, _POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
-    "add_with_momentum": (None, [_POINTER] * 4 + [_FLOAT] * 4 + [_SIZE]),
     "add_with_momentum_alone": (None, [_POINTER] * 3 + [_FLOAT] * 4 + [_SIZE]),
 }
 
@@ -124,36 +123,25 @@ class CompiledKernels:
         count = _count(value, delta)
         self._library.add(_into(value), _at(delta), weight, lr, count)
 
-    def add_and_accumulate(self, value: Vector, accumulated: Vector, delta: Vector, weight: float, lr: float) -> None:
-        """The same, and accumulated += weight · delta."""
-        count = _count(value, accumulated, delta)
-        self._library.add_and_accumulate(_into(value), _into(accumulated), _at(delta), weight, lr, count)
+    def add_and_accumulate(self, value: Vector, momentum: Vector, delta: Vector, weight: float, lr: float) -> None:
+        """The same, and momentum += weight · delta."""
+        count = _count(value, momentum, delta)
+        self._library.add_and_accumulate(_into(value), _into(momentum), _at(delta), weight, lr, count)
 
     def add_with_momentum(
         self,
         value: Vector,
         momentum: Vector,
-        accumulated: Vector | None,
         delta: Vector,
         weight: float,
         lr: float,
-        mu: float,
-        lr_mu: float,
+        decay: float,
+        moves: float,
     ) -> None:
-        """momentum = mu · momentum + (accumulated + weight · delta), and accumulated = 0.
-        Then value += lr_mu · momentum and value += lr · (weight · delta).
-
-        None for `accumulated` means zeros.
-        """
-        given = (weight, lr, mu, lr_mu)
-        if accumulated is None:
-            count = _count(value, momentum, delta)
-            self._library.add_with_momentum_alone(_into(value), _into(momentum), _at(delta), *given, count)
-        else:
-            count = _count(value, momentum, accumulated, delta)
-            self._library.add_with_momentum(
-                _into(value), _into(momentum), _into(accumulated), _at(delta), *given, count
-            )
+        """momentum = decay · momentum + weight · delta. Then value += moves · momentum and
+        value += lr · (weight · delta)."""
+        given = (weight, lr, decay, moves, _count(value, momentum, delta))
+        self._library.add_with_momentum_alone(_into(value), _into(momentum), _at(delta), *given)
 
 
 def fits(*vectors: Vector) -> bool:

@@ -450,36 +450,23 @@ PASS void add(float *restrict value, const float *restrict delta, float weight, 
     for (size_t i = 0; i < count; i++) value[i] += delta[i] * weight * lr;
 }
 
-/* The same, and accumulated += weight * delta: the sum of the weights has not reached 1 yet. */
-PASS void add_and_accumulate(float *restrict value, float *restrict accumulated, const float *restrict delta, float weight,
+/* The same, and momentum += weight * delta. */
+PASS void add_and_accumulate(float *restrict value, float *restrict momentum, const float *restrict delta, float weight,
                              float lr, size_t count) {
     for (size_t i = 0; i < count; i++) {
         float scaled = delta[i] * weight;
-        accumulated[i] += scaled;
+        momentum[i] += scaled;
         value[i] += scaled * lr;
     }
 }
 
-/* The delta with which the sum of the weights reaches 1. momentum = mu * momentum + accumulated + weight * delta;
- * accumulated = 0; value += lr_mu * momentum + lr * weight * delta. */
-PASS void add_with_momentum(float *restrict value, float *restrict momentum, float *restrict accumulated,
-                            const float *restrict delta, float weight, float lr, float mu, float lr_mu, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        float scaled = delta[i] * weight;
-        float moved = momentum[i] * mu + (accumulated[i] + scaled);
-        momentum[i] = moved;
-        accumulated[i] = 0.0f;
-        value[i] = (value[i] + moved * lr_mu) + scaled * lr;
-    }
-}
-
-/* The same if nothing is accumulated. */
+/* momentum = decay * momentum + weight * delta; value += moves * momentum + lr * weight * delta. */
 PASS void add_with_momentum_alone(float *restrict value, float *restrict momentum, const float *restrict delta,
-                                  float weight, float lr, float mu, float lr_mu, size_t count) {
+                                  float weight, float lr, float decay, float moves, size_t count) {
     for (size_t i = 0; i < count; i++) {
         float scaled = delta[i] * weight;
-        float moved = momentum[i] * mu + scaled;
+        float moved = momentum[i] * decay + scaled;
         momentum[i] = moved;
-        value[i] = (value[i] + moved * lr_mu) + scaled * lr;
+        value[i] = (value[i] + moved * moves) + scaled * lr;
     }
 }

@@ -24,6 +24,9 @@ class Rule(msgspec.Struct, frozen=True):
     robust: Robust = ""
 
 
+#: Adding 0 turns -0 into 0: so does the compiled pass, and both give the same bits.
+_NOTHING = np.zeros((), dtype=np.float32)
+
 #: The rule for deltas that are plain: `value += w · delta`.
 PLAIN = Rule(outer_lr=1.0, outer_momentum=0.0)
 
@@ -50,34 +53,34 @@ def _factors(rule: Rule) -> tuple[Vector, Vector, Vector]:
 class Addition(NamedTuple):
     """A delta and the arrays it is added to, all of one length; without `momentum` it changes the value alone.
 
-    `is_whole`: with this delta the accumulated weights reach 1. `none_yet`: the accumulated delta is all zeros.
+    `begins`: the delta is the first of a round, before which the momentum decays. `is_whole`: with it the sum of the
+    weights reaches 1, and the momentum moves the value. In between the momentum takes what is added.
     """
 
     value: Vector
     momentum: Vector | None
-    accumulated: Vector | None
     delta: Vector
     weight: float
     is_whole: bool
-    none_yet: bool
+    begins: bool
 
     def fits(self) -> bool:
         """Whether the compiled kernels support these arrays, and their size is worth the call."""
-        if self.momentum is None or self.accumulated is None:
+        if self.momentum is None:
             return kernels.fits(self.delta, self.value)
-        return kernels.fits(self.delta, self.value, self.momentum, self.accumulated)
+        return kernels.fits(self.delta, self.value, self.momentum)
 
 
 def add_compiled(compiled: kernels.CompiledKernels, to: Addition, rule: Rule) -> None:
     """Add in one pass; the result is that of `add_in_blocks`, bit for bit."""
     lr, mu = rule.outer_lr, rule.outer_momentum
-    if to.momentum is None or to.accumulated is None:
+    if to.momentum is None:
         compiled.add(to.value, to.delta, to.weight, lr)
-    elif to.is_whole:
-        accumulated = None if to.none_yet else to.accumulated
-        compiled.add_with_momentum(to.value, to.momentum, accumulated, to.delta, to.weight, lr, mu, lr * mu)
+    elif to.begins or to.is_whole:
+        decay, moves = mu if to.begins else 1.0, lr * mu if to.is_whole else 0.0
+        compiled.add_with_momentum(to.value, to.momentum, to.delta, to.weight, lr, decay, moves)
     else:
-        compiled.add_and_accumulate(to.value, to.accumulated, to.delta, to.weight, lr)
+        compiled.add_and_accumulate(to.value, to.momentum, to.delta, to.weight, lr)
 
 
 def add_in_blocks(to: Addition, rule: Rule) -> None:
@@ -92,18 +95,11 @@ def add_in_blocks(to: Addition, rule: Rule) -> None:
         step = step[: scaled.size]
         if to.weight != 1.0:
             scaled = np.multiply(scaled, w, scratch[: scaled.size])
-        if to.momentum is not None and to.accumulated is not None:
-            accumulated = to.accumulated[block]
-            if not to.is_whole:
-                np.add(accumulated, scaled, accumulated)
-            else:
-                momentum = to.momentum[block]
+        if to.momentum is not None:
+            momentum = to.momentum[block]
+            if to.begins:
                 np.multiply(momentum, mu, momentum)
-                if to.none_yet:
-                    np.add(momentum, scaled, momentum)
-                else:
-                    np.add(accumulated, scaled, accumulated)
-                    np.add(momentum, accumulated, momentum)
-                    accumulated[:] = 0.0
-                np.add(value, np.multiply(momentum, lr_mu, step), value)
+            np.add(momentum, scaled, momentum)
+            if to.begins or to.is_whole:
+                np.add(value, np.multiply(momentum, lr_mu if to.is_whole else _NOTHING, step), value)
         np.add(value, np.multiply(scaled, lr, step), value)

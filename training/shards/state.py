@@ -1,8 +1,9 @@
 """The state of one shard, and the only arithmetic that changes it.
 
-Value, momentum, accumulated delta, Σw, pending deltas, applied identities and version change together. The owner, its
-backup and a learner each have one `ShardState` and add the same identities to it, in any order. The rule is
-`value += outer_lr · w · delta`, with Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135, Algorithm 3).
+Value, momentum, Σw, pending deltas, applied identities and version change together. The owner, its backup and a learner
+each have one `ShardState` and add the same identities to it, in any order. The rule is `value += outer_lr · w · delta`,
+with Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135, Algorithm 3). The sum of the deltas of a round
+needs no array of its own: the momentum decays when the round begins, takes each delta at once, and is read at its end.
 Buffers of the model take `w · delta` and no momentum, and so does the whole shard for a plain delta
 (`training.shards.outer_rule.is_plain`). Pure.
 
@@ -41,12 +42,14 @@ class PendingDelta:
 
 @dataclass(slots=True)
 class ShardState:
-    """One shard: `value` is float32[n]; its first `parameters` values are parameters, the rest buffers."""
+    """One shard: `value` is float32[n]; its first `parameters` values are parameters, the rest buffers.
+
+    `momentum` is float32[parameters]: m while `sum_weight` is 0, and μ · m + Σ w · delta within a round.
+    """
 
     value: Vector
     parameters: int
     momentum: Vector | None = None
-    accumulated: Vector | None = None
     sum_weight: float = 0.0
     version: int = 0
     #: The step at which a take-over from a replica began a new era. Which older deltas that replica had is unknown, so
@@ -93,18 +96,18 @@ class ShardState:
 
     def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> None:
         """Add to the first `parameters` values, by compiled kernels if they are available."""
-        if has_momentum and (self.momentum is None or self.accumulated is None):
+        # Nothing of weight 0 begins a round: it would leave Σw at 0, and the next delta would begin it again.
+        has_momentum = has_momentum and weight != 0.0
+        if has_momentum and self.momentum is None:
             self.momentum = np.zeros(self.parameters, dtype=np.float32)
-            self.accumulated = np.zeros(self.parameters, dtype=np.float32)
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
         to = Addition(
             self.value[: delta.size],
             self.momentum if has_momentum else None,
-            self.accumulated if has_momentum else None,
             delta,
             weight,
             is_whole,
-            none_yet=self.sum_weight == 0.0,
+            begins=self.sum_weight == 0.0,
         )
         if kernels.COMPILED is not None and to.fits():
             add_compiled(kernels.COMPILED, to, rule)
@@ -190,7 +193,6 @@ class ShardState:
             value=np.empty_like(self.value),
             parameters=self.parameters,
             momentum=None if self.momentum is None else np.empty_like(self.momentum),
-            accumulated=None if self.accumulated is None else np.empty_like(self.accumulated),
             sum_weight=self.sum_weight,
             version=self.version,
             era_step=self.era_step,
@@ -207,8 +209,6 @@ class ShardState:
         np.copyto(self.value, other.value)
         if self.momentum is not None and other.momentum is not None:
             np.copyto(self.momentum, other.momentum)
-        if self.accumulated is not None and other.accumulated is not None:
-            np.copyto(self.accumulated, other.accumulated)
 
     def is_copy_of(self, other: ShardState) -> bool:
         """Whether the other state is as it was when it was copied: whatever changes its arrays changes its version."""
@@ -217,6 +217,6 @@ class ShardState:
     @property
     def size_bytes(self) -> int:
         """Memory of the arrays."""
-        arrays = [self.value, self.momentum, self.accumulated]
+        arrays = [self.value, self.momentum]
         pending = sum(item.delta.nbytes for items in self.pending.values() for item in items)
         return sum(array.nbytes for array in arrays if array is not None) + pending

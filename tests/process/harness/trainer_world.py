@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.system import SystemClock
+from tests.process.harness.forked_python import trainers_are_forks
 from training.settings import TrainingSettings
 from training.supervisor.process_trainer import NodeStart, ProcessTrainer
 
@@ -39,10 +40,12 @@ class QuietLog:
 
 
 class World:
-    """Creates trainers, and ends all of them after a test."""
+    """Creates trainers, and ends all of them after a test. Their processes are forks of one that has imported torch
+    (`tests.process.harness.forked_python`), unless `starts_python`."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, *, starts_python: bool = False) -> None:
         self.state_dir = state_dir
+        self.starts_python = starts_python
         self.log = QuietLog()
         self.states: list[str] = []
         self.trainers: list[ProcessTrainer] = []
@@ -75,10 +78,11 @@ class World:
 
     def run(self, scenario: Callable[[World], Any], *, uvloop: bool = False) -> Any:
         async def with_end() -> Any:
-            try:
-                return await scenario(self)
-            finally:
-                await self.end()
+            with contextlib.nullcontext() if self.starts_python else trainers_are_forks():
+                try:
+                    return await scenario(self)
+                finally:
+                    await self.end()
 
         if uvloop:
             import uvloop as fast

@@ -72,8 +72,10 @@ class ChainFollower:
             return False
         if self._replica.position_of(shard) != position or self._replica.version_of(shard) != before:
             return False  # another answer was faster
-        await self._write(shard, value)
-        self._replica.set_version(shard, result.rank_term, result.version, Position(result.chain, result.published))
+        reached = Position(result.chain, result.published)
+        with self._replica.writing(shard) as values:
+            await self._write(shard, value, values)
+            self._replica.set_version(shard, result.rank_term, result.version, reached)
         self._digests[shard] = digest
         if is_change:
             self._counters.followed += 1
@@ -83,11 +85,10 @@ class ChainFollower:
 
     async def enter(self, shard: int, published: Published) -> None:
         """Hold a published value that this node has made itself, as the shard's owner until now."""
-        before = self._replica.version_of(shard)
-        await self._write(shard, published.value)
-        if published.value.size <= VALUES_PER_TURN and self._replica.version_of(shard) != before:
-            return
-        self._replica.set_version(shard, *published.source, Position(published.chain, published.version))
+        reached = Position(published.chain, published.version)
+        with self._replica.writing(shard) as into:
+            await self._write(shard, published.value, into)
+            self._replica.set_version(shard, *published.source, reached)
         self._digests[shard] = published.digest
         self._counters.chains_entered += 1
 
@@ -108,15 +109,13 @@ class ChainFollower:
         self._counters.chain_mismatches += 1
         self._log.warning("chain_mismatch", shard=result.shard, published=result.published, changes=result.changes)
 
-    async def _write(self, shard: int, value: Vector) -> None:
-        start, stop = self._store.bounds[shard]
+    async def _write(self, shard: int, value: Vector, into: Vector) -> None:
         if value.size > VALUES_PER_TURN:
             self._replica.doubt(shard)
-        for first in range(start, stop, VALUES_PER_TURN):
-            last = min(first + VALUES_PER_TURN, stop)
-            self._replica.changing(first, last)
-            self._replica.vector[first:last] = value[first - start : last - start]
-            if last < stop:
+        for first in range(0, value.size, VALUES_PER_TURN):
+            last = min(first + VALUES_PER_TURN, value.size)
+            into[first:last] = value[first:last]
+            if last < value.size:
                 await self._yielder.after(last - first)
 
 

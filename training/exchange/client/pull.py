@@ -257,9 +257,10 @@ class PullClient:
                     is_copy = result.status == "copy"
                     if is_copy and result.shard not in job.waiting:
                         continue  # the owner was faster
-                    codecs.decode(encoded, codec, self._replica.writable(result.shard))
-                    # The version of a copy does not show which deltas it has: with 0 the next pull fetches the shard.
-                    self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
+                    with self._replica.writing(result.shard) as values:
+                        codecs.decode(encoded, codec, values)
+                        # A copy's version does not show which deltas it has: with 0 the next pull fetches the shard.
+                        self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
                     if not is_copy:
                         self._store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
@@ -310,7 +311,7 @@ class PullClient:
         if job.is_final:
             await self._final_values.prepare(shards, job.step)
         yielder, store, replica = LoopYielder(), self._store, self._replica
-        vector, versions, synchronous = replica.vector, replica.shard_versions, self._context.synchronous
+        versions, synchronous = replica.shard_versions, self._context.synchronous
         for shard in shards:
             owned = store.owned.get(shard)
             if owned is None or (job.is_final and not self._final_values.is_final(shard)):
@@ -321,14 +322,15 @@ class PullClient:
                 store.close_complete(shard, self._view.worker_count())
             value, mark = owned.state.value, (owned.rank_term, owned.state.version)
             is_new = job.is_final or versions[shard] != mark
-            start, stop = store.bounds[shard]
-            for first in range(start, stop if is_new else start, VALUES_PER_TURN):
-                last = min(first + VALUES_PER_TURN, stop)
-                replica.changing(first, last)
-                vector[first:last] = value[first - start : last - start]
-                await yielder.after(last - first)
             if is_new:
-                replica.set_version(shard, *mark)
+                with replica.writing(shard) as values:
+                    if values.size > VALUES_PER_TURN:
+                        replica.doubt(shard)  # a pull that is cut off leaves a part of it
+                    for first in range(0, values.size, VALUES_PER_TURN):
+                        part = slice(first, min(first + VALUES_PER_TURN, values.size))
+                        values[part] = value[part]
+                        await yielder.after(part.stop - first)
+                    replica.set_version(shard, *mark)
             self._settle(shard, job, changed=is_new)
 
 

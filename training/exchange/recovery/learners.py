@@ -32,7 +32,7 @@ BATCH_BYTES = 64 * 1024 * 1024
 #: Where nothing waits for a copy, no more is sent than the line carries in so many seconds: what was copied when a
 #: request fails is copied again.
 BATCH_S = 8.0
-#: Bytes per value of a state with momentum: value, momentum, accumulated delta, each float32.
+#: Bytes per value of a state with momentum on the wire: value, momentum, accumulated delta, each float32.
 STATE_BYTES_PER_VALUE = 12
 VALUE_BYTES = 4
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from training.encoding.codecs import Vector
@@ -18,13 +18,21 @@ class Position(NamedTuple):
     published: int
 
 
+class Stamp(NamedTuple):
+    """What a shard holds at a moment at which nobody writes it. Equal stamps: it was not written in between."""
+
+    version: tuple[Term, int]
+    writes: int
+
+
 #: Of a shard that is in no chain: the next answer of an owner that publishes one brings the whole.
 NO_POSITION = Position(b"", 0)
 
 
 class Replica:
-    """`vector` is the trainer's shared memory, `float32[total]`. Pulls change it, through `writable` and `changing`
-    only, so that a snapshot which is being written to disk stays as it was.
+    """`vector` is the trainer's shared memory, `float32[total]`. Pulls change it through `writing`, so that a thread
+    that reads a shard for a checkpoint knows whether it has changed (`training.exchange.store.replica_reading`). A node
+    that exchanges nothing changes it through `changing`, so that a snapshot stays as it was.
 
     A shard has a position in a chain while it holds that published value to the bit. Whatever else is recorded of it,
     a version or a doubt, ends that.
@@ -32,7 +40,10 @@ class Replica:
 
     def __init__(self, vector: Vector, bounds: Sequence[tuple[int, int]]) -> None:
         self.vector = vector
-        self._bounds = bounds
+        self.bounds = bounds
+        #: How often the writing of each shard has begun, and ended.
+        self._begun = [0] * len(bounds)
+        self._ended = [0] * len(bounds)
         #: (term, version) of every shard; others read it, this class writes it.
         self.shard_versions: list[tuple[Term, int]] = [(ZERO_TERM, 0)] * len(bounds)
         self._positions: list[Position] = [NO_POSITION] * len(bounds)
@@ -40,13 +51,23 @@ class Replica:
 
     def slice_of(self, shard: int) -> Vector:
         """The values of one shard, as a view to be read."""
-        start, stop = self._bounds[shard]
+        start, stop = self.bounds[shard]
         return self.vector[start:stop]
 
-    def writable(self, shard: int) -> Vector:
-        """The values of one shard, as a view that is about to be overwritten."""
-        self.changing(*self._bounds[shard])
-        return self.slice_of(shard)
+    @contextmanager
+    def writing(self, shard: int) -> Iterator[Vector]:
+        """The values of one shard, as a view to be overwritten within the context; its version is set there too."""
+        self._begun[shard] += 1
+        try:
+            yield self.slice_of(shard)
+        finally:
+            self._ended[shard] += 1
+
+    def stamp(self, shard: int) -> Stamp | None:
+        """What the shard holds; None while it is being written. For another thread than the one that writes."""
+        ended = self._ended[shard]
+        version = self.shard_versions[shard]
+        return Stamp(version, ended) if self._begun[shard] == ended else None
 
     def changing(self, start: int, stop: int) -> None:
         """The values from `start` to `stop` are about to be overwritten."""
@@ -57,7 +78,7 @@ class Replica:
         """The vector as it is now, for a thread to read. The former snapshot is closed."""
         if self._snapshot is not None:
             self._snapshot.close()
-        self._snapshot = VectorSnapshot(self.vector, lock)
+        self._snapshot = VectorSnapshot(self.vector, lock, versions=self.versions())
         return self._snapshot
 
     def versions(self) -> list[tuple[Term, int]]:

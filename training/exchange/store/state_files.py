@@ -16,7 +16,7 @@ import numpy as np
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.records import StoredState
-from training.exchange.store.state_head import describe, restore
+from training.exchange.store.state_head import describe, joined, restore
 from training.exchange.terms import Term
 from training.shards.state import ShardState
 
@@ -52,7 +52,8 @@ def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
 def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, clean: bool) -> list[bytes | memoryview]:
     """One file, in parts: the arrays, float32, little-endian, are those of the states and are not copied."""
     taken = list(states)
-    head = msgspec.msgpack.encode(_Head(genesis, clean, [describe(shard, term, state) for shard, term, state in taken]))
+    heads = [describe(shard, term, state, is_joined=True) for shard, term, state in taken]
+    head = msgspec.msgpack.encode(_Head(genesis, clean, heads))
     parts: list[bytes | memoryview] = [len(head).to_bytes(_LENGTH_BYTES, "big"), head]
     for _, _, state in taken:
         parts += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in _arrays(state)]
@@ -64,14 +65,17 @@ def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, cl
 
 def _arrays(state: ShardState) -> list[Vector]:
     held = [item.delta for item in state.pending_deltas()]
-    moving = [] if state.momentum is None or state.accumulated is None else [state.momentum, state.accumulated]
+    moving = [] if state.momentum is None else [state.momentum]
     return [array for array in [state.value, *moving, *held] if array.size]
 
 
 def decode(
-    raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int
+    raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int, outer_momentum: float
 ) -> dict[int, StoredState]:
-    """The states of a file, by shard. Raises `BadStates` if it is damaged, or of another swarm or layout."""
+    """The states of a file, by shard. Raises `BadStates` if it is damaged, or of another swarm or layout.
+
+    `outer_momentum` is that of the swarm's rule, for files of earlier versions with two arrays for a momentum.
+    """
     content = memoryview(raw)[_DIGEST_BYTES:]
     if len(content) < _LENGTH_BYTES or hashlib.sha256(content).digest() != raw[:_DIGEST_BYTES]:
         raise BadStates("it is damaged")
@@ -101,8 +105,9 @@ def decode(
         begin, end = bounds[one.shard]
         parameters = min(max(parameter_total - begin, 0), end - begin)
         value = take(end - begin)
-        has_momentum = one.has_momentum and parameters
-        momentum = (take(parameters), take(parameters)) if has_momentum else None
+        momentum = take(parameters) if one.has_momentum and parameters else None
+        if momentum is not None and not one.is_joined:
+            momentum = joined(one, momentum, take(parameters), outer_momentum)
         state = restore(one, parameters, value, momentum, [take(end - begin) for _ in one.pending])
         found[one.shard] = StoredState(one.term, state, head.clean)
     if taken != values.size:

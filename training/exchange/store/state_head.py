@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import StateHead
 from training.exchange.terms import Term
@@ -15,8 +17,11 @@ from training.shards.robust import Norms
 from training.shards.state import ShardState
 
 
-def describe(shard: int, term: Term, state: ShardState) -> StateHead:
-    """The head of a state; `term` is the one that is valid once the receiver has the state."""
+def describe(shard: int, term: Term, state: ShardState, *, is_joined: bool = False) -> StateHead:
+    """The head of a state; `term` is the one that is valid once the receiver has the state.
+
+    `is_joined`: one array is its momentum, as in memory, and not two.
+    """
     return StateHead(
         shard=shard,
         term_number=term.number,
@@ -31,21 +36,26 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         pending=[(*item.identity, item.weight, item.momentum) for item in state.pending_deltas()],
         norms=state.norms.rows(),
         plain=[place for place, item in enumerate(state.pending_deltas()) if item.plain],
+        is_joined=is_joined,
     )
 
 
-def restore(
-    head: StateHead, parameters: int, value: Vector, momentum: tuple[Vector, Vector] | None, pending: Sequence[Vector]
-) -> ShardState:
-    """The state of a head and its arrays: `momentum` is (momentum, accumulated); `pending` in the order of the head.
+def joined(head: StateHead, momentum: Vector, accumulated: Vector, outer_momentum: float) -> Vector:
+    """The momentum of a state whose deltas of the round under way are apart; overwrites and returns `momentum`."""
+    if head.sum_weight:
+        momentum *= np.float32(outer_momentum)
+        momentum += accumulated
+    return momentum
 
-    The arrays are kept, not copied.
-    """
+
+def restore(
+    head: StateHead, parameters: int, value: Vector, momentum: Vector | None, pending: Sequence[Vector]
+) -> ShardState:
+    """The state of a head and its arrays; `pending` in the order of the head. The arrays are kept, not copied."""
     state = ShardState(
         value=value,
         parameters=parameters,
-        momentum=None if momentum is None else momentum[0],
-        accumulated=None if momentum is None else momentum[1],
+        momentum=momentum,
         sum_weight=head.sum_weight,
         version=head.version,
         era_step=head.era_step,

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from overlay.transport import Buffer
 from training.encoding import low_bits
 from training.encoding.codecs import Encoded, Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, frames, read_array, read_encoded
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import restore
+from training.exchange.store.state_head import joined, restore
 from training.shards.state import ShardState
 
 
 def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encoded] | None = None) -> Iterator[Buffer]:
     """The arrays of the states, in the order that `read_state` expects; exact, because float32, or `low` and what the
-    receiver holds of the shard."""
+    receiver holds of the shard.
+
+    One of the two arrays of a momentum is zeros. Nodes of earlier versions kept both, and go on with the same values.
+    """
     for head, state in snapshots:
         if head.chain and low is not None:
             # Two bytes a value, as frames of bfloat16 have them.
             yield from encoded_frames(head.shard, low[head.shard], "bfloat16", Part.LOW, version=head.version)
         else:
             yield from frames(head.shard, state.value, "float32", Part.VALUE, version=head.version)
-        if state.momentum is not None and state.accumulated is not None and state.momentum.size:
-            yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
-            yield from frames(head.shard, state.accumulated, "float32", Part.ACCUMULATED)
+        if state.momentum is not None and state.momentum.size:
+            nothing = np.zeros_like(state.momentum)
+            first, second = (nothing, state.momentum) if state.sum_weight else (state.momentum, nothing)
+            yield from frames(head.shard, first, "float32", Part.MOMENTUM)
+            yield from frames(head.shard, second, "float32", Part.ACCUMULATED)
         for item in state.pending_deltas():
             yield from frames(head.shard, item.delta, "float32", Part.PENDING, step=item.identity.step)
 
@@ -44,7 +51,7 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
     if head.has_momentum and parameters:
         first, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, parameters)
         accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
-        momentum = first, accumulated
+        momentum = joined(head, first, accumulated, store.rule.outer_momentum)
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
     return restore(head, parameters, value, momentum, pending)
 

@@ -7,12 +7,13 @@ disk that is faster than a step costs no copy at all; a slower one costs a copy 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 
 from training.encoding.codecs import Vector
+from training.exchange.terms import Term
 
 #: Values copied under the lock at a time: 4 MB, a millisecond.
 SLICE_VALUES = 1 << 20
@@ -26,7 +27,15 @@ class VectorSnapshot:
     """`vector` is `float32[total]`. `preserve` and `close` may be called while another thread reads `slices`: `lock` is
     held while a slice is copied."""
 
-    def __init__(self, vector: Vector, lock: AbstractContextManager[object], slice_values: int = SLICE_VALUES) -> None:
+    def __init__(
+        self,
+        vector: Vector,
+        lock: AbstractContextManager[object],
+        slice_values: int = SLICE_VALUES,
+        versions: Sequence[tuple[Term, int]] = (),
+    ) -> None:
+        #: (term, version) of each shard, as it was.
+        self.versions = list(versions)
         self._vector = vector
         self._slice_values = slice_values
         self._lock = lock

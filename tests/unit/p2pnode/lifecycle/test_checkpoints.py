@@ -21,7 +21,8 @@ from tests.harness.virtual_loop import run
 from training import checkpoint
 from training.checkpoint import Checkpoint
 from training.exchange.store.replica import Replica
-from training.exchange.terms import Term
+from training.exchange.store.replica_reading import ReplicaReading
+from training.exchange.terms import ZERO_TERM, Term
 from training.layout import shard_bounds
 from training.progress import Progress
 from training.settings import TrainingSettings
@@ -72,7 +73,7 @@ class World:
         self.held = range(SHARDS)
         exchange: Any = SimpleNamespace(
             versions=self.replica.versions,
-            snapshot=self.replica.snapshot,
+            reading=lambda _lock, pause: ReplicaReading(self.replica, pause),
             states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held],
             is_clean=lambda: True,
             context=SimpleNamespace(genesis=GENESIS),
@@ -187,8 +188,8 @@ def test_a_trainers_state_that_is_not_finite_does_not_replace_a_good_one(tmp_pat
 
 
 def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
-    """A checkpoint begins between two steps, within the time of the copy; on a disk that takes a second for every file
-    the vector is that of its beginning, although the next pull has changed it."""
+    """A checkpoint begins between two steps, within the time of the copy. On a disk that takes a second for every file
+    the next pull changes the vector before it is written: what is written has the versions of the pull."""
 
     async def scenario(world: World) -> None:
         world.trainer.copy_s, world.trainer.write_s = 0.2, 30.0
@@ -200,12 +201,15 @@ def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
         assert world.writer._writing is not None
         assert not world.writer._writing.done()
 
-        world.replica.writable(0)[:] = 5.0
+        with world.replica.writing(0) as values:
+            values[:] = 5.0
+            world.replica.set_version(0, TERM, 9)
         world.progress.step = 8
         await world.writer.write_if_due()  # the first one is still being written
         await world.writer._writing
         assert world.newest().state.step == 7
-        assert world.vector().tolist() == [0.0] * SIZE
+        assert world.vector().tolist() == [5.0] * (SIZE // SHARDS) + [0.0] * (SIZE - SIZE // SHARDS)
+        assert world.newest().state.terms()[:2] == [(TERM, 9), (ZERO_TERM, 0)]
         assert world.events("checkpoint_written")[0]["seconds"] > 30.0
 
     in_world(tmp_path, scenario, disk_s=1.0)
@@ -228,7 +232,7 @@ def test_a_delta_that_is_added_while_a_shard_is_copied_is_in_all_of_it(tmp_path:
         await world.leave(1)
         adding.cancel()
         bounds = shard_bounds(SIZE, SHARDS)
-        stored = checkpoint.read_states(world.disk, world.newest(), bounds, SIZE, ListLog([], "", world.clock))
+        stored = checkpoint.read_states(world.disk, world.newest(), bounds, SIZE, 0.5, ListLog([], "", world.clock))
         assert sorted(stored) == list(range(SHARDS))
         found = stored[0].state
         again = ShardState(np.zeros(SIZE // SHARDS, np.float32), SIZE // SHARDS)
@@ -257,7 +261,7 @@ def test_on_leaving_everything_is_written_once(tmp_path: Path) -> None:
         folder = world.newest().folder
         assert written == [f"{folder}/{name}" for name in ("vector.safetensors", "states-000000.bin", "state.json")]
         stored = checkpoint.read_states(
-            world.disk, world.newest(), shard_bounds(SIZE, SHARDS), SIZE, ListLog([], "", world.clock)
+            world.disk, world.newest(), shard_bounds(SIZE, SHARDS), SIZE, 0.5, ListLog([], "", world.clock)
         )
         assert list(stored) == [2]
 

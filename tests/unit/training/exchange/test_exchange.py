@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +21,8 @@ from tests.harness.virtual_loop import run
 from training.exchange.exchange import FENCES_FILE, Exchange
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
 from training.exchange.ownership_messages import DeltaHistoryAnswer
+from training.exchange.store.replica_reading import ReplicaReading
+from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.terms import OwnerInfo
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
@@ -30,7 +34,12 @@ SETTINGS = ExchangeSettings(codec="float32", shards=SHARDS, weight="sum", outer_
 
 
 def exchange_of(
-    swarm: ScriptedSwarm, disk: MemoryDisk, *, barrier: str = "relaxed", staleness: int | None = 4
+    swarm: ScriptedSwarm,
+    disk: MemoryDisk,
+    *,
+    barrier: str = "relaxed",
+    staleness: int | None = 4,
+    settings: ExchangeSettings = SETTINGS,
 ) -> Exchange:
     manifest = Manifest(
         protocol=PROTOCOL,
@@ -60,7 +69,7 @@ def exchange_of(
     return Exchange(
         swarm=cast(Any, swarm),
         manifest=manifest,
-        settings=SETTINGS,
+        settings=settings,
         staleness=staleness,
         replica=np.arange(VALUES, dtype=np.float32),
         incarnation=1,
@@ -96,6 +105,24 @@ def test_a_node_alone_adds_its_deltas_to_its_own_vector() -> None:
             assert exchange.add_alone(np.full(VALUES, step / 4, np.float32))
         assert not exchange.add_alone(np.full(VALUES, np.nan, np.float32))
         assert exchange.context.replica.vector.tolist() == [value + 0.75 for value in range(VALUES)]
+
+    run(scenario())
+
+
+def test_a_checkpoint_copies_what_changes_only_on_a_node_that_exchanges_nothing() -> None:
+    """Its trainer changes all of the vector at once, and no owner has other copies: there it is that of one moment."""
+
+    async def scenario() -> None:
+        for enabled, kind in ((True, ReplicaReading), (False, VectorSnapshot)):
+            settings = msgspec.structs.replace(SETTINGS, enabled=enabled)
+            exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk(), settings=settings)
+            reading = exchange.reading(threading.Lock(), lambda: None)
+            assert isinstance(reading, kind)
+            if not enabled:
+                assert exchange.add_alone(np.ones(VALUES, np.float32))
+            read = np.concatenate([values.copy() for values in reading.slices()])
+            assert read.tolist() == list(range(VALUES))
+            assert reading.versions == exchange.versions()
 
     run(scenario())
 

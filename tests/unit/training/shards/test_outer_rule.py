@@ -69,14 +69,13 @@ def test_rounding_of_the_weights_does_not_shift_the_period(workers: int) -> None
     """N pushes of 1/N reach a whole weight at the N-th, although their float sum may be below 1."""
     state = shard(0.0)
     for step in range(workers):
-        assert state.momentum is None or not state.momentum.any()
+        assert state.value[0] == pytest.approx(0.7 * step / workers, rel=1e-4)
         state.apply(identity(step), 1 / workers, vector(1.0), NESTEROV)
 
     assert state.momentum is not None
     assert state.momentum[0] == pytest.approx(1.0, rel=1e-4)
     assert state.sum_weight == 0.0
-    assert state.accumulated is not None
-    assert not state.accumulated.any()
+    assert state.value[0] == pytest.approx(0.7 * (1.0 + 0.9), rel=1e-4)
 
 
 def test_weights_above_one_step_at_every_push() -> None:
@@ -90,6 +89,19 @@ def test_weights_above_one_step_at_every_push() -> None:
     assert state.value[0] == 6.25
 
 
+def test_within_a_round_the_momentum_has_its_deltas() -> None:
+    """It decays once, with the first delta of a round, and takes each; a delta of weight 0 begins no round."""
+    state = shard(0.0)
+    rule = Rule(outer_lr=1.0, outer_momentum=0.5)
+    seen = []
+    for step, weight in enumerate((1.0, 0.0, 0.5, 0.0, 0.25, 0.25, 0.5)):
+        state.apply(identity(step), weight, vector(4.0), rule)
+        assert state.momentum is not None
+        seen.append((float(state.momentum[0]), state.sum_weight))
+
+    assert seen == [(4.0, 0.0), (4.0, 0.0), (4.0, 0.5), (4.0, 0.5), (5.0, 0.75), (6.0, 0.0), (5.0, 0.5)]
+
+
 def test_without_momentum_a_push_is_the_weighted_delta() -> None:
     """μ = 0: value = start + η Σ w·delta, and no array for momentum is allocated."""
     state = shard(1.0, 2.0)
@@ -98,7 +110,6 @@ def test_without_momentum_a_push_is_the_weighted_delta() -> None:
 
     assert state.value.tolist() == [1.0 + 7.0, 2.0 - 14.0]
     assert state.momentum is None
-    assert state.accumulated is None
     assert state.version == 3
 
 

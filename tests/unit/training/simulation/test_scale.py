@@ -77,7 +77,7 @@ def test_overlap_and_faster_lines_never_train_less(parameters: int, nodes: int, 
 def test_the_first_limit_is_named() -> None:
     """A slow line, a machine too small, and a case in which all fits."""
     slow = need(Case(1_000_000_000, 20 * MBIT_BYTES_PER_S, 32, 300.0))
-    large = need(Case(7_000_000_000, 1000 * MBIT_BYTES_PER_S, 32, 1200.0))
+    large = need(Case(7_000_000_000, 1000 * MBIT_BYTES_PER_S, 4, 1200.0))
     fine = need(Case(124_000_000, 100 * MBIT_BYTES_PER_S, 32, 60.0))
 
     assert slow.breaks_first == "upload of the busiest owner"

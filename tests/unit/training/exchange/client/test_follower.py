@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -263,8 +262,9 @@ def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monke
         monkeypatch.setattr(following.context.environment.executor, "run", computed_early)
         task = asyncio.create_task(following.take(*answer(chain(2), 1)))
         await asyncio.sleep(0.5)
-        following.replica.writable(SHARD)[:] = 7.0
-        following.replica.set_version(SHARD, RANK, 0)
+        with following.replica.writing(SHARD) as values:
+            values[:] = 7.0
+            following.replica.set_version(SHARD, RANK, 0)
         assert not await task
         assert following.replica.slice_of(SHARD).tolist() == [7.0] * SIZE
         assert following.counts == (0, 1, 0)
@@ -272,15 +272,24 @@ def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monke
     scenario(story)
 
 
-def test_a_snapshot_that_is_being_written_keeps_the_former_values() -> None:
-    """Changes are announced to it like every other write."""
+def test_a_shard_has_no_stamp_while_a_change_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that reads it meanwhile notices; before and after it has the version of the published value."""
+    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("training.exchange.client.follower.VALUES_PER_TURN", 1)
 
     async def story() -> None:
         following = await entered(chain(1))
-        snapshot = following.replica.snapshot(threading.Lock())
-        assert await following.take(*answer(chain(2), 1))
-        written = np.concatenate([piece.copy() for piece in snapshot.slices()])
-        assert written[SIZE : 2 * SIZE].tobytes() == chain(1).value.tobytes()
+        stamps = [following.replica.stamp(SHARD)]
+        task = asyncio.create_task(following.take(*answer(chain(2), 1)))
+        while not task.done():
+            stamps.append(following.replica.stamp(SHARD))
+            await asyncio.sleep(0)
+        stamps.append(following.replica.stamp(SHARD))
+        first, *between, last = list(dict.fromkeys(stamps))
+        assert between == [None]
+        assert first is not None
+        assert last is not None
+        assert (first.writes + 1, last.version) == (last.writes, following.replica.version_of(SHARD))
 
     scenario(story)
 

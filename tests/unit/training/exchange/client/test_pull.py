@@ -220,6 +220,33 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     assert context.replica.vector[::SIZE].tolist() == [7.0, *range(2, SHARDS + 1)]
 
 
+def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing takes the half of it for the version before; the next pull copies it again, and a checkpoint waits."""
+    for module in ("cooperative", "client.pull"):
+        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
+    pulling, context, _ = pulling_over(Line(through=0))
+    me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
+    state = SimpleNamespace(value=np.ones(SIZE, np.float32), version=2, pending={})
+    cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM)}
+    pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+    context.replica.set_version(0, TERM, 1)
+
+    async def story() -> None:
+        task = asyncio.create_task(pulling.pull(1, deadline_s=1.0))
+        while context.replica.vector[0] == 0.0:  # noqa: ASYNC110 - a value sets no event
+            await asyncio.sleep(0)
+        assert context.replica.stamp(0) is None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert set(context.replica.vector[:SIZE].tolist()) == {1.0, 0.0}
+        assert context.replica.version_of(0) == (TERM, 0)
+        await pulling.pull(2, deadline_s=0.05)
+        assert context.replica.version_of(0) == (TERM, 2)
+        assert context.replica.vector[:SIZE].tolist() == [1.0] * SIZE
+
+    asyncio.run(story())
+
+
 def test_a_joiner_asks_again_for_a_piece_that_was_damaged() -> None:
     """The damaged shard is never in the replica, those before it are not fetched again, and the damage is logged."""
     line = Line(through=SHARDS, damaged=3)

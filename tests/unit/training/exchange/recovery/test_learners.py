@@ -178,7 +178,7 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
         receiver = ScriptedSwarm(LEARNER, [ME])
         at_learner = context_of(receiver, there)
         BackupHandler(at_learner, Publisher(at_learner)).register()
-        at_learner.replica.writable(0)[:] = published.value
+        at_learner.replica.slice_of(0)[:] = published.value
         if holds:
             at_learner.replica.set_version(0, term(4, "a"), 0, Position(published.chain, 0))
         swarm.linked[LEARNER.node_id] = receiver

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.checkpoint import Checkpoint, CheckpointState
 from training.exchange.store.state_files import BadStates, batches, decode, encode
+from training.exchange.store.state_head import describe
 from training.exchange.terms import Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -41,14 +45,14 @@ def encoded(*, clean: bool) -> bytes:
 
 
 def test_states_come_back_bit_by_bit() -> None:
-    """Value, momentum, accumulated delta, pending deltas, identities, version and term."""
-    found = decode(encoded(clean=True), GENESIS, BOUNDS, PARAMETERS)
+    """Value, momentum, pending deltas, identities, version and term."""
+    found = decode(encoded(clean=True), GENESIS, BOUNDS, PARAMETERS, RULE.outer_momentum)
 
     for shard, term, before in both():
         stored = found[shard]
         assert (stored.term, stored.clean, stored.rank) == (term, True, (term, before.known_count))
         after = stored.state
-        for name in ("value", "momentum", "accumulated"):
+        for name in ("value", "momentum"):
             np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
         assert (after.version, after.sum_weight, after.parameters) == (
             before.version,
@@ -60,6 +64,24 @@ def test_states_come_back_bit_by_bit() -> None:
         after.fold(9, RULE)
         before.fold(9, RULE)
         np.testing.assert_array_equal(after.value, before.value)
+
+
+def test_a_file_with_two_arrays_for_a_momentum_is_read() -> None:
+    """Earlier versions kept the deltas of the round under way apart: they are joined by the rule of the swarm, within a
+    round alone."""
+    states = []
+    for shard, weight in enumerate((0.4, 0.0)):
+        head = describe(shard, Term(4, NODE), state(5 - shard, 5 - 3 * shard, 1))
+        states.append(msgspec.structs.replace(head, sum_weight=weight))
+    arrays = [(np.full(5, 9.0), np.full(5, 2.0), np.full(5, 3.0)), (np.full(4, 8.0), np.full(2, 2.0), np.full(2, 0.0))]
+    head = msgspec.msgpack.encode((GENESIS, True, states))
+    body = len(head).to_bytes(4, "big") + head + b"".join(one.astype("<f4").tobytes() for two in arrays for one in two)
+
+    found = decode(hashlib.sha256(body).digest() + body, GENESIS, BOUNDS, PARAMETERS, RULE.outer_momentum)
+
+    assert [found[shard].state.value.tolist() for shard in range(2)] == [[9.0] * 5, [8.0] * 4]
+    momenta = [found[shard].state.momentum for shard in range(2)]
+    assert [None if one is None else one.tolist() for one in momenta] == [[0.5 * 2.0 + 3.0] * 5, [2.0] * 2]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +96,7 @@ def test_states_come_back_bit_by_bit() -> None:
 def test_a_damaged_file_is_refused(change, why: str) -> None:  # type: ignore[no-untyped-def]
     """Cut, changed or empty: nothing of it is used."""
     with pytest.raises(BadStates, match=why):
-        decode(change(encoded(clean=False)), GENESIS, BOUNDS, PARAMETERS)
+        decode(change(encoded(clean=False)), GENESIS, BOUNDS, PARAMETERS, RULE.outer_momentum)
 
 
 def test_another_swarms_and_another_layouts_states_are_refused() -> None:
@@ -82,10 +104,10 @@ def test_another_swarms_and_another_layouts_states_are_refused() -> None:
     raw = encoded(clean=False)
 
     with pytest.raises(BadStates, match="swarm"):
-        decode(raw, b"h" * 16, BOUNDS, PARAMETERS)
+        decode(raw, b"h" * 16, BOUNDS, PARAMETERS, RULE.outer_momentum)
     for bounds in ([(0, 6), (6, 10)], [(0, 5)], [(0, 4), (4, 8)]):
         with pytest.raises(BadStates, match="layout"):
-            decode(raw, GENESIS, bounds, PARAMETERS)
+            decode(raw, GENESIS, bounds, PARAMETERS, RULE.outer_momentum)
 
 
 def test_a_damaged_file_costs_its_own_shards_only() -> None:
@@ -99,7 +121,7 @@ def test_a_damaged_file_costs_its_own_shards_only() -> None:
         checkpoint.write_states(disk, folder, number, encode(GENESIS, [one], clean=False))
     disk.tear(f"{folder}/states-000000.bin")
 
-    states = checkpoint.read_states(disk, Checkpoint(folder, found), BOUNDS, PARAMETERS, log)
+    states = checkpoint.read_states(disk, Checkpoint(folder, found), BOUNDS, PARAMETERS, RULE.outer_momentum, log)
 
     assert list(states) == [1]
     assert [(event, fields["file"]) for event, fields in log.lines] == [

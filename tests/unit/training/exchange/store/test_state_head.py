@@ -30,10 +30,9 @@ def test_a_restored_state_is_the_described_one() -> None:
     before = full_state()
     head = describe(0, term(4, "a"), before)
     assert before.momentum is not None
-    assert before.accumulated is not None
 
     arrays = [item.delta for item in before.pending_deltas()]
-    after = restore(head, before.parameters, before.value, (before.momentum, before.accumulated), arrays)
+    after = restore(head, before.parameters, before.value, before.momentum, arrays)
 
     assert describe(0, term(4, "a"), after) == head
     assert (head.term, head.has_momentum, [row[2] for row in head.pending]) == (term(4, "a"), True, [6, 7])
@@ -50,7 +49,7 @@ def test_a_state_without_momentum_is_restored_without() -> None:
 
     after = restore(describe(0, term(1, "a"), state), state.parameters, state.value, None, [])
 
-    assert (after.momentum, after.accumulated) == (None, None)
+    assert after.momentum is None
 
 
 def test_every_pending_delta_needs_its_array() -> None:

@@ -1,0 +1,134 @@
+"""Chunks of RecordIO: the bytes that another implementation wrote, and what no chunk may be."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+
+import pytest
+
+from tests.harness.recordio import encode
+from training.dispatch.recordio.chunk import Chunk, decode, record_ends
+from training.dispatch.recordio.compression import OutputTooLarge, compress
+from training.dispatch.recordio.layout import HEADER_BYTES, Compressor, MalformedChunk, parse_header
+
+RECORDS = [b"Hello", b"World,", b"RecordIO!"]
+PAYLOAD = bytes.fromhex("0500000048656c6c6f06000000576f726c642c090000005265636f7264494f21")
+#: Written by the Go implementation: without a compressor, and with snappy (one uncompressed frame).
+GOLDEN = bytes.fromhex("04030201148c74a1000000002000000003000000") + PAYLOAD
+GOLDEN_SNAPPY = (
+    bytes.fromhex("040302014c76a44b010000003200000003000000ff060000734e6150705901240000")
+    + bytes.fromhex("2daf42ab")
+    + PAYLOAD
+)
+LIMIT = 1 << 20
+
+
+def decoded(data: bytes, limit: int = LIMIT) -> Chunk:
+    """The chunk in these bytes."""
+    return decode(parse_header(data[:HEADER_BYTES]), data[HEADER_BYTES:], limit)
+
+
+@pytest.mark.parametrize("data", [GOLDEN, GOLDEN_SNAPPY], ids=["none", "snappy"])
+def test_chunks_of_another_implementation_decode(data: bytes) -> None:
+    """The golden bytes of layout A are three records, uncompressed and with snappy."""
+    chunk = decoded(data)
+
+    assert list(chunk) == chunk.records() == [bytes(view) for view in chunk.views()] == RECORDS
+    assert (len(chunk), chunk[0], chunk[-1], chunk[1:]) == (3, b"Hello", b"RecordIO!", RECORDS[1:])
+
+
+def test_a_chunk_without_a_compressor_has_the_golden_bytes() -> None:
+    """What is written without a compressor is byte for byte what the Go implementation writes."""
+    assert encode(RECORDS, Compressor.NONE) == GOLDEN
+
+
+@pytest.mark.parametrize("compressor", list(Compressor))
+@pytest.mark.parametrize("records", [[b""], [b"", b"", b""], [b"a", b"", b"bc"], [b"x" * 200_000, b"y"]])
+def test_a_chunk_round_trips(compressor: Compressor, records: list[bytes]) -> None:
+    """What was encoded decodes to the same records, empty ones and large ones included."""
+    assert decoded(encode(records, compressor)).records() == records
+
+
+def header(payload: bytes, compressor: int, records: int) -> bytes:
+    """A header with the right checksum."""
+    return struct.pack("<5I", 0x01020304, zlib.crc32(payload), compressor, len(payload), records)
+
+
+@pytest.mark.parametrize(
+    ("payload", "compressor", "records", "problem"),
+    [
+        (PAYLOAD, 0, 2, "the header says 2 records, and 13 bytes follow"),
+        (PAYLOAD, 0, 4, "the header says 4 records, and the payload has room for 3"),
+        (PAYLOAD[:-1], 0, 3, "record 2 of the chunk ends 1 bytes after the payload"),
+        (PAYLOAD, 0, 9, "9 records in 32 bytes, which cannot hold them"),
+        (PAYLOAD, 0, 0, "announces no record"),
+        (PAYLOAD, 3, 3, "compressor 3 is unknown"),
+        (PAYLOAD, 1, 3, "not a snappy stream"),
+        (PAYLOAD, 2, 3, "not gzip"),
+        (compress(PAYLOAD, Compressor.SNAPPY)[:-1], 1, 3, "ends inside a snappy frame"),
+        (compress(PAYLOAD, Compressor.SNAPPY) + b"\x02\x00\x00\x00", 1, 3, "type 0x02, which nobody may skip"),
+        (compress(PAYLOAD, Compressor.SNAPPY) + b"\x00\x00", 1, 3, "inside the head of a snappy frame"),
+        (compress(PAYLOAD, Compressor.GZIP)[:-1], 2, 3, "ends inside its gzip stream"),
+        (compress(PAYLOAD, Compressor.GZIP) + b"xx", 2, 3, "not gzip"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(payload: bytes, compressor: int, records: int, problem: str) -> None:
+    """A chunk whose payload passes its checksum and contradicts the header is an error that says how."""
+    with pytest.raises(MalformedChunk, match=problem):
+        decoded(header(payload, compressor, records) + payload)
+
+
+def test_a_compressed_payload_is_not_read_as_records() -> None:
+    """A gzip payload that is a valid record by chance is refused when a flipped bit makes the compressor "none"."""
+    # The first four bytes of gzip, as the length of a record. Empty blocks of deflate fill the payload up to it.
+    room = 0x00088B1F + 4
+    inner = b"\x05\x00\x00\x00hello"
+    packer = zlib.compressobj(0, zlib.DEFLATED, -15)
+    body = packer.compress(inner) + packer.flush()
+    head, trailer = b"\x1f\x8b\x08" + b"\x00" * 7, struct.pack("<II", zlib.crc32(inner), len(inner))
+    filler = b"\x00\x00\x00\xff\xff" * ((room - len(head + body + trailer)) // 5)
+    payload = head + filler + body + trailer
+    assert gzip.decompress(payload) == inner
+    assert list(record_ends(payload, 1)) == [room], "the payload must be one record by chance"
+
+    with pytest.raises(MalformedChunk, match="says that the payload is not compressed, and it is gzip"):
+        decoded(header(payload, 0, 1) + payload)
+    assert decoded(header(payload, 2, 1) + payload).records() == [b"hello"]
+
+
+@pytest.mark.parametrize("compressor", list(Compressor))
+def test_more_than_the_limit_is_not_decompressed(compressor: Compressor) -> None:
+    """A chunk that becomes a byte more than allowed is refused; at the limit it is read."""
+    record = b"\x00" * 100_000
+    data = encode([record], compressor)
+
+    assert decoded(data, 100_004).records() == [record]
+    with pytest.raises(OutputTooLarge):
+        decoded(data, 100_003)
+
+
+def test_snappy_frames_that_nobody_needs_are_skipped() -> None:
+    """Padding, skippable frames and repeated identifiers inside a snappy stream change nothing."""
+    stream = compress(PAYLOAD, Compressor.SNAPPY)
+    payload = stream[:10] + b"\xfe\x03\x00\x00abc" + b"\x80\x01\x00\x00x" + stream[:10] + stream[10:]
+
+    assert decoded(header(payload, 1, 3) + payload).records() == RECORDS
+
+
+def test_several_gzip_members_are_one_stream() -> None:
+    """A payload of two gzip members is their contents one after the other."""
+    payload = gzip.compress(PAYLOAD[:7], mtime=0) + gzip.compress(PAYLOAD[7:], mtime=0)
+
+    assert decoded(header(payload, 2, 3) + payload).records() == RECORDS
+
+
+def test_records_of_one_length_are_a_matrix() -> None:
+    """Records of equal length are an array without copies, and others are refused."""
+    chunk = decoded(encode([b"abc", b"def"], Compressor.NONE))
+
+    assert chunk.matrix().tolist() == [[97, 98, 99], [100, 101, 102]]
+    assert chunk.matrix().base is not None
+    with pytest.raises(ValueError, match="different lengths"):
+        decoded(GOLDEN).matrix()

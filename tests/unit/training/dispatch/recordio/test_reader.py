@@ -1,0 +1,171 @@
+"""Reading RecordIO files: index, random access, torn tails, and every bit flipped in turn."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.harness.recordio import encode
+from training.dispatch.recordio import (
+    ChunkTooLarge,
+    Compressor,
+    CorruptChunk,
+    RecordFile,
+    TornChunk,
+    read_chunk,
+    read_index,
+)
+
+FIRST = [b"Hello", b"", b"World,"]
+SECOND = [b"RecordIO!", b"the second chunk"]
+
+
+@pytest.fixture(params=list(Compressor), ids=lambda each: each.name.lower())
+def data(request: pytest.FixtureRequest) -> bytes:
+    """A small file of two chunks."""
+    return encode(FIRST, request.param) + encode(SECOND, request.param)
+
+
+def read(path: Path, torn: str = "refuse") -> tuple[list[bytes], TornChunk | None]:
+    """All records, and the torn chunk that was skipped."""
+    with RecordFile(path, torn=torn) as file:  # type: ignore[arg-type]
+        return list(file), file.torn_chunk
+
+
+def test_no_flipped_bit_yields_a_wrong_record(data: bytes, tmp_path: Path) -> None:
+    """Each bit of a file flipped in turn is an error with its place, also where torn chunks are skipped."""
+    path = tmp_path / "flipped"
+    silent: list[tuple[int, object]] = []
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            silent.append((bit, read(path, "skip")))
+        except CorruptChunk as error:
+            if error.offset is None or error.path != str(path):
+                silent.append((bit, error))
+
+    assert silent == [], "neither a wrong record nor a whole one that is left out: a damaged size is no torn chunk"
+
+
+def test_a_file_cut_anywhere_is_its_whole_chunks_and_a_report(data: bytes, tmp_path: Path) -> None:
+    """A file cut at any byte gives the chunks before the cut, and the chunk that was cut is refused or reported."""
+    path = tmp_path / "cut"
+    boundary = read_index(_write(tmp_path / "whole", data)).chunks[1].offset
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        whole = FIRST if size >= boundary else []
+        if size in (0, boundary):
+            assert read(path) == (whole, None)
+            continue
+        with pytest.raises(TornChunk):
+            read(path)
+        records, reported = read(path, "skip")
+        assert records == whole
+        assert reported is not None
+        assert (reported.offset, reported.chunk) == ((boundary, 1) if size > boundary else (0, 0))
+        assert read_index(path, torn="skip").whole_bytes == reported.offset
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_an_index_reads_no_payload(tmp_path: Path) -> None:
+    """The index of a file with damaged payloads is whole: only headers are read."""
+    data = bytearray(encode(FIRST, Compressor.NONE) + encode(SECOND, Compressor.GZIP))
+    data[25] ^= 0xFF
+    index = read_index(_write(tmp_path / "file", bytes(data)))
+
+    assert [(chunk.number, chunk.offset, chunk.records) for chunk in index.chunks] == [(0, 0, 3), (1, 43, 2)]
+    assert (index.records, index.file_bytes, index.whole_bytes, index.torn) == (5, len(data), len(data), None)
+
+
+def test_files_may_be_concatenated(data: bytes, tmp_path: Path) -> None:
+    """Two files one after the other are one file with the chunks of both."""
+    path = _write(tmp_path / "both", data + data)
+
+    assert read(path)[0] == [*FIRST, *SECOND] * 2
+    assert len(read_index(path).chunks) == 4
+
+
+def test_any_chunk_is_read_by_itself(data: bytes, tmp_path: Path) -> None:
+    """A chunk is read by its number or its offset, and nothing else of the file is looked at."""
+    path = _write(tmp_path / "file", data)
+    place = read_index(path).chunks[1]
+    with RecordFile(path) as file:
+        assert file.chunk(1).records() == SECOND
+        assert file.chunk(0).records() == FIRST
+        assert len(file) == 5
+        with pytest.raises(IndexError, match="there is no chunk 2"):
+            file.chunk(2)
+    path.write_bytes(b"\xff" * place.offset + data[place.offset :])
+    assert read_chunk(path, place.offset, records=2, number=1).records() == SECOND
+
+
+def test_a_file_changed_after_its_index_is_refused(data: bytes, tmp_path: Path) -> None:
+    """A chunk with another number of records than asked for, and an offset behind the file, are errors that say so."""
+    path = _write(tmp_path / "file", data)
+
+    with pytest.raises(CorruptChunk, match="has 3 records, not 2: was the file changed") as raised:
+        read_chunk(path, 0, records=2, number=7)
+    assert (raised.value.chunk, raised.value.offset, raised.value.path) == (7, 0, str(path))
+    with pytest.raises(CorruptChunk, match="was it changed"):
+        read_chunk(path, len(data))
+    with pytest.raises(CorruptChunk, match="no chunk begins here"):
+        read_chunk(path, 3)
+
+
+@pytest.mark.parametrize("tail", [b"garbage", b"x", b"\x04\x03\x02\x02", b"\x00" * 40])
+def test_garbage_after_the_chunks_is_not_torn(data: bytes, tmp_path: Path, tail: bytes) -> None:
+    """What follows the last chunk and does not begin like one is an error, also where torn chunks are skipped."""
+    path = _write(tmp_path / "file", data + tail)
+
+    with pytest.raises(CorruptChunk) as raised:
+        read(path, "skip")
+    assert (raised.value.chunk, raised.value.offset) == (2, len(data))
+
+
+def test_a_chunk_over_the_limit_is_not_read(tmp_path: Path) -> None:
+    """A chunk larger than the limit is refused, compressed or not, and the error says which limit."""
+    for compressor in Compressor:
+        path = _write(tmp_path / compressor.name, encode([b"\x00" * 100_000], compressor))
+        with (
+            RecordFile(path, max_chunk_bytes=99_999) as file,
+            pytest.raises(ChunkTooLarge, match="max_chunk_bytes allows 99999"),
+        ):
+            file.chunk(0)
+
+
+def test_a_damaged_size_is_not_a_torn_chunk(tmp_path: Path) -> None:
+    """A size that points behind the file is a damaged size when whole chunks follow, not a torn last chunk."""
+    first, rest = encode(FIRST, Compressor.NONE), encode(SECOND, Compressor.NONE)
+    damaged = bytearray(first + rest * 3)
+    damaged[14] ^= 1
+    path = _write(tmp_path / "file", bytes(damaged))
+
+    with pytest.raises(CorruptChunk, match="the size is damaged"):
+        read(path, "skip")
+
+
+def test_an_error_survives_another_process() -> None:
+    """Errors of record files are pickled whole, as data loaders do with them."""
+    error = TornChunk("a.recordio", "cut", chunk=3, offset=99)
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert (type(copy), str(copy), copy.chunk, copy.offset) == (TornChunk, str(error), 3, 99)
+    assert str(error) == "a.recordio: chunk 3, offset 99: cut"
+
+
+def test_an_empty_file_has_no_chunk(tmp_path: Path) -> None:
+    """An empty file is a file of no records, and a missing one is the system's error."""
+    path = _write(tmp_path / "empty", b"")
+
+    assert read(path) == ([], None)
+    assert read_index(path).chunks == ()
+    with pytest.raises(FileNotFoundError):
+        read_index(tmp_path / "missing")

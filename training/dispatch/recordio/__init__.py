@@ -1,0 +1,42 @@
+"""RecordIO files (layout A): chunks of records, each chunk compressed and checked by itself.
+
+`layout`, `compression` and `chunk` are the bytes of a chunk, without I/O; `index` finds the chunks of a file by their
+headers; `reader` reads them; `writer` makes them; `files` has new files and appended ones; `errors` has what can be
+wrong with a file. Scripts may use what is exported here:
+
+    from training.dispatch.recordio import RecordFile
+    with RecordFile("train.recordio") as records:
+        for record in records: ...
+
+Source of the format: PaddlePaddle/recordio (Go), which ElasticDL's current reader uses as well.
+"""
+
+from training.dispatch.recordio.chunk import Chunk
+from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
+from training.dispatch.recordio.files import TornAppend, append_records, create_records, create_series
+from training.dispatch.recordio.index import ChunkPlace, FileIndex, TornPolicy, read_index
+from training.dispatch.recordio.layout import Compressor
+from training.dispatch.recordio.reader import MAX_CHUNK_BYTES, RecordFile, read_chunk
+from training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
+
+__all__ = [
+    "CHUNK_BYTES",
+    "MAX_CHUNK_BYTES",
+    "Chunk",
+    "ChunkPlace",
+    "ChunkTooLarge",
+    "Compressor",
+    "CorruptChunk",
+    "FileIndex",
+    "RecordFile",
+    "RecordFileError",
+    "RecordWriter",
+    "TornAppend",
+    "TornChunk",
+    "TornPolicy",
+    "append_records",
+    "create_records",
+    "create_series",
+    "read_chunk",
+    "read_index",
+]
