@@ -160,7 +160,7 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--nodes {arguments.nodes}")
     if name == "wan":
         parts += [f"--scenario {one}" for one in arguments.scenario]
-    if name in ("exchange", "peers", "memory", "large", "wan", "async_rule"):
+    if name in ("exchange", "peers", "memory", "large", "wan", "async_rule", "accuracy"):
         parts += [f"--peers {peers}" for peers in arguments.peers]
         parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
         parts += [f"--ways '{way}'" for way in arguments.ways]

@@ -2,8 +2,10 @@
 
 One process and a virtual clock stand for the network. The models, optimisers, codecs with their error feedback, the
 owner's arithmetic (`training.shards.state`) and its published value (`training.exchange.owner.published`) are the real
-ones. With overlap a node trains on from its own weights while its delta is under way for half a step; what it then
-pulls, plus the delta that this lacks, is the base of the step after the next. Without overlap nothing takes time.
+ones. A sparse delta takes along what those before it lacked (`StepExchange.prepare`), and at the end each node sends
+what is left, as the last delta of a run does. With overlap a node trains on from its own weights while its delta is
+under way for half a step; what it then pulls, plus the delta that this lacks, is the base of the step after the next.
+Without overlap nothing takes time.
 
 `--parameters 0` trains a perceptron on MNIST alone, `--parameters 3` the character transformer alone. `--ways` names
 others of the ways, such as "sparse".
@@ -32,6 +34,7 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.pull_codecs import WHOLE, pull_codec
+from training.exchange.client.error_feedback import LAST_SPARSE_VALUES
 from training.exchange.owner import published
 from training.exchange.owner.published import ApproximatedState, Published
 from training.exchange.owner.publishing import BYTES_PER_STEP
@@ -40,7 +43,7 @@ from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import is_plain
 from training.shards.state import ShardState
-from training.step_rules import CARRY
+from training.step_rules import CARRY, own_carry, pushed_weight
 from training.tasks.mnist import Mnist
 from training.tasks.text import TextOptions
 from training.trainer.loading import build_task
@@ -48,6 +51,7 @@ from training.trainer.runner import TaskRunner
 from training.trainer_link.interface import StepOrder
 
 SEEDS = 5
+SETTINGS = ExchangeSettings()
 #: Share of a step that a delta is under way with overlap.
 UNDER_WAY = 0.5
 #: 3.2 M parameters.
@@ -99,11 +103,15 @@ class Worker:
         self.delta = np.zeros_like(self.base)
         self.residual = np.zeros_like(self.base)
 
-    def train(self, nodes: int, local_steps: int) -> Vector:
-        """One step; returns the values that it ends with."""
+    def train(self, nodes: int, local_steps: int) -> None:
+        """One step."""
         self.step += 1
         self.runner.train(StepOrder(self.step, local_steps, nodes, is_first=False), self.base, self.delta)
-        return self.base + self.delta
+
+    def take_residual(self) -> None:
+        """As `ErrorFeedback.move_to`."""
+        self.delta += np.float32(codecs.decay("sparse")) * self.residual
+        self.residual[:] = 0.0
 
 
 class Swarm:
@@ -115,6 +123,7 @@ class Swarm:
         self.pushed_bytes = self.pulled_bytes = 0
         self._way = way
         self._rule = default_rule()
+        self._weight = pushed_weight(SETTINGS, 1 / len(runners), way.codec, synchronous=False)
         self._local_steps = local_steps
         self._published: Published | None = None
         if way.pull not in WHOLE:
@@ -135,7 +144,10 @@ class Swarm:
             now, kind, node = heapq.heappop(events)
             worker = self._workers[node]
             if kind == 0:
-                ended_at = worker.train(nodes, self._local_steps)
+                worker.train(nodes, self._local_steps)
+                if is_plain(self._way.codec):
+                    worker.take_residual()
+                ended_at = worker.base + worker.delta
                 data = self._encode(worker)
                 took_s = self._seconds(node)
                 if self._way.overlap:
@@ -147,7 +159,7 @@ class Swarm:
                     heapq.heappush(events, (now + took_s, 0, node))
                     continue
                 self._add(node, worker.step, data)
-                worker.base = self._pull(worker).copy()
+                worker.base = self._pull(worker) + np.float32(self._carry()) * worker.delta
                 heapq.heappush(events, (now + took_s, 0, node))
             else:
                 item = sent[node]
@@ -156,6 +168,22 @@ class Swarm:
                 worker.pulled = self._pull(worker).copy()
             added += 1
             yield added
+
+    def _carry(self) -> float:
+        """What a step begins with of the delta before it, without overlap. The ways with other codecs have none, as the
+        defaults that they are held against."""
+        if not is_plain(self._way.codec):
+            return 0.0
+        return own_carry(SETTINGS, self._weight, synchronous=False)
+
+    def flush(self) -> None:
+        """Every node's last delta, which leaves little of the residual out; here without training before it."""
+        for node, worker in enumerate(self._workers):
+            worker.delta[:] = 0.0
+            worker.take_residual()
+            encoded = codecs.encode_with_feedback(worker.delta, worker.residual, self._way.codec, LAST_SPARSE_VALUES)
+            self.pushed_bytes += len(encoded)
+            self._add(node, worker.step + 1, codecs.decoded(encoded, self._way.codec, worker.delta.size))
 
     def _seconds(self, node: int) -> float:
         return self._speeds[node] * self._random.gammavariate(STEP_SHAPE, 1 / STEP_SHAPE) + OVERHEAD
@@ -167,8 +195,8 @@ class Swarm:
         return codecs.decoded(encoded, self._way.codec, worker.delta.size)
 
     def _add(self, node: int, step: int, delta: Vector) -> None:
-        identity, weight = DeltaId(bytes([node]) * 20, 1, step), 1 / len(self._workers)
-        self.state.apply(identity, weight, delta, self._rule, plain=is_plain(self._way.codec))
+        identity = DeltaId(bytes([node]) * 20, 1, step)
+        self.state.apply(identity, self._weight, delta, self._rule, plain=is_plain(self._way.codec))
 
     def _pull(self, worker: Worker) -> Vector:
         """What a node gets: the value, rounded, or the published value, which ticks as often as an owner's does."""
@@ -252,6 +280,11 @@ def curve_of(study: Study, way: Way, seed: int) -> tuple[list[tuple[int, float]]
             evaluation = study.runners[0].evaluate(step, swarm.state.value)
             assert evaluation is not None
             curve.append((step, evaluation.metrics[study.metric]))
+            if step == study.steps and is_plain(way.codec):
+                swarm.flush()
+                evaluation = study.runners[0].evaluate(step, swarm.state.value)
+                assert evaluation is not None
+                curve[-1] = (step, evaluation.metrics[study.metric])
             if step == study.steps:
                 break
     return curve, swarm

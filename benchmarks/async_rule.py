@@ -183,7 +183,7 @@ class Swarm:
         if way.overlap is None:
             worker.base = self.state.value.copy()
             weight = 1 / len(self._workers)
-            share = own_carry(self._settings, weight, self._codec, synchronous=way.barrier.synchronous)
+            share = own_carry(self._settings, weight, synchronous=way.barrier.synchronous)
             if worker.step and share:
                 worker.base += np.float32(share) * worker.delta
         heapq.heappush(self._ends, (now + self._seconds(node), node))

@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.record import ROOT
 
@@ -20,12 +20,26 @@ LINES = ROOT / "benchmarks" / "performance.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
 #: What the page shows, in this order. docs/figures.md shows only those of their figures that have an aim.
-SHOWN = ("peers", "wan", "exchange", "kernels", "step", "barriers", "characters")
-#: Those whose lines have curves: what the names begin with, and the axes.
-CURVES = {
-    "barriers": ("virtual seconds to 92 %, ", "virtual seconds", "accuracy, percent"),
-    "characters": ("loss of ", "steps", "validation loss, nats per byte"),
-}
+SHOWN = ("peers", "wan", "exchange", "kernels", "step", "barriers", "characters", "accuracy", "async_rule")
+
+
+class Curves(NamedTuple):
+    """A picture of curves: what the names of its lines begin with, the axes, and what its file name ends in."""
+
+    benchmark: str
+    prefix: str
+    across: str
+    up: str
+    ending: str = ""
+
+
+CURVES = (
+    Curves("barriers", "virtual seconds to 92 %, ", "virtual seconds", "accuracy, percent"),
+    Curves("characters", "loss of ", "steps", "validation loss, nats per byte"),
+    Curves("accuracy", "accuracy of ", "steps", "accuracy of the shared model", "_digits"),
+    Curves("accuracy", "loss of ", "steps", "validation loss, nats per byte", "_characters"),
+    Curves("async_rule", "loss of ", "steps", "validation loss, nats per byte"),
+)
 
 #: Colours of what is compared.
 OURS, OTHERS = "#4878a8", "#a8a8a8"
@@ -110,11 +124,11 @@ def draw(lines: Sequence[Line], folder: Path = FIGURES) -> list[str]:
             axes.set_xscale("log")
             axes.set_xlabel("MB of float32 parameters per second and peer (median, lowest and highest)")
             drawn.append(_save(figure, folder / f"performance_{benchmark}.png"))
-    for benchmark, (_, across, up) in CURVES.items():
+    for benchmark, prefix, across, up, ending in CURVES:
         curves = {
-            _label(line): line["details"]["curves"]
+            line["name"].removeprefix(prefix): line["details"]["curves"]
             for line in lines
-            if line["benchmark"] == benchmark and "curves" in line["details"]
+            if line["benchmark"] == benchmark and line["name"].startswith(prefix) and "curves" in line["details"]
         }
         if curves:
             figure, axes = pyplot.subplots(figsize=(7, 4))
@@ -125,14 +139,8 @@ def draw(lines: Sequence[Line], folder: Path = FIGURES) -> list[str]:
             axes.set_xlabel(across)
             axes.set_ylabel(up)
             axes.legend()
-            drawn.append(_save(figure, folder / f"performance_{benchmark}.png"))
+            drawn.append(_save(figure, folder / f"performance_{benchmark}{ending}.png"))
     return drawn
-
-
-def _label(line: Line) -> str:
-    """What a curve stands for: the name of its line without the quantity."""
-    name: str = line["name"]
-    return name.removeprefix(CURVES[line["benchmark"]][0])
 
 
 def _group_of(name: str) -> tuple[float, int]:

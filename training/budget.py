@@ -90,7 +90,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     shard_bytes = -(-state_bytes // settings.shards)
     follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
     encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
-    carries = settings.carry > 0.0 and not alone and settings.codec != "sparse"
+    carries = settings.carry > 0.0 and not alone
     # The replica is read one shard at a time, and held shards are copied before they are written.
     copied_bytes = -(-vector_bytes // settings.shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.

@@ -16,7 +16,7 @@ from training.barriers.waiter import BarrierWaiter
 from training.exchange.exchange import Exchange
 from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind
+from training.step_rules import delta_weight, fell_behind, pushed_weight
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepReport, Trainer
@@ -26,7 +26,8 @@ from training.trainer_link.interface import StepReport, Trainer
 class TrainedStep:
     """A step whose delta is in the trainer's memory. `base_step`: the swarm's median step when its base was pulled.
 
-    `train_s`: from the order to the report; `idle_s`: how long the trainer stood still before.
+    `train_s`: from the order to the report; `idle_s`: how long the trainer stood still before. `is_last`: the run ends
+    with it, as far as is known.
     """
 
     step: int
@@ -34,6 +35,7 @@ class TrainedStep:
     report: StepReport
     train_s: float
     idle_s: float
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,12 @@ class StepExchange:
             await self._exchange.pull(step)
         self.base_step = step
 
+    async def prepare(self, trained: TrainedStep) -> None:
+        """Before the push of a step, and before the next one's order, which begins with its delta: choose the codec,
+        and add to the delta what sparse ones before it lacked."""
+        if self._settings.enabled:
+            await self._exchange.prepare(self._trainer.delta, trained.report.seconds, is_last=trained.is_last)
+
     async def push(self, trained: TrainedStep, on_taken: Callable[[], None] | None = None) -> StepRow:
         """Push the delta and count the step; returns its row for `/steps` so far. `on_taken`: see `PushClient.push`."""
         step, report = trained.step, trained.report
@@ -102,7 +110,6 @@ class StepExchange:
         }
         if self._settings.enabled:
             weight = self._weight(report.samples)
-            self._exchange.trained(report.seconds)
             pushed = await self._exchange.push(step, trained.base_step, weight, self._trainer.delta, on_taken)
             row |= {
                 "weight": weight,
@@ -163,7 +170,9 @@ class StepExchange:
         kind, now = self._settings.weight, self._clock.monotonic()
         members = self._swarm.members() if kind == "samples" else ()
         theirs = [peer.samples for peer in members if peer.is_worker(now)]
-        return delta_weight(kind, self._exchange.view.worker_count(), samples, theirs)
+        weight = delta_weight(kind, self._exchange.view.worker_count(), samples, theirs)
+        context = self._exchange.context
+        return pushed_weight(self._settings, weight, context.codec.codec, synchronous=context.synchronous)
 
 
 class ExchangeInFlight:

@@ -144,6 +144,15 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             ge=1, le=4096, description='Values that codec = "sparse" sends of each 4,096: the largest; 1.8 bytes each.'
         ),
     ] = 128
+    sparse_lr: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=4,
+            description="Rate of sparse deltas, instead of outer_lr and outer_momentum; none moves the values by more "
+            "than itself.",
+        ),
+    ] = 1.4
     pull_codec: Annotated[
         Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(

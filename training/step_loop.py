@@ -85,8 +85,8 @@ class StepLoop:
         self._own_carry = 0.0
         #: No further step is to be trained, because the loop is about to be cancelled.
         self._is_leaving = False
-        #: The last step that was trained, counted or not.
-        self._trained_step = 0
+        #: The last step that was trained, counted or not, and when the run began.
+        self._trained_step, self._started = 0, 0.0
         #: When the last turn of the trainer ended; None before the first and after a pause.
         self._turn_ended: float | None = None
         self._restore_file = ""
@@ -165,7 +165,7 @@ class StepLoop:
         progress = self.progress
         self._steps.begin_at(start_step)
         self._trained_step = self._first_step = start_step
-        started = self._clock.monotonic()
+        self._started = self._clock.monotonic()
         self._waiter.begin()
         self._swarm.announce(step=start_step)
         self._announce_activity()
@@ -175,7 +175,7 @@ class StepLoop:
         if not (self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal):
             self._log.info("run_has_no_end", hint=NO_END)
         try:
-            while (end := self._ended(started)) is None:
+            while (end := self._ended()) is None:
                 await self._wait_while_paused()
                 await self._one_step()
                 await after_step()
@@ -206,11 +206,11 @@ class StepLoop:
             hint = "a step is local_steps calls of swarm.step(); the swarm has received nothing from this node"
             self._log.warning("script_left", reason=reason, steps=steps, hint=hint)
 
-    def _ended(self, started: float) -> End | None:
+    def _ended(self) -> End | None:
         limits = self._training
         if limits.max_steps and self._trained_step >= limits.max_steps:
             return "max_steps"
-        if limits.max_seconds and self._clock.monotonic() - started >= limits.max_seconds:
+        if limits.max_seconds and self._clock.monotonic() - self._started >= limits.max_seconds:
             return "max_seconds"
         if self._evaluations.is_goal_reached:
             return "until"
@@ -244,6 +244,7 @@ class StepLoop:
         else:
             self._note_training(trained.report)
             self._foresee(trained)
+            await self._steps.prepare(trained)
             if self._overlap.is_on:
                 self._own_carry = 0.0
                 self._in_flight = ExchangeInFlight(self._steps, trained, self._release)
@@ -275,11 +276,10 @@ class StepLoop:
         return exchanged
 
     def _carry_after(self, exchanged: ExchangedStep) -> float:
-        row = exchanged.row
-        if exchanged.is_caught_up or row.get("refused"):
+        if exchanged.is_caught_up or exchanged.row.get("refused"):
             return 0.0  # the swarm does not go on from that delta
-        context = self._exchange.context
-        return own_carry(self._settings, row.get("weight", 1.0), context.codec.codec, synchronous=context.synchronous)
+        weight = exchanged.row.get("weight", 1.0)
+        return own_carry(self._settings, weight, synchronous=self._exchange.context.synchronous)
 
     async def _settle(self) -> ExchangedStep | None:
         """Wait until no exchange is in flight; returns the one that was, unless it was cut short."""
@@ -369,7 +369,7 @@ class StepLoop:
         self._turn_ended = ended
         self._trained_step = report.step
         self.progress.note_turn(report.seconds, ended - began + idle_s)
-        return TrainedStep(report.step, base_step, report, ended - began, idle_s)
+        return TrainedStep(report.step, base_step, report, ended - began, idle_s, is_last=self._ended() is not None)
 
     def _order(self) -> StepOrder:
         workers, index = self._exchange.view.worker_count(), self._node_index()

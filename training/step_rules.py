@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
+from training.shards.outer_rule import is_plain
 
 #: A delta weighs by its samples between these multiples of its share.
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
@@ -28,14 +29,26 @@ def delta_weight(kind: str, workers: float, samples: int, theirs: Sequence[int])
     return share * min(max(samples / mean, low), high)
 
 
-def own_carry(settings: ExchangeSettings, weight: float, codec: CodecName, *, synchronous: bool) -> float:
+def pushed_weight(settings: ExchangeSettings, weight: float, codec: CodecName, *, synchronous: bool) -> float:
+    """The weight by which the owners add a delta of this weight in this codec.
+
+    Sparse deltas are added without the outer rule. What they lack arrives later, so the swarm follows the nodes from
+    afar; a rate of `exchange.sparse_lr` brings it nearer. No delta moves the values by more than itself. Under bsp the
+    rate is 1: there no node's step begins with what its deltas lack.
+    """
+    if synchronous or not is_plain(codec):
+        return weight
+    return max(weight, min(1.0, settings.sparse_lr * weight))
+
+
+def own_carry(settings: ExchangeSettings, weight: float, *, synchronous: bool) -> float:
     """How much of its acknowledged delta of this weight a node's next step begins with, when it does not overlap.
 
     The values it pulls have `weight` of the delta and lack the rest, and others change them until the next delta
     arrives. Both make directions that every node corrects in each step swing; a part of the rest damps that. Under bsp
-    nothing is changed in between. What a sparse delta lacks is carried by the error feedback already.
+    nothing is changed in between. A sparse delta includes what those before it lacked (`StepExchange.prepare`).
     """
-    if synchronous or not settings.enabled or codec == "sparse":
+    if synchronous or not settings.enabled:
         return 0.0
     return settings.carry * max(0.0, 1.0 - weight)
 

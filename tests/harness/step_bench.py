@@ -26,7 +26,11 @@ class RecordingExchange:
     def __init__(self) -> None:
         self.median = 0
         self.workers = 4.0
-        self.push_s = self.pull_s = 0.0
+        self.push_s = self.pull_s = self.prepare_s = 0.0
+        #: For each delta that was prepared, how much had happened before.
+        self.prepared: list[int] = []
+        #: Which of them was the last one of the run.
+        self.lasts: list[int] = []
         #: What happened, in order; the trainer's turns are in it too.
         self.history: list[tuple[str, int]] = []
         self.trainer: LoadingTrainer | None = None
@@ -45,8 +49,11 @@ class RecordingExchange:
     def advance(self, step: int) -> None:
         self.steps.append(step)
 
-    def trained(self, seconds: float) -> None:
-        """What the choice of the codec is told."""
+    async def prepare(self, _delta: Any, _seconds: float, *, is_last: bool) -> None:
+        """As the real one, this takes its time; no delta may be pushed, and no turn begin, before its end."""
+        await asyncio.sleep(self.prepare_s)
+        self.prepared.append(len(self.history))
+        self.lasts += [len(self.prepared)] if is_last else []
 
     def expected_s(self) -> float | None:
         return self.line_s

@@ -186,8 +186,8 @@ MUTATIONS = (
         "keeps no residual: what a codec rounds off is lost",
         SMALL,
         "client/error_feedback.py",
-        "codecs.encode_with_feedback(values, self.residual(shard), codec, self._sparse_values)",
-        "codecs.encode_with_feedback(values, self.residual(shard).copy(), codec, self._sparse_values)",
+        "codecs.encode_with_feedback(values, self.residual(shard), codec, sparse_values)",
+        "codecs.encode_with_feedback(values, self.residual(shard).copy(), codec, sparse_values)",
     ),
     _mutation(
         "client",

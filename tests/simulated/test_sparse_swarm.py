@@ -54,10 +54,10 @@ class Ledger:
         self.owed.append(feedback)
         steps: dict[int, int] = {}
 
-        def noted(shard: int, values: Vector, codec: CodecName) -> codecs.Encoded:
+        def noted(shard: int, values: Vector, codec: CodecName, *, is_last: bool = False) -> codecs.Encoded:
             place = slice(shard * SIZE, (shard + 1) * SIZE)
             before = feedback.residual(shard).copy()
-            encoded = encode(shard, values, codec)
+            encoded = encode(shard, values, codec, is_last=is_last)
             steps[shard] = steps.get(shard, 0) + 1
             key = (shard, member.contact.node_id, starts, steps[shard])
             self.sent[key] = codecs.decoded(bytes(encoded), codec, SIZE)

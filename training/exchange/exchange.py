@@ -284,9 +284,11 @@ class Exchange:
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    def trained(self, seconds: float) -> None:
-        """The step about to be pushed was trained in so long."""
+    async def prepare(self, delta: Vector, seconds: float, *, is_last: bool) -> None:
+        """Choose the codec of the next push, of a delta that was trained in so long; see `PushClient.prepare`."""
         self.codec_control.trained(seconds)
+        self.codec_control.before_push()
+        await self.push_client.prepare(delta, is_last=is_last)
 
     def expected_s(self) -> float | None:
         """How long the line carries the exchange of a step; None before it is measured."""

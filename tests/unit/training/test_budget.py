@@ -48,7 +48,7 @@ def test_owned_and_backed_shrink_with_the_swarm() -> None:
 
 def test_steps_that_overlap_need_a_base_of_their_own() -> None:
     """A copy of the vector in the trainer, which is not there when the free memory is checked. Steps that carry a part
-    of a delta need it too, which a node alone and sparse deltas do not."""
+    of a delta need it too, which a node alone does not."""
     none = ExchangeSettings(carry=0.0, overlap=False)
     plain, overlapping = budget(VALUES, none, 4), budget(VALUES, ExchangeSettings(carry=0.0), 4)
 
@@ -57,7 +57,7 @@ def test_steps_that_overlap_need_a_base_of_their_own() -> None:
     assert budget(VALUES, ExchangeSettings(overlap=True), 1).base == 100_000_000
     assert overlapping.to_come - plain.to_come == 100_000_000
     assert [budget(VALUES, DEFAULT, nodes).base for nodes in (1, 2, 4)] == [0, 100_000_000, 100_000_000]
-    assert budget(VALUES, ExchangeSettings(codec="sparse", overlap=False), 4).base == 0
+    assert budget(VALUES, ExchangeSettings(codec="sparse", overlap=False), 4).base == 100_000_000
 
 
 def test_sparse_deltas_need_no_momentum_and_little_to_send() -> None:

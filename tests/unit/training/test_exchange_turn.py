@@ -47,6 +47,39 @@ def test_a_step_is_trained_while_the_one_before_is_exchanged() -> None:
     run(scenario())
 
 
+def test_a_turn_that_begins_with_a_delta_waits_until_it_is_prepared() -> None:
+    """What sparse deltas lacked is added to a delta before the next turn begins with it and before it is pushed."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=3)
+        bench.exchange.prepare_s = 0.1
+        await bench.run()
+
+        history, prepared = bench.exchange.history, bench.exchange.prepared
+        assert len(prepared) == 3
+        for step, place in enumerate(prepared, 1):
+            assert history.index(("began", step)) < place <= history.index(("pushed", step))
+            if step < 3:
+                assert place <= history.index(("began", step + 1))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("limits", [{"max_steps": 4}, {"max_seconds": 3.5}])
+def test_the_last_step_is_pushed_as_such(overlap: bool, limits: dict[str, Any]) -> None:
+    """It is known when its training has ended, after so many steps or so much time; none before it is."""
+
+    async def scenario() -> None:
+        bench = LoopBench(exchange=ExchangeSettings(overlap=overlap), **limits)
+        await bench.run()
+
+        assert [step for step, *_ in bench.exchange.pushes] == [1, 2, 3, 4]
+        assert bench.exchange.lasts == [4]
+
+    run(scenario())
+
+
 def test_the_rows_of_steps_that_overlap_say_how_long_each_part_took() -> None:
     """Each part is that of its own step, although two steps are under way; the trainer did not stand still."""
 

@@ -384,6 +384,20 @@ def test_the_weight_of_a_delta(weight: Any, theirs: list[int], expected: float) 
     run(scenario())
 
 
+def test_a_sparse_delta_has_a_rate_of_its_own() -> None:
+    """The share of four workers times `exchange.sparse_lr`, and the next step begins with a part of what it lacks."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=2, exchange=ExchangeSettings(codec="sparse", sparse_lr=2.0))
+        bench.exchange.context.codec.codec = "sparse"
+        await bench.run()
+
+        assert [weight for _, _, weight in bench.exchange.pushes] == [0.5, 0.5]
+        assert carried(bench) == {1: 0.0, 2: 0.375}
+
+    run(scenario())
+
+
 def test_a_push_is_completed_before_the_loop_is_cancelled() -> None:
     """Its step is counted then; a push that takes too long is logged and cut short."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind, own_carry
+from training.step_rules import delta_weight, fell_behind, own_carry, pushed_weight
 
 
 @pytest.mark.parametrize(
@@ -46,21 +46,39 @@ def test_a_node_is_behind_when_its_next_delta_would_be_late(
 
 
 @pytest.mark.parametrize(
-    ("settings", "weight", "codec", "synchronous", "share"),
+    ("settings", "weight", "synchronous", "share"),
     [
-        ({}, 0.25, "bfloat16", False, 0.75 * 0.75),
-        ({"carry": 1.0}, 1 / 3, "float32", False, 2 / 3),
-        ({"carry": 0.0}, 0.25, "bfloat16", False, 0.0),
-        ({}, 1.0, "bfloat16", False, 0.0),  # alone: the pulled values have all of it
-        ({"weight": "samples"}, 1.2, "bfloat16", False, 0.0),
-        ({}, 0.25, "bfloat16", True, 0.0),
-        ({"enabled": False}, 0.25, "bfloat16", False, 0.0),
-        ({"codec": "auto"}, 0.25, "sparse", False, 0.0),
-        ({"codec": "auto"}, 0.5, "int4", False, 0.375),
+        ({}, 0.25, False, 0.75 * 0.75),
+        ({"carry": 1.0}, 1 / 3, False, 2 / 3),
+        ({"carry": 0.0}, 0.25, False, 0.0),
+        ({}, 1.0, False, 0.0),  # alone: the pulled values have all of it
+        ({"weight": "samples"}, 1.2, False, 0.0),
+        ({}, 0.25, True, 0.0),
+        ({"enabled": False}, 0.25, False, 0.0),
+        ({"codec": "sparse"}, 0.5, False, 0.375),
     ],
 )
 def test_what_a_node_carries_is_a_share_of_what_the_swarm_has_not(
-    settings: dict[str, Any], weight: float, codec: CodecName, synchronous: bool, share: float
+    settings: dict[str, Any], weight: float, synchronous: bool, share: float
 ) -> None:
-    """`exchange.carry` of the delta without its weight; nothing under bsp, alone, without exchange, or if sparse."""
-    assert own_carry(ExchangeSettings(**settings), weight, codec, synchronous=synchronous) == pytest.approx(share)
+    """`exchange.carry` of the delta without its weight; nothing under bsp, alone, or without exchange."""
+    assert own_carry(ExchangeSettings(**settings), weight, synchronous=synchronous) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight", "codec", "synchronous", "pushed"),
+    [
+        ({}, 0.25, "sparse", False, 0.35),
+        ({"sparse_lr": 1.5}, 0.25, "sparse", False, 0.375),
+        ({"sparse_lr": 4.0}, 0.5, "sparse", False, 1.0),  # never more than the delta itself
+        ({"weight": "samples"}, 1.2, "sparse", False, 1.2),
+        ({}, 0.25, "sparse", True, 0.25),
+        ({}, 0.25, "int4", False, 0.25),  # its rate is that of the outer rule
+    ],
+)
+def test_a_sparse_delta_weighs_more_for_it_arrives_later(
+    settings: dict[str, Any], weight: float, codec: CodecName, synchronous: bool, pushed: float
+) -> None:
+    """`exchange.sparse_lr` times its share, up to 1; not under bsp, and no other codec."""
+    found = pushed_weight(ExchangeSettings(**settings), weight, codec, synchronous=synchronous)
+    assert found == pytest.approx(pushed)

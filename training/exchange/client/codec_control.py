@@ -25,9 +25,13 @@ class CodecControl:
         self._push_s: float | None = None
         #: Bytes per second of the vector that this node was sent when it joined.
         self._joined_at: float | None = None
+        self._is_chosen = False
 
     def before_push(self) -> None:
-        """A delta is about to be encoded: choose its codec, and log a change."""
+        """A delta is about to be encoded: choose its codec, and log a change. Once for each push."""
+        if self._is_chosen:
+            return
+        self._is_chosen = True
         choice, facts = self._context.codec, self.facts()
         former = choice.codec
         is_first = choice.is_automatic and not choice.reason
@@ -45,6 +49,7 @@ class CodecControl:
 
     def pushed(self, seconds: float, *, is_complete: bool) -> None:
         """A push took so long; `is_complete`: every owner has acknowledged it."""
+        self._is_chosen = False
         self._push_s = seconds if is_complete else math.inf
 
     def expected_s(self) -> float | None:

@@ -28,6 +28,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.step_wait import StepWait
+from training.shards.outer_rule import is_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class PushClient:
         self._outbox = Outbox(context, directory, deltas)
         self._feedback = ErrorFeedback(self._store.bounds, context.settings.sparse_values)
         self._runs = _runs(self._store.bounds)
+        self._is_last = False
 
     @property
     def outstanding_steps(self) -> list[int]:
@@ -84,7 +86,9 @@ class PushClient:
         try:
             rest = await self._add_unreplicated(delivery, delta, returned)
             if rest:
-                await self._encode_all(delivery, rest, delta, returned, borrows=on_taken is None)
+                delivery.unacknowledged = {
+                    item.shard: item for item in await self._encode_all(rest, delta, returned, borrows=on_taken is None)
+                }
         except BaseException:
             self._counters.lost += len(returned)
             raise
@@ -98,6 +102,17 @@ class PushClient:
             len(delivery.unacknowledged),
             self._counters.bytes_sent - sent_before,
         )
+
+    async def prepare(self, delta: Vector, *, is_last: bool) -> None:
+        """Add what sparse deltas lacked to the delta, `float32[total]`, that is pushed next. The last one of a run then
+        leaves little out.
+
+        The next step begins with a part of it or, with overlap, with all of it (`StepOrder.carry`). So the node trains
+        on from what it has learned, and not once more what has not arrived yet.
+        """
+        self._is_last = is_last
+        if is_plain(self._context.codec.codec) and not self._context.synchronous:
+            await self._executor.run(self._feedback.move_to, delta)
 
     async def finish(self, timeout_s: float) -> int:
         """Wait for the outbox; returns how many steps are still in it."""
@@ -151,13 +166,12 @@ class PushClient:
         return values + returned[shard] if shard in returned else values
 
     async def _encode_all(
-        self, delivery: Delivery, shards: list[int], delta: Vector, returned: dict[int, Vector], *, borrows: bool
-    ) -> None:
+        self, shards: list[int], delta: Vector, returned: dict[int, Vector], *, borrows: bool
+    ) -> list[Outgoing]:
+        encode = partial(self._encode, delta, shards, returned, borrows=borrows)
         if self._context.codec.codec == "float32" and borrows and not returned:
-            outgoing = self._encode(delta, shards, returned, borrows=True)  # neither computes nor copies
-        else:
-            outgoing = await self._executor.run(partial(self._encode, delta, shards, returned, borrows=borrows))
-        delivery.unacknowledged = {item.shard: item for item in outgoing}
+            return encode()  # neither computes nor copies
+        return await self._executor.run(encode)
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Deliver what is encoded; returns when every shard has its answer, or when nothing moves."""
@@ -187,7 +201,7 @@ class PushClient:
                 values = values + returned[shard]
             is_borrowed = codec == "float32" and borrows and shard not in returned
             if codec != "float32":
-                encoded = self._feedback.encode(shard, values, codec)
+                encoded = self._feedback.encode(shard, values, codec, is_last=self._is_last)
             else:
                 encoded = codecs.as_bytes(values if is_borrowed else values.copy())
             outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed))

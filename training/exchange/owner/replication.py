@@ -22,6 +22,7 @@ from training.exchange.store.records import BufferedDelta, Owned
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Fence, Term
 from training.shards.applied import DeltaId
+from training.shards.outer_rule import is_plain
 
 #: How often a delta is forwarded again because the pair changed meanwhile, before the origin gets "retry".
 FORWARD_ROUNDS = 3
@@ -72,7 +73,8 @@ class DeltaReplicator:
     async def replicate_and_add(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
         """Replicate the shards of one delta and add them; one result for each."""
         repair = any(item.repair for item in items)
-        weight = self._validator.clamp_weight(push.weight, repair=repair)
+        plain = all(is_plain(item.codec) for item in items)
+        weight = self._validator.clamp_weight(push.weight, repair=repair, plain=plain)
         acknowledged: dict[Receipt, None] = {}
         #: Shards whose origin backs them up and keeps no copy of the delta any more.
         lacking: dict[int, None] = {}

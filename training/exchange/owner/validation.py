@@ -21,6 +21,8 @@ from training.shards.robust import FirstNorms
 WEIGHT_FACTOR = 2.0
 #: How far a weight by samples may be from the plain share: a quarter to four times the mean.
 SAMPLE_FACTOR = 4.0
+#: The largest `exchange.sparse_lr`, which the origin multiplies the weight of a sparse delta by.
+SPARSE_FACTOR = 4.0
 #: Pending deltas of one node under bulk-synchronous rules; a node that follows the barrier has two at most.
 MAX_PENDING_PER_NODE = 16
 #: Seconds between two warnings about unusual lengths of one node; all are counted.
@@ -104,9 +106,12 @@ class DeltaValidator:
         counts[reason] = counts.get(reason, 0) + 1
         return PushResult.refused(shard, reason)
 
-    def clamp_weight(self, weight: float, *, repair: bool = False) -> float:
-        """The weight that the owner adds a delta with, before clipping."""
+    def clamp_weight(self, weight: float, *, repair: bool = False, plain: bool = False) -> float:
+        """The weight that the owner adds a delta with, before clipping. Plain deltas may weigh `SPARSE_FACTOR` times as
+        much as others, but none more than 1."""
         low, high = self._weights()
+        if plain:
+            high = max(high, min(1.0, SPARSE_FACTOR * high))
         # A repair was weighed by the estimate of its side of the split, which this owner's may differ from. It has no
         # lower bound: the side may have had many more workers.
         return min(weight, WEIGHT_FACTOR * high) if repair else min(max(weight, low), high)

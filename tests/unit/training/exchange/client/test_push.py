@@ -93,6 +93,45 @@ def test_what_misses_the_deadline_stays_in_the_outbox() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("codec", "synchronous"), [("sparse", False), ("sparse", True), ("int8", False)])
+def test_a_sparse_delta_takes_along_what_the_one_before_lacked(
+    codec: str, synchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is pushed, so that the next step can begin with it; not in another codec, and not under bsp. The last
+    one sends more of its values."""
+    monkeypatch.setattr("training.exchange.client.error_feedback.LAST_SPARSE_VALUES", 4096)
+
+    async def scenario() -> None:
+        store = store_of("a")
+        for shard in range(4):
+            store.note_owner(shard, term(1, "b"), OTHER)
+        swarm = ScriptedSwarm(ME, [OTHER])
+        swarm.answers["push"] = lambda _to, payload: PushAnswer(
+            [PushResult(shard, "ok") for shard in decode(payload, Push).shards]
+        )
+        settings = ExchangeSettings(codec=codec, weight="sum", sparse_values=512)  # type: ignore[arg-type]
+        context = context_of(swarm, store, settings=settings, synchronous=synchronous)
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        first = np.random.default_rng(3).normal(size=VALUES).astype(np.float32)
+        await client.prepare(first, is_last=False)  # there is none yet
+        await client.push(1, 0, 1.0, first)
+        lacking = np.concatenate([client._feedback.residual(shard).copy() for shard in range(4)])
+        assert np.abs(lacking).max() > 0.0
+
+        delta = np.ones(VALUES, np.float32)
+        await client.prepare(delta, is_last=False)
+
+        is_taken = codec == "sparse" and not synchronous
+        np.testing.assert_allclose(delta, 1.0 + is_taken * 0.95 * lacking, rtol=1e-6)
+        assert bool(client._feedback.residual_shards) is not is_taken
+        report = await client.push(2, 1, 1.0, delta)
+        await client.prepare(delta, is_last=True)
+        last = await client.push(3, 2, 1.0, delta)
+        assert (last.bytes_sent > report.bytes_sent) is (codec == "sparse")
+
+    run(scenario())
+
+
 def test_runs_hold_about_so_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consecutive shards are grouped until they reach the limit; no shard is left out."""
     monkeypatch.setattr("training.exchange.client.push.VALUES_PER_TURN", 8)

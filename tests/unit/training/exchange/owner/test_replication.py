@@ -12,7 +12,8 @@ from overlay.transport import TransportError
 from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
 from tests.harness.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.virtual_loop import run
-from training.encoding.codecs import as_bytes
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, as_bytes
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult, decode
 from training.exchange.owner.delta_item import IncomingDelta
@@ -20,6 +21,7 @@ from training.exchange.owner.replication import FORWARD_ROUNDS, DeltaReplicator,
 from training.exchange.owner.validation import DeltaValidator
 from training.exchange.run_state import Phase
 from training.exchange.store.shard_store import ShardStore
+from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 
 ME, B, C = contact("a"), contact("b"), contact("c")
@@ -69,6 +71,30 @@ def test_the_delta_is_added_after_its_backup_has_acknowledged_it() -> None:
         (message,) = swarm.sent("forward", Forward)
         assert (message.shards[0].term_number, message.shards[0].term_node) == term(1, "a")
         assert replicator.take_merged() == {IDS["x"]: 1}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("codec", "weight"), [("float32", 0.25), ("sparse", 0.5)])
+def test_a_sparse_delta_may_weigh_more_than_another(codec: CodecName, weight: float) -> None:
+    """Of eight nodes one asks for half of the whole: a sparse delta gets it, another twice its share; the backup is
+    told the same."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        swarm = ScriptedSwarm(ME, [B])
+        swarm.answers["forward"] = forwarded()
+        swarm.worker_count = 8.0
+        context = context_of(swarm, store, settings=ExchangeSettings(codec="sparse", weight="population"))
+        replicator = DeltaReplicator(context, DeltaValidator(context))
+        values = np.ones(4, np.float32)
+        item = IncomingDelta(0, values, bytes(codecs.encode(values, codec, 4096)), codec)
+
+        await replicator.replicate_and_add(Push(GENESIS, IDS["x"], 1, 1, 0, 0.5, [0]), IDENTITY, [item])
+
+        assert store.owned[0].state.value.tolist() == [weight] * 4
+        assert [message.weight for message in swarm.sent("forward", Forward)] == [weight]
 
     run(scenario())
 

@@ -18,6 +18,7 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import (
     MAX_PENDING_PER_NODE,
     SAMPLE_FACTOR,
+    SPARSE_FACTOR,
     UNUSUAL_WARNING_INTERVAL_S,
     WEIGHT_FACTOR,
     DeltaValidator,
@@ -75,6 +76,10 @@ def test_a_weight_is_clamped_around_the_plain_share() -> None:
         assert validator.clamp_weight(0.001) == share / WEIGHT_FACTOR
         assert validator.clamp_weight(share) == share
         assert validator.clamp_weight(0.001, repair=True) == 0.001
+        assert validator.clamp_weight(share * SPARSE_FACTOR, plain=True) == share * SPARSE_FACTOR
+        assert validator.clamp_weight(1.0, plain=True) == min(1.0, share * WEIGHT_FACTOR * SPARSE_FACTOR)
+        few, _ = validator_of(owner_of("a"), workers=3.0, settings=population)
+        assert few.clamp_weight(2.0, plain=True) == 1.0
 
         samples, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="samples"))
         assert samples.clamp_weight(0.001) == share / WEIGHT_FACTOR / SAMPLE_FACTOR
