@@ -138,9 +138,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 class ThreadExecutor:
-    """A small pool of threads: enough for disk and vector arithmetic, too few to slow down the trainer."""
+    """A small pool of threads for disk and vector arithmetic: some may wait for a slow disk, with a checkpoint or a
+    small file, while others compute."""
 
-    def __init__(self, threads: int = 2) -> None:
+    def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="p2pnode-worker")
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

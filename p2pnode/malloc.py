@@ -2,7 +2,8 @@
 
 By default glibc returns freed pages at the top of the heap to the kernel. It requests them again for the next buffer of
 a stream. The receiver of a transfer then spends most of its time on page faults (1.3 against 0.5 processor seconds per
-GB, docs/performance.md). Kept memory is bounded: free memory above `KEPT_BYTES` is returned.
+GB, docs/performance.md). Kept memory is bounded: free memory above `KEPT_BYTES` is returned. That bound is for one
+heap. glibc would give each of the threads that encode and decode a heap of its own; here all share one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ KEPT_BYTES = 64 << 20
 #: Allocations of at least this size use mmap and are returned at once. The largest value that glibc accepts.
 OWN_PAGES_BYTES = 32 << 20
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def trim_heap() -> None:
@@ -40,4 +41,5 @@ def tune_malloc() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library, such as musl, has none
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, OWN_PAGES_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
+    chosen = (_M_MMAP_THRESHOLD, OWN_PAGES_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_ARENA_MAX, 1)
+    return all(mallopt(name, value) for name, value in chosen)

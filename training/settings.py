@@ -39,6 +39,15 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Count,
         Meta(description="CPU threads of the trainer; 0: PyTorch's own choice."),
     ] = 0
+    nice: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=19,
+            description="Niceness of the trainer above the daemon's, which has to answer while every core trains; "
+            "0: none.",
+        ),
+    ] = 5
     seed: Annotated[Count, Meta(description="Seed; each node derives its own from it and its id.")] = 0
     eval_steps: Annotated[
         Count,

@@ -95,8 +95,8 @@ MUTATIONS = (
         "forwards a clipped delta without the factor",
         CLIPPED,
         "owner/replication.py",
-        "owned.state.folded_step, item.scale, item.norm,",
-        "owned.state.folded_step, 1.0, item.norm,",
+        "owned.state.folded_step, item.scale, item.norm or 0.0,",
+        "owned.state.folded_step, 1.0, item.norm or 0.0,",
     ),
     _mutation(
         "owner",

@@ -22,7 +22,7 @@ from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopYielder
+from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
@@ -195,13 +195,16 @@ class Exchange:
 
     async def _found(self, shards: Iterable[int]) -> None:
         now = self.context.environment.clock.monotonic()
-        me, yielder = self.context.me(), LoopYielder()
+        me, yielder, executor = self.context.me(), LoopYielder(), self.context.environment.executor
         for shard in shards:
             await yielder.after(self.store.size(shard))
             if not self._has_no_known_owner(shard):
-                continue  # another node claimed it meanwhile
+                continue
             former, version = self._replica.version_of(shard)
-            state = self.store.fresh_state(shard, self._replica.slice_of(shard), version=version)
+            values = self._replica.slice_of(shard)
+            state = await off_loop(executor, values.size, self.store.fresh_state, shard, values, version=version)
+            if not self._has_no_known_owner(shard):
+                continue  # another node claimed it meanwhile
             term = self.store.next_term(shard, former)
             self.store.own(shard, state, term, me, now, by_handover=False)
             self._replica.set_version(shard, term, version)

@@ -25,13 +25,17 @@ class Launch:
     state_dir: Path
     is_script: bool
     is_proven: bool
+    #: Niceness above that of the daemon.
+    nice: int = 0
 
     @classmethod
     def of(cls, settings: TrainingSettings, script: list[str] | None, state_dir: Path, *, is_proven: bool) -> Launch:
         """`script` is the user's own command, or None for the task class of the settings."""
         # -P keeps the working directory off the start of sys.path, where a folder could hide our own packages.
         command = script or [sys.executable, "-P", "-m", "training.trainer"]
-        return cls(command, _environment(settings, script), state_dir, script is not None, is_proven)
+        return cls(
+            command, _environment(settings, script), state_dir, script is not None, is_proven, nice=settings.nice
+        )
 
 
 def _environment(settings: TrainingSettings, script: list[str] | None) -> dict[str, str]:

@@ -149,8 +149,10 @@ class TrainerProcess:
         self.exited = asyncio.create_task(self._wait())
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], environment: Mapping[str, str], log: OutputLog) -> TrainerProcess:
-        """Start the command. Raises `OSError` if that fails."""
+    async def spawn(
+        cls, command: Sequence[str], environment: Mapping[str, str], log: OutputLog, *, nice: int = 0
+    ) -> TrainerProcess:
+        """Start the command, so much nicer than this process. Raises `OSError` if that fails."""
         reading, writing = os.pipe()
         log.begin()
         mark = os.urandom(8).hex()
@@ -168,6 +170,9 @@ class TrainerProcess:
             raise
         finally:
             os.close(writing)
+        # At once, before it has threads or children: those that it starts later are as nice.
+        with contextlib.suppress(OSError, AttributeError):  # it has ended already; another system has no such call
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
         loop = asyncio.get_running_loop()
         transport, output = await loop.connect_read_pipe(lambda: _Output(log), os.fdopen(reading, "rb", buffering=0))
         return cls(process, output, transport, log, mark)

@@ -96,7 +96,7 @@ class TrainerSession:
         try:
             environment = launch.environment | {messages.SOCKET_VARIABLE: str(path)}
             try:
-                process = await TrainerProcess.spawn(command, environment, output)
+                process = await TrainerProcess.spawn(command, environment, output, nice=launch.nice)
             except OSError as error:
                 raise TrainerFailed(
                     f"the trainer's command could not be started: {command[0]}: {error.strerror}",

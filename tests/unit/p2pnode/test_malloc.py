@@ -90,3 +90,46 @@ def test_what_the_start_has_freed_goes_back_once() -> None:
     print(f"{full:.0f} MB, {kept:.0f} MB freed, {given:.0f} MB given back")
     assert kept > full - 5
     assert given < full - 20
+
+
+THREADS = """
+import sys, threading
+from pathlib import Path
+from p2pnode.malloc import tune_malloc
+
+if sys.argv[1] == "one heap":
+    assert tune_malloc()
+import numpy as np
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+def work(together):
+    together.wait()
+    buffers = [np.ones(1 << 20, np.float32) for _ in range(10)]
+    together.wait()
+    for buffer in buffers:
+        buffer[:] = 2.0
+
+before = resident()
+for _ in range(3):
+    together = threading.Barrier(4)
+    threads = [threading.Thread(target=work, args=(together,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has a heap per thread")
+def test_what_is_kept_is_bounded_for_all_threads_together() -> None:
+    """Four threads with buffers of 40 MB each leave 64 MB behind, not as much for each."""
+    command = [sys.executable, "-c", THREADS, "one heap"]
+    environment = {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+
+    kept = 4096 * int(found.stdout) / 2**20
+    print(f"{kept:.0f} MiB kept")
+    assert kept < 64 + 16

@@ -14,9 +14,9 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import FrameReader, Part, read_array
+from training.encoding.frames import FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopYielder
+from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Window, encode
 from training.exchange.owner.final_values import value_digest
 from training.exchange.owner.publishing import Publisher
@@ -25,6 +25,8 @@ from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import DeltaId
+
+Encoded = bytes | bytearray | memoryview
 
 
 class _Take(Protocol):
@@ -69,15 +71,16 @@ class BackupHandler:
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
             if entry.has_it:
-                own = self._own_delta(sender, identity, entry.shard)
+                own = await self._own_delta(sender, identity, entry.shard)
                 if own is None:
                     results.append(ForwardResult(entry.shard, "lacks"))
                     continue
                 delta, encoded, codec = own
                 await turn.after(delta.size)
             else:
-                delta, encoded, codec = await read_array(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
+                encoded, codec = await read_encoded(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
                 self._counters.bytes_received += len(encoded)
+                delta = await self._decoded(entry.shard, encoded, codec)
             item = BufferedDelta(
                 identity,
                 message.weight * entry.scale,
@@ -95,14 +98,17 @@ class BackupHandler:
             results.append(ForwardResult(entry.shard, status, *known))
         return Response(encode(ForwardAnswer(results)))
 
-    def _own_delta(
-        self, sender: Contact, identity: DeltaId, shard: int
-    ) -> tuple[Vector, bytes | bytearray | memoryview, CodecName] | None:
-        """This node's own delta, decoded and as it was sent to the owner; None if it is not kept and not known."""
+    async def _decoded(self, shard: int, encoded: Encoded, codec: CodecName) -> Vector:
         size = self._store.size(shard)
+        return await off_loop(self._executor, size, codecs.decoded, encoded, codec, size)
+
+    async def _own_delta(
+        self, sender: Contact, identity: DeltaId, shard: int
+    ) -> tuple[Vector, Encoded, CodecName] | None:
+        """This node's own delta, decoded and as it was sent to the owner; None if it is not kept and not known."""
         if (kept := self._context.kept.find(identity, shard)) is not None:
             encoded, codec = kept
-            return codecs.decoded(encoded, codec, size), encoded, codec
+            return await self._decoded(shard, encoded, codec), encoded, codec
         backed = self._store.backed.get(shard)
         is_active = backed is not None and backed.is_active and backed.owner.node_id == sender.node_id
         if is_active and backed is not None and backed.state is not None and backed.state.knows(identity):

@@ -20,11 +20,10 @@ import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
-from training.encoding import codecs
 from training.encoding.codecs import CodecName
 from training.encoding.frames import BadFrame, Part, encoded_frames, framed_bytes, sized
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_PART, LoopYielder
+from training.exchange.cooperative import VALUES_PER_PART, LoopYielder, off_loop
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
@@ -59,7 +58,7 @@ class Outgoing:
     def item(self) -> IncomingDelta:
         """The same shard as its owner receives it; it refers to no memory of the trainer."""
         encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
-        return IncomingDelta(self.shard, codecs.decoded(encoded, self.codec, self.values), encoded, self.codec)
+        return IncomingDelta.received(self.shard, encoded, self.codec, self.values)
 
 
 @dataclass(slots=True)
@@ -97,6 +96,7 @@ class Outbox:
         self._rpc = context.rpc
         self._counters = context.counters
         self._log = context.environment.log
+        self._executor = context.environment.executor
         self._directory = directory
         self._deltas = deltas
         self._deliveries: dict[int, Delivery] = {}
@@ -331,7 +331,7 @@ class Outbox:
         """Add the shards that this node owns, a part of the delta at a time."""
         yielder, results, part, values = LoopYielder(), [], list[IncomingDelta](), 0
         for number, item in enumerate(items, 1):
-            part.append(item.item())
+            part.append(await off_loop(self._executor, item.values, item.item))
             values += item.values
             await yielder.after(item.values)
             if values >= VALUES_PER_PART or number == len(items):

@@ -23,7 +23,7 @@ from training.encoding.codecs import Vector
 from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_TURN
+from training.exchange.cooperative import VALUES_PER_TURN, off_loop
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
@@ -141,10 +141,11 @@ class PushClient:
         for number, shards in enumerate(self._runs if self._deltas.unreplicated(range(len(bounds))) else []):
             if number:
                 await asyncio.sleep(0)
-            own = self._deltas.unreplicated(shards)
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
-            is_finite = len(own) == len(shards) and codecs.all_finite(values)
+            is_whole = len(self._deltas.unreplicated(shards)) == len(shards)
+            is_finite = is_whole and await off_loop(self._executor, values.size, codecs.all_finite, values)
+            own = self._deltas.unreplicated(shards)  # may have changed meanwhile
             plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in corrects)
             results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)
             corrected = (

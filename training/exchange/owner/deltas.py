@@ -14,8 +14,9 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.encoding.frames import BadFrame, FrameReader, Part, read_array
+from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import off_loop
 from training.exchange.messages import Push, PushAnswer, PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import SIGN_INTERVAL_S, PushIntake, ResultStream
@@ -38,6 +39,7 @@ class DeltaHandler:
         self._rebalance = context.rebalance
         self._counters = context.counters
         self._log = context.environment.log
+        self._executor = context.environment.executor
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         self._validator = DeltaValidator(context)
         self._replicator = DeltaReplicator(context, self._validator)
@@ -57,9 +59,10 @@ class DeltaHandler:
         reader = FrameReader(stream)
 
         async def read(shard: int) -> IncomingDelta:
-            delta, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
+            size = self._store.size(shard)
+            encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
             self._counters.bytes_received += len(encoded)
-            return IncomingDelta(shard, delta, encoded, codec)
+            return await off_loop(self._executor, size, IncomingDelta.received, shard, encoded, codec, size)
 
         def refuse(shard: int, error: BadFrame) -> PushResult:
             self._log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))

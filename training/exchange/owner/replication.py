@@ -130,7 +130,7 @@ class DeltaReplicator:
             item.encoded,
             item.codec,
             momentum=not item.repair,
-            norm=0.0 if item.repair else item.norm,
+            norm=0.0 if item.repair else item.norm or 0.0,
         )
 
     async def _forward(
@@ -216,4 +216,6 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
 
 def _forwarded(item: IncomingDelta, owned: Owned, to: Contact, *, has_it: bool) -> Forwarded:
     closed_windows = owned.unsent_windows(to.node_id)
-    return Forwarded(item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm, closed_windows, has_it)
+    return Forwarded(
+        item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm or 0.0, closed_windows, has_it
+    )

@@ -50,7 +50,8 @@ class DeltaValidator:
         if kind == "trimmed-mean" and is_plain(item.codec) and not item.repair:
             # Hardly two members send the same value, so the mean without the extremes would be zero nearly everywhere.
             return self.refuse(item.shard, "sparse")
-        item.norm = robust.norm_of(item.delta)
+        if item.norm is None:
+            item.norm = robust.norm_of(item.delta)
         if not math.isfinite(item.norm):
             return self.refuse(item.shard, "not_finite")
         reference = state.norms.reference()

@@ -96,6 +96,40 @@ def test_a_founder_owns_every_shard_with_the_replicas_values() -> None:
     run(scenario(), strict=True)
 
 
+def test_large_shards_are_founded_and_looked_through_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that another node has claimed meanwhile is left to it, and a delta that is not finite is refused."""
+    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 1)
+
+    async def scenario() -> None:
+        exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
+        executor, names = exchange.context.environment.executor, []
+        run_in_thread = executor.run
+
+        async def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            names.append(function.__name__)
+            found = await run_in_thread(function, *args, **kwargs)
+            if names == ["fresh_state"] * 2:
+                exchange.store.note_owner(1, term(1, "b"), OTHER)
+            return found
+
+        monkeypatch.setattr(executor, "run", noted)
+        await exchange.found()
+        assert sorted(exchange.store.owned) == [0, 2, 3]
+        assert names == ["fresh_state"] * SHARDS
+
+        exchange.store.ownership.forget_node(OTHER.node_id)
+        names.clear()
+        await exchange.found()
+        assert sorted(exchange.store.owned) == list(range(SHARDS))
+        delta = np.ones(VALUES, np.float32)
+        delta[5] = np.nan
+        report = await exchange.push(1, 0, 1.0, delta)
+        assert (report.acknowledged, report.refused) == (SHARDS - 1, {"not_finite": 1})
+        assert names == ["fresh_state", "all_finite"]
+
+    run(scenario())
+
+
 def test_a_node_alone_adds_its_deltas_to_its_own_vector() -> None:
     """With `exchange.enabled = false` every delta is in the replica once, and one that is not finite is left out."""
 

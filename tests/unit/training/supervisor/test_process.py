@@ -101,6 +101,30 @@ def test_an_exit_code_and_a_signal_are_named(tmp_path: Path) -> None:
     assert process.how_it_ended() == "signal SIGTERM"
 
 
+def test_a_process_its_threads_and_children_are_nicer_than_the_daemon(tmp_path: Path) -> None:
+    """By what the settings say, above the daemon's own; 19 at most, and without a difference as nice as the daemon."""
+    code = (
+        "import os, subprocess, sys, threading, time\n"
+        "time.sleep(0.2)\n"
+        "nice = lambda who: print(who, os.getpriority(os.PRIO_PROCESS, 0), flush=True)\n"
+        "nice('process')\n"
+        "thread = threading.Thread(target=nice, args=('thread',)); thread.start(); thread.join()\n"
+        "ask = \"import os; print('child', os.getpriority(os.PRIO_PROCESS, 0))\"\n"
+        "subprocess.run([sys.executable, '-S', '-c', ask])\n"
+    )
+
+    async def lines(nice: int) -> list[str]:
+        log = OutputLog(tmp_path / f"{nice}.log")
+        process = await TrainerProcess.spawn([sys.executable, "-S", "-c", code], os.environ, log, nice=nice)
+        await process.exited
+        return log.last_lines
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    for nice in (0, 5, 40):
+        expected = min(19, mine + nice)
+        assert asyncio.run(lines(nice)) == [f"{who} {expected}" for who in ("process", "thread", "child")]
+
+
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """`end` returns when the process is gone, its children included."""
     log = OutputLog(tmp_path / "trainer.log")

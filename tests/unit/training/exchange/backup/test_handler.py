@@ -69,6 +69,35 @@ def test_a_forward_is_added_with_the_clipped_weight() -> None:
     run(scenario())
 
 
+def test_a_large_forward_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its values are in the body or were kept here."""
+    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 3)
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, context = handler_of(store)
+        run_in_thread, names = context.environment.executor.run, []
+
+        async def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            names.append(function.__name__)
+            return await run_in_thread(function, *args, **kwargs)
+
+        monkeypatch.setattr(context.environment.executor, "run", noted)
+        kept = Outgoing(0, bytes(as_bytes(np.full(4, 2.0, np.float32))), "float32", 4)
+        context.kept.keep(DeltaId(IDS["x"], 1, 2), {0: kept})
+        first = forward_of(Forwarded(0, *term(1, "a"), 0))
+        second = msgspec.structs.replace(first, step=2, shards=[Forwarded(0, *term(1, "a"), 0, has_it=True)])
+        for message, body in ((first, body_of(0)), (second, [])):
+            answer = await swarm.deliver("forward", OWNER, message, ForwardAnswer, body)
+            assert [result.status for result in answer.results] == ["ok"]
+        assert names == ["decoded"] * 2
+        state = store.backed[0].state
+        assert state is not None
+        assert state.value.tolist() == [3.0] * 4
+
+    run(scenario())
+
+
 def test_a_fenced_forward_names_the_higher_term() -> None:
     """The former owner learns that it was replaced."""
 

@@ -71,6 +71,31 @@ def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
     run(scenario())
 
 
+def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over millions of values into fresh memory would hold the loop for tens of milliseconds. A retry that comes
+    meanwhile is added once all the same, and one that is not finite is refused."""
+    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 3)
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        _, swarm, context = handler_of(store)
+        run_in_thread, names = context.environment.executor.run, []
+
+        async def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            names.append(function.__name__)
+            return await run_in_thread(function, *args, **kwargs)
+
+        monkeypatch.setattr(context.environment.executor, "run", noted)
+        retries = await asyncio.gather(*(pushed(swarm, push_of(), body_of(0)) for _ in range(3)))
+        assert retries == [[PushResult(0, "ok", 1)]] * 3
+        assert store.owned[0].state.value.tolist() == [1.0] * 4
+        assert names == ["received"] * 3
+        infinite = [bytes(buffer) for buffer in frames(0, np.full(4, np.inf, np.float32), "float32", Part.DELTA)]
+        assert [result.reason for result in await pushed(swarm, push_of(2), infinite)] == ["not_finite"]
+
+    run(scenario())
+
+
 def test_a_large_push_is_forwarded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner keeps a part of the delta at a time, decoded and as received, until its backup has that part."""
     monkeypatch.setattr(push_intake, "VALUES_PER_PART", 8 * (push_intake.PARTS_AT_ONCE + 1))
