@@ -282,6 +282,35 @@ def train_once""",
 )
 
 
+#: The first step waits for something, and then compiles.
+LATE_WORK = LOOP.replace("import sys", "import sys, time").replace(
+    "    loss = train_once()",
+    """
+    if not state["count"]:
+        time.sleep(2.5)
+        end = time.process_time() + 2.0
+        while time.process_time() < end:
+            pass
+    loss = train_once()""",
+)
+
+
+def test_a_first_step_that_works_again_counts_again(world: World) -> None:
+    """Idle for `hang_s` it is announced as stalled; while it computes, silent, it is not any more."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.script(LATE_WORK, hang_s=1.0)
+        await trainer.start()
+        training = asyncio.create_task(trainer.train(order(1, 1)))
+        await until(lambda: trainer.state == "hung", 10)
+        await until(lambda: trainer.state == "running", 10)
+        began = time.monotonic()
+        assert (await training).step == 1
+        assert time.monotonic() - began > 0.3  # no message made it running
+
+    world.run(scenario)
+
+
 def test_work_between_two_steps_is_no_hang_and_a_hang_is_one(world: World) -> None:
     """With `hang_s = 0.1`: a silent pass of 15 times that and a computing one of 34 times that are stalled and go on; a
     first turn that compiles for ten times that, and a declared pass, are not even stalled; what sleeps is killed."""

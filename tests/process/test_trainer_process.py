@@ -174,14 +174,17 @@ def test_a_crash_is_reported_and_the_vector_survives_it(world: World, how: str, 
         assert "RuntimeError: out of memory" in (world.state_dir / "trainer.log").read_text()
 
 
-def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World) -> None:
-    """After its first turn silence makes it hung, a message makes it running; nothing is lost."""
+@pytest.mark.parametrize("turns_before", [0, 1], ids=["in its first turn", "later"])
+def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World, turns_before: int) -> None:
+    """Silence makes it hung within `hang_s`, in its first turn because it does not work; a message makes it running,
+    and nothing is lost."""
 
     async def scenario(world: World) -> None:
         trainer = world.trainer("Slow", options={"seconds": 0.05}, hang_s=1.0)
         hello = await trainer.start()
-        await trainer.train(order(1, 1))
-        training = asyncio.create_task(trainer.train(order(2, 20)))
+        for step in range(turns_before):
+            await trainer.train(order(step + 1, 1))
+        training = asyncio.create_task(trainer.train(order(turns_before + 1, 20)))
         await until(lambda: bool(trainer.state == "running") and not training.done())
         await asyncio.sleep(0.2)  # Into the order, so that it has spoken.
         os.kill(hello.pid, signal.SIGSTOP)

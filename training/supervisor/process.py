@@ -249,9 +249,9 @@ class TrainerProcess:
         _kill_each(below)
         await asyncio.shield(self.exited)
 
-    async def processor_seconds(self) -> float | None:
-        """Processor time that it and its descendants have used; None where that is not known."""
-        return await _in_thread(process_tree.processor_seconds, self.pid)
+    async def work_seconds(self) -> float | None:
+        """How long it and its descendants have worked (`process_tree.work_seconds`); None where that is not known."""
+        return await _in_thread(process_tree.work_seconds, self.pid)
 
 
 async def _descendants(pid: int) -> list[int]:

@@ -335,7 +335,9 @@ class ProcessTrainer:
             began_s = self._clock.monotonic()
             reply = session.ask(message)
             try:
-                await self._watch(session, reply, is_first=type(message) not in self._done_before)
+                # Only turns and evaluations have a duration: the other orders write a file.
+                limits = self._limits(is_first=type(message) not in self._done_before, writes_file=durations_s is None)
+                await self._watch(session, reply, limits)
             except asyncio.CancelledError:
                 session.send(messages.Cancel(message.turn))
                 raise
@@ -353,16 +355,17 @@ class ProcessTrainer:
 
     # --- watching -----------------------------------------------------------------------------------------------
 
-    def _limits(self, *, is_first: bool) -> Limits:
+    def _limits(self, *, is_first: bool, writes_file: bool) -> Limits:
         """`is_first`: the first order of its kind for this process, or one that writes a file."""
         medians = [statistics.median(known) for known in (self._step_s, self._evaluation_s) if known]
-        return Limits.of(self._settings.hang_s, None if is_first else max(medians, default=0.0))
+        pace_s = None if is_first else max(medians, default=0.0)
+        return Limits.of(self._settings.hang_s, pace_s, writes_file=writes_file)
 
     async def _watch(
-        self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], *, is_first: bool
+        self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], limits: Limits
     ) -> None:
         """Wait for the reply or a failure; mark a trainer that is silent too long as hung, and later kill it."""
-        silence, limits = self._silence, self._limits(is_first=is_first)
+        silence = self._silence
         silence.heard(self._clock.monotonic())
         while not reply.done():
             before_s = self._clock.monotonic()
@@ -375,7 +378,7 @@ class ProcessTrainer:
                 silence.heard(now_s)
                 continue
             if silence.wants_sample(now_s, limits):
-                silence.note_processor_time(now_s, await session.process.processor_seconds())
+                silence.note_processor_time(now_s, await session.process.work_seconds())
             await self._judge(session, silence.verdict(now_s, limits), now_s)
 
     async def _judge(self, session: TrainerSession, verdict: SilenceVerdict, now_s: float) -> None:
@@ -388,6 +391,13 @@ class ProcessTrainer:
             case SilenceVerdict.STALLED if self._state == "running":
                 self._log.warning("trainer_hung", silent_s=round(silent_s, 1), hang_s=hang_s, hint=HANG_HINT)
                 self._set_state("hung")
+            case SilenceVerdict.WELL:
+                self._moves()  # in its first turn it was idle for a while, and works again
+
+    def _moves(self) -> None:
+        if self._state == "hung":
+            self._log.info("trainer_moves_again")
+            self._set_state("running")
 
     def _on_message(self, session: TrainerSession, message: messages.FromTrainer) -> None:
         """Every message is a sign of life; some say what the script does between steps."""
@@ -395,9 +405,7 @@ class ProcessTrainer:
             return
         now_s = self._clock.monotonic()
         self._silence.heard(now_s)
-        if self._state == "hung":
-            self._log.info("trainer_moves_again")
-            self._set_state("running")
+        self._moves()
         match message:
             case messages.Busy(what):
                 self._busy = BusyWith(what, now_s)

@@ -1,4 +1,4 @@
-"""A process and all its descendants: their processor time, and their ids. Linux only; elsewhere nothing is known.
+"""A process and all its descendants: their work, and their ids. Linux only; elsewhere nothing is known.
 
 A launcher such as torchrun starts its ranks in sessions of their own, so that neither a process group nor a session
 holds all of them. Reads every /proc/<pid>/stat, some milliseconds: for another thread than the event loop's.
@@ -10,6 +10,10 @@ import contextlib
 import os
 from pathlib import Path
 
+#: A process that waits for a slow disk or file server works, with hardly any processor time: a megabyte a second counts
+#: as much as the share of a core below which a trainer is idle.
+BYTES_PER_S = 50 << 20
+
 _PROC = Path("/proc")
 #: Fields of /proc/<pid>/stat, counted after the command's closing parenthesis (proc_pid_stat(5)).
 _STATE, _PARENT, _USER_TICKS, _CHILDREN_SYSTEM_TICKS = 0, 1, 11, 14
@@ -20,12 +24,21 @@ def descendants(pid: int) -> list[int]:
     return [found for found in _tree(pid) if found != pid]
 
 
-def processor_seconds(pid: int) -> float | None:
-    """Processor time that `pid`, its descendants and their ended children have used; None where it is not known."""
+def work_seconds(pid: int) -> float | None:
+    """Processor time that `pid`, its descendants and their ended children have used, and what the living ones have read
+    and written, as if a second were `BYTES_PER_S`; None where it is not known."""
     tree = _tree(pid)
     if pid not in tree:
         return None
-    return sum(tree.values()) / os.sysconf("SC_CLK_TCK")
+    return sum(tree.values()) / os.sysconf("SC_CLK_TCK") + sum(map(_moved_bytes, tree)) / BYTES_PER_S
+
+
+def _moved_bytes(pid: int) -> int:
+    """Read and written by calls, and read from disks, also into mapped files."""
+    with contextlib.suppress(OSError, ValueError):
+        rows = dict(line.split(": ") for line in (_PROC / str(pid) / "io").read_text().splitlines())
+        return sum(int(rows.get(name, "0")) for name in ("rchar", "wchar", "read_bytes"))
+    return 0
 
 
 def with_variable(name: str, value: str) -> list[int]:

@@ -6,7 +6,8 @@ makes a trainer *stalled*: barriers skip the node, and nothing else happens. It 
 long, or when the silence lasts longer than any pass. A trainer that has said that it is busy is never stalled.
 
 The first turn of a process compiles kernels or fills caches, and barriers wait for it: silence alone does not make it
-stalled.
+stalled, but silence without work does, after the same time. So nodes that began together tell a compiling node from one
+that hangs, and go on without that one. A trainer that writes a file may wait for its disk, idle.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from enum import Enum
 #: In multiples of `training.hang_s` (docs/faults.md): 10 s, 5 min and 1 h by default.
 IDLE_FACTOR = 30.0
 WORKING_FACTOR = 360.0
-#: The same for the first turn: idle for so long it is stalled, and killed.
-FIRST_STALLED_FACTOR = 10.0
+#: The same for the first turn, and for an order that writes a file: idle for so long it is stalled, and killed.
+FIRST_STALLED_FACTOR, FILE_STALLED_FACTOR = 1.0, 10.0
 FIRST_IDLE_FACTOR = 60.0
+#: On a busy machine a process that works may get no processor for some tenths of a second.
+STARVED_S = 1.0
 
 #: A trainer with a known pace is stalled after so many of its own steps, and killed after this multiple of that.
 STALLED_STEPS = 4.0
@@ -43,21 +46,23 @@ class SilenceVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: of silence until stalled, idle until killed, silent until killed. `first`: only idle time stalls."""
+    """Seconds: of silence until stalled, idle until killed, silent until killed. `only_idle`: only idle time stalls."""
 
     stalled_s: float
     idle_s: float
     silent_s: float
-    first: bool
+    only_idle: bool
 
     @classmethod
-    def of(cls, hang_s: float, pace_s: float | None) -> Limits:
-        """`pace_s`: the median duration of the trainer's turns or evaluations; None in the first turn of a process."""
+    def of(cls, hang_s: float, pace_s: float | None, *, writes_file: bool = False) -> Limits:
+        """`pace_s`: the median duration of the trainer's turns or evaluations; None in the first turn of a process, and
+        where an order writes a file."""
         if pace_s is None:
-            return cls(FIRST_STALLED_FACTOR * hang_s, FIRST_IDLE_FACTOR * hang_s, WORKING_FACTOR * hang_s, first=True)
+            stalled_s = max(STARVED_S, hang_s * (FILE_STALLED_FACTOR if writes_file else FIRST_STALLED_FACTOR))
+            return cls(stalled_s, FIRST_IDLE_FACTOR * hang_s, WORKING_FACTOR * hang_s, only_idle=True)
         stalled_s = max(hang_s, STALLED_STEPS * pace_s)
         idle_s = max(IDLE_FACTOR * hang_s, KILL_FACTOR * stalled_s)
-        return cls(stalled_s, idle_s, max(WORKING_FACTOR * hang_s, KILL_FACTOR * idle_s), first=False)
+        return cls(stalled_s, idle_s, max(WORKING_FACTOR * hang_s, KILL_FACTOR * idle_s), only_idle=False)
 
 
 class TrainerSilence:
@@ -87,7 +92,7 @@ class TrainerSilence:
         return now - self._heard_at
 
     def note_processor_time(self, now: float, used_s: float | None) -> None:
-        """Its processes have used `used_s` of processor time since they began; None where that cannot be known.
+        """Its processes have worked for `used_s` since they began; None where that cannot be known.
 
         The total falls when one of several processes has ended; that is work too.
         """
@@ -105,7 +110,7 @@ class TrainerSilence:
             return SilenceVerdict.SILENT_TOO_LONG
         if idle_s >= limits.idle_s:
             return SilenceVerdict.IDLE_TOO_LONG
-        if (idle_s if limits.first else silent_s) >= limits.stalled_s:
+        if (idle_s if limits.only_idle else silent_s) >= limits.stalled_s:
             return SilenceVerdict.STALLED
         return SilenceVerdict.WELL
 

@@ -34,16 +34,37 @@ def launcher() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_rank_in_a_session_of_its_own_belongs_to_its_launcher(launcher: subprocess.Popen[bytes]) -> None:
-    """It is found by its parent, and its processor time is counted."""
+    """It is found by its parent, and its work is counted."""
     assert launcher.stdout is not None
     launcher.stdout.readline()
 
     [rank] = process_tree.descendants(launcher.pid)
-    used_s = process_tree.processor_seconds(launcher.pid)
+    used_s = process_tree.work_seconds(launcher.pid)
 
     assert os.getsid(rank) != os.getsid(launcher.pid)
     assert used_s is not None
     assert used_s >= 0.3
+
+
+def test_reading_and_writing_is_work() -> None:
+    """A second for 50 MiB, with nearly no processor time: through a pipe, as a slow file server gives its files."""
+    code = "import os, sys; [os.read(0, 1 << 16) for _ in range(320)]; print(1, flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        before = process_tree.work_seconds(process.pid)
+        for _ in range(320):
+            process.stdin.write(bytes(1 << 16))
+            process.stdin.flush()
+        process.stdout.readline()
+        after = process_tree.work_seconds(process.pid)
+    finally:
+        process.communicate(b"\n" * (1 << 20), timeout=10)
+
+    assert before is not None
+    assert after is not None
+    assert 10 / 50 < after - before < 2.0
 
 
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:
@@ -51,7 +72,7 @@ def test_of_a_process_that_is_gone_nothing_is_known() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
-    assert process_tree.processor_seconds(gone.pid) is None
+    assert process_tree.work_seconds(gone.pid) is None
     assert process_tree.descendants(gone.pid) == []
 
 

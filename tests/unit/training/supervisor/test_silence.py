@@ -9,6 +9,7 @@ from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
 HANG_S = 10.0
 KNOWN = Limits.of(HANG_S, pace_s=1.0)
 FIRST = Limits.of(HANG_S, pace_s=None)
+FILE = Limits.of(HANG_S, pace_s=None, writes_file=True)
 
 
 def watch(
@@ -36,18 +37,46 @@ def watch(
         (KNOWN, 0.01, {SilenceVerdict.WELL: 5, SilenceVerdict.STALLED: 10, SilenceVerdict.IDLE_TOO_LONG: 300}),
         (KNOWN, 0.9, {SilenceVerdict.WELL: 5, SilenceVerdict.STALLED: 10, SilenceVerdict.SILENT_TOO_LONG: 3600}),
         (KNOWN, None, {SilenceVerdict.WELL: 5, SilenceVerdict.STALLED: 10, SilenceVerdict.SILENT_TOO_LONG: 3600}),
-        (FIRST, 0.0, {SilenceVerdict.WELL: 50, SilenceVerdict.STALLED: 100, SilenceVerdict.IDLE_TOO_LONG: 600}),
-        (FIRST, 0.9, {SilenceVerdict.WELL: 50, SilenceVerdict.SILENT_TOO_LONG: 3600}),
-        (FIRST, None, {SilenceVerdict.WELL: 50, SilenceVerdict.SILENT_TOO_LONG: 3600}),
+        (FIRST, 0.0, {SilenceVerdict.WELL: 5, SilenceVerdict.STALLED: 10, SilenceVerdict.IDLE_TOO_LONG: 600}),
+        (FIRST, 0.03, {SilenceVerdict.WELL: 5, SilenceVerdict.SILENT_TOO_LONG: 3600}),
+        (FIRST, None, {SilenceVerdict.WELL: 5, SilenceVerdict.SILENT_TOO_LONG: 3600}),
+        (FILE, 0.0, {SilenceVerdict.WELL: 50, SilenceVerdict.STALLED: 100, SilenceVerdict.IDLE_TOO_LONG: 600}),
+        (FILE, 0.9, {SilenceVerdict.WELL: 50, SilenceVerdict.SILENT_TOO_LONG: 3600}),
     ],
-    ids=["idle", "nearly idle", "working", "unknown", "first idle", "first working", "first unknown"],
+    ids=[
+        "idle",
+        "nearly idle",
+        "working",
+        "unknown",
+        "first idle",
+        "first working",
+        "first unknown",
+        "file",
+        "busy file",
+    ],
 )
 def test_silence_stalls_and_idleness_kills(
     limits: Limits, share: float | None, seen: dict[SilenceVerdict, int]
 ) -> None:
     """Stalled after `hang_s`; killed after 30 times that without processor time, 360 times with it. The first turn is
-    never stalled while it works, and has twice the time while it is idle."""
+    never stalled while it works, nor is one that writes a file; idle, both are killed after twice the time."""
     assert watch(limits, share=share, until_s=4000.0) == seen
+
+
+def test_a_first_turn_is_not_stalled_while_the_machine_has_no_processor_for_it() -> None:
+    """Whatever `hang_s` is: a second without processor time is no hang."""
+    assert watch(Limits.of(0.1, pace_s=None), share=0.0, until_s=0.4).keys() == {SilenceVerdict.WELL}
+
+
+def test_a_first_turn_that_works_again_is_no_longer_stalled() -> None:
+    """It waited for another process for 20 s, and compiles since then."""
+    silence, seen = TrainerSilence(0.0), []
+    for now in range(5, 45, 5):
+        silence.note_processor_time(float(now), max(0.0, 0.8 * (now - 20)))
+        seen.append((now, silence.verdict(float(now), FIRST)))
+
+    assert [now for now, verdict in seen if verdict is SilenceVerdict.STALLED] == [10, 15, 20]
+    assert seen[-1][1] is SilenceVerdict.WELL
 
 
 def test_a_slow_trainer_has_longer() -> None:
