@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from p2pnode import __version__
-from p2pnode.commands import advise, ask, demo, files, forget, key, simulate, start
+from p2pnode.commands import advise, ask, demo, files, forget, key, records, simulate, start
 from p2pnode.commands.output import print_error, print_line
 from p2pnode.errors import ExitCode, UserError
 
@@ -43,6 +43,7 @@ def _register() -> None:
     simulate.simulate_app.command("advise")(advise.advise)
     app.add_typer(simulate.simulate_app, name="simulate")
     app.add_typer(key.key_app, name="key")
+    app.add_typer(records.records_app, name="records")
 
 
 @app.callback(invoke_without_command=True)

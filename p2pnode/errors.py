@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     DEMO_FAILED = 10
     IDENTITY_IN_USE = 11
     CUT_SHORT = 12
+    DATA = 13
 
 
 #: The meaning of each code, for the documentation.
@@ -43,6 +44,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.DEMO_FAILED: "the demo did not reach its goal, or a reproduced figure is not within its tolerance",
     ExitCode.IDENTITY_IN_USE: "another process runs with this node's identity: its state directory was copied",
     ExitCode.CUT_SHORT: "the training script had not ended by itself in its time (finish_s, stop_s) and was killed",
+    ExitCode.DATA: "a file of records, or one to be made into records, is missing, damaged or of another format",
 }
 
 #: Beside the codes above, for the documentation.

@@ -69,6 +69,9 @@ BREACHES = [
     ("training/exchange/recovery/failover.py", "import training.exchange.exchange", "Layers of the exchange"),
     ("training/simulation/model/plan.py", "import training.simulation.run", "Layers of the simulator"),
     ("training/simulation/advice.py", "import training.simulation.figures.plots", "Layers of the simulator"),
+    ("training/dispatch/chunks.py", "import training.dispatch.queue", "Layers of dispatch"),
+    ("training/dispatch/conversion/lines.py", "import training.dispatch.conversion.formats", "Layers of conversion"),
+    ("training/dispatch/recordio/layout.py", "import training.dispatch.recordio.chunk", "Layers of RecordIO"),
     ("p2pnode/config/load.py", "import p2pnode.lifecycle.state", "Layers of the daemon"),
     ("p2pnode/lifecycle/node.py", "import p2pnode.keys.key_files", "Layers of the daemon"),
     ("overlay/overlay.py", "import overlay.sockets.transport", "Real sockets are chosen by the daemon alone"),
@@ -237,7 +240,16 @@ def test_a_breach_is_noticed(reported: dict[str, str], path: str, breach: str, c
 def test_a_module_without_a_layer_is_a_breach(tmp_path: Path) -> None:
     """A new module of each layered package has to be given a layer."""
     copied(tmp_path)
-    folders = ["overlay", "training", "training/exchange", "training/simulation", "p2pnode"]
+    folders = [
+        "overlay",
+        "training",
+        "training/dispatch",
+        "training/dispatch/conversion",
+        "training/dispatch/recordio",
+        "training/exchange",
+        "training/simulation",
+        "p2pnode",
+    ]
     for folder in folders:
         (tmp_path / folder / "new_module.py").touch()
 

@@ -1,8 +1,8 @@
 """RecordIO files (layout A): chunks of records, each chunk compressed and checked by itself.
 
 `layout`, `compression` and `chunk` are the bytes of a chunk, without I/O; `index` finds the chunks of a file by their
-headers; `reader` reads them; `writer` makes them; `files` has new files and appended ones; `errors` has what can be
-wrong with a file. Scripts may use what is exported here:
+headers; `reader` reads them; `writer` makes them; `files` has new files and appended ones; `examples`
+turns arrays into records and back; `errors` has what can be wrong with a file. Scripts may use what is exported here:
 
     from training.dispatch.recordio import RecordFile
     with RecordFile("train.recordio") as records:
@@ -13,7 +13,8 @@ Source of the format: PaddlePaddle/recordio (Go), which ElasticDL's current read
 
 from training.dispatch.recordio.chunk import Chunk
 from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
-from training.dispatch.recordio.files import TornAppend, append_records, create_records, create_series
+from training.dispatch.recordio.examples import BadExample, decode_example, encode_example, stack_examples
+from training.dispatch.recordio.files import RecordSeries, TornAppend, append_records, create_records, create_series
 from training.dispatch.recordio.index import ChunkPlace, FileIndex, TornPolicy, read_index
 from training.dispatch.recordio.layout import Compressor
 from training.dispatch.recordio.reader import MAX_CHUNK_BYTES, RecordFile, read_chunk
@@ -22,6 +23,7 @@ from training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
 __all__ = [
     "CHUNK_BYTES",
     "MAX_CHUNK_BYTES",
+    "BadExample",
     "Chunk",
     "ChunkPlace",
     "ChunkTooLarge",
@@ -30,6 +32,7 @@ __all__ = [
     "FileIndex",
     "RecordFile",
     "RecordFileError",
+    "RecordSeries",
     "RecordWriter",
     "TornAppend",
     "TornChunk",
@@ -37,6 +40,9 @@ __all__ = [
     "append_records",
     "create_records",
     "create_series",
+    "decode_example",
+    "encode_example",
     "read_chunk",
     "read_index",
+    "stack_examples",
 ]

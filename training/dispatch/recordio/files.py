@@ -70,6 +70,7 @@ def create_series(
     make = partial(RecordWriter, compressor=compressor, chunk_bytes=chunk_bytes, records_per_chunk=records_per_chunk)
     series = RecordSeries(Path(path), make, records_per_file, file_bytes, overwrite)
     try:
+        series.begin()
         yield series
         series.commit()
     finally:
@@ -99,6 +100,11 @@ class RecordSeries:
         self.paths: list[Path] = []
         #: Records, chunks and bytes of the files that are finished.
         self.records = self.chunks = self.written_bytes = 0
+        self._existing: list[Path] = []
+
+    def begin(self) -> None:
+        """Look for files in the way, and make the first draft. Raises `FileExistsError`, `ValueError` for limits of
+        chunks that cannot be, and `OSError`."""
         self._refuse_existing()
         self.writer = self._next_file()
 

@@ -15,7 +15,7 @@ from typing import Self
 
 from training.dispatch.recordio.chunk import Chunk, decode
 from training.dispatch.recordio.compression import OutputTooLarge
-from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, TornChunk
+from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
 from training.dispatch.recordio.index import (
     ChunkPlace,
     FileIndex,
@@ -106,6 +106,17 @@ class RecordFile:
             if self._torn == "refuse":
                 raise
             self.torn_chunk = error
+
+    def scan(self) -> Iterator[Chunk | RecordFileError]:
+        """Every chunk or what is wrong with it, up to the first header that is damaged: nothing is found after that."""
+        try:
+            for place in walk(self._file, self.path, self._size):
+                try:
+                    yield self._read(place)
+                except RecordFileError as error:
+                    yield error
+        except RecordFileError as error:
+            yield error
 
     def __iter__(self) -> Iterator[bytes]:
         for _, chunk in self.chunks():

@@ -65,7 +65,7 @@ class RecordWriter:
         if size > MAX_U32 - LENGTH_BYTES:
             raise ValueError(f"a record of {size} bytes is too large: the format has 32 bits for a chunk with one")
         payload = self._payload
-        if self._in_chunk and self._is_full(len(payload), size):
+        if self._is_full(len(payload), size):
             self.flush()
             payload = self._payload
         payload += LENGTH.pack(size)

@@ -1,0 +1,397 @@
+"""`p2pnode records`: make RecordIO files of other files, list their chunks, print and check them. No node is needed.
+
+`pack` writes its files whole or not at all; what it converts and how is in `training.dispatch.conversion`. Modules with
+numpy are imported inside functions, so that other commands start fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from p2pnode.commands.files import ForceOption
+from p2pnode.commands.options import JsonOption
+from p2pnode.commands.output import print_line, print_notice
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.tables import columns, size
+
+if TYPE_CHECKING:
+    from training.dispatch.recordio import FileIndex, RecordSeries, RecordWriter
+
+records_app = typer.Typer(
+    help="Make, list, print and check RecordIO files, the data sets that nodes share by chunks.", rich_markup_mode=None
+)
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_SIZE = re.compile(r"(\d{1,12})\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+#: Fewer chunks than this cannot be shared well among nodes.
+_FEW_CHUNKS = 16
+_PROGRESS_S = 2.0
+_PROGRESS_RECORDS = 1_000
+_SHOWN_BYTES = 32
+
+
+class CompressorName(StrEnum):
+    """The compressors by name."""
+
+    NONE = "none"
+    SNAPPY = "snappy"
+    GZIP = "gzip"
+
+
+class FormatName(StrEnum):
+    """What can be converted; auto: by the name of each file, else by its first bytes."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSONL = "jsonl"
+    CSV = "csv"
+    IDX = "idx"
+    NPZ = "npz"
+
+
+def _bytes(text: str) -> int:
+    """A size such as 4096, 512K, 32M or 1G; the units are powers of 1,024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not int(match[1]):
+        raise typer.BadParameter(f'"{text}" is not a size; write 4096, 512K, 32M or 1G')
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+FilesArgument = Annotated[
+    list[str], typer.Argument(metavar="FILE…", help='RecordIO files, or patterns such as "train-*.recordio".')
+]
+
+
+@records_app.command("pack")
+def pack(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE…", help='Files, patterns such as "logs/*.txt", or NAME=FILE for arrays.'),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    kind: Annotated[FormatName, typer.Option("--format", help="What the sources are.")] = FormatName.AUTO,
+    compressor: Annotated[
+        CompressorName, typer.Option("--compressor", help="How chunks are compressed.")
+    ] = CompressorName.SNAPPY,
+    chunk_bytes: Annotated[
+        int, typer.Option("--chunk-bytes", parser=_bytes, metavar="SIZE", help="Most bytes of records in a chunk.")
+    ] = "32M",  # type: ignore[assignment]  # typer parses the default too
+    records_per_chunk: Annotated[
+        int | None, typer.Option("--records-per-chunk", min=1, help="Most records in a chunk.")
+    ] = None,
+    records_per_file: Annotated[
+        int | None, typer.Option("--records-per-file", min=1, help="Write several files, such as out-00000.recordio.")
+    ] = None,
+    file_bytes: Annotated[
+        int | None,
+        typer.Option("--file-bytes", parser=_bytes, metavar="SIZE", help="The same, by bytes: ends with a chunk."),
+    ] = None,
+    append: Annotated[bool, typer.Option("--append", help="Add chunks to the file if it exists.")] = False,
+    truncate_torn: Annotated[
+        bool, typer.Option("--truncate-torn", help="With --append: cut off a last chunk that was not written whole.")
+    ] = False,
+    delimiter: Annotated[
+        str | None, typer.Option("--delimiter", help="CSV: what separates cells; default: a comma, in .tsv a tab.")
+    ] = None,
+    no_header: Annotated[
+        bool, typer.Option("--no-header", help="CSV: the first row is data; columns are column_0, column_1…")
+    ] = False,
+    text_column: Annotated[
+        list[str] | None, typer.Option("--text-column", metavar="COLUMN", help="CSV: keep this column as text.")
+    ] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Make a RecordIO file of text, JSON lines, CSV, IDX or NPZ files: a record for each line, row or index.
+
+    Example: p2pnode records pack "corpus/*.txt" --out corpus.recordio --records-per-chunk 1000
+    """
+    from training.dispatch.conversion.formats import common_format, records_of
+    from training.dispatch.conversion.sources import SourceFormat, find_sources
+    from training.dispatch.conversion.tables import TableFormat
+    from training.dispatch.recordio import Compressor, append_records, create_series
+
+    if delimiter is not None and len(delimiter) != 1:
+        raise UserError(f'--delimiter "{delimiter}" is not one character', "", ExitCode.USAGE)
+    if append and (force or records_per_file or file_bytes):
+        hint = "append to one file, or write new ones"
+        raise UserError("--append does not go with --force, --records-per-file or --file-bytes", hint, ExitCode.USAGE)
+    if truncate_torn and not append:
+        raise UserError("--truncate-torn is for --append alone", "add --append", ExitCode.USAGE)
+    limits: dict[str, Any] = {
+        "compressor": Compressor[compressor.name],
+        "chunk_bytes": chunk_bytes,
+        "records_per_chunk": records_per_chunk,
+    }
+    written = TableFormat(delimiter, not no_header, tuple(text_column or ()))
+    progress = _Progress()
+    with _explained(out):
+        found = find_sources(sources)
+        chosen = common_format(found) if kind is FormatName.AUTO else SourceFormat(kind.value)
+        records = records_of(found, chosen, written)
+        first = next(records, None)  # before a file is made: most mistakes show in the first record
+        if first is None:
+            raise UserError("the sources have no record", "nothing was written; see the sources", ExitCode.DATA)
+        to: RecordSeries | RecordWriter
+        if append:
+            with append_records(out, torn="truncate" if truncate_torn else "refuse", **limits) as to:
+                progress.write(to, first, records)
+            paths = [out]
+        else:
+            with create_series(
+                out, records_per_file=records_per_file, file_bytes=file_bytes, overwrite=force, **limits
+            ) as to:
+                progress.write(to, first, records)
+            paths = to.paths
+    answer = {
+        "schema": 1,
+        "format": chosen.value,
+        "files": [str(path) for path in paths],
+        "records": to.records,
+        "chunks": to.chunks,
+        "bytes": to.written_bytes,
+    }
+    if as_json:
+        print_line(json.dumps(answer))
+        return 0
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name} ({len(paths)} files)"
+    verb = "appended to" if append else "wrote"
+    print_line(f"{verb} {where}: {_counted(to.records, to.chunks)}, {size(to.written_bytes)}")
+    if to.chunks < _FEW_CHUNKS and to.records > _FEW_CHUNKS and not append:
+        print_notice(
+            f"nodes share a data set by chunks, and this has {to.chunks}: --records-per-chunk makes smaller ones"
+        )
+    return 0
+
+
+@records_app.command("index")
+def index(
+    files: FilesArgument,
+    chunks: Annotated[bool, typer.Option("--chunks", help="List each chunk.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """List files with their records and chunks, from the headers alone: no payload is read or checked.
+
+    Example: p2pnode records index "train-*.recordio"
+    """
+    from training.dispatch.recordio import read_index
+
+    with _explained():
+        found = [read_index(path, torn="skip") for path in _paths(files)]
+    if as_json:
+        print_line(json.dumps({"schema": 1, "files": [_index_json(each, chunks) for each in found]}))
+        return 0
+    if chunks:
+        header = ("file", "chunk", "offset", "records", "bytes", "compressor")
+        rows = [
+            (each.path, *map(str, (place.number, place.offset, place.records, place.header.payload_bytes)), kind)
+            for each in found
+            for place in each.chunks
+            for kind in [place.header.compressor.name.lower()]
+        ]
+    else:
+        header = ("file", "records", "chunks", "bytes", "compressor", "")
+        rows = [
+            (
+                each.path,
+                str(each.records),
+                str(len(each.chunks)),
+                size(each.file_bytes),
+                _compressors(each),
+                _torn(each),
+            )
+            for each in found
+        ]
+    print_line(columns(header, rows))
+    if len(found) > 1:
+        total = sum(each.records for each in found)
+        print_line(f"{_counted(total, sum(len(each.chunks) for each in found))} of {len(found)} files")
+    return 0
+
+
+@records_app.command("check")
+def check(files: FilesArgument, as_json: JsonOption = False) -> int:
+    """Read every record and check every checksum; exit code 13 if anything is damaged or torn.
+
+    Example: p2pnode records check "train-*.recordio"
+    """
+    from training.dispatch.recordio import Chunk, RecordFile, RecordFileError
+
+    results: list[dict[str, Any]] = []
+    with _explained():
+        for path in _paths(files):
+            problems: list[dict[str, Any]] = []
+            counted = {"records": 0, "chunks": 0, "bytes": 0}
+            with RecordFile(path) as file:
+                for found in file.scan():
+                    if isinstance(found, RecordFileError):
+                        problems.append(
+                            {"chunk": found.chunk, "offset": found.offset, "problem": found.problem, "text": str(found)}
+                        )
+                    elif isinstance(found, Chunk):
+                        counted["records"] += len(found)
+                        counted["chunks"] += 1
+                        counted["bytes"] += len(found.payload)
+            results.append({"file": str(path), **counted, "problems": problems})
+            if not as_json:
+                state = "damaged" if problems else "whole"
+                print_line(f"{path}: {state}, {_counted(counted['records'], counted['chunks'], 'good chunk')}")
+                for problem in problems:
+                    sys.stderr.write(f"error: {problem['text']}\n")
+    damaged = [each for each in results if each["problems"]]
+    if as_json:
+        for result in results:
+            for problem in result["problems"]:
+                del problem["text"]
+        print_line(json.dumps({"schema": 1, "whole": not damaged, "files": results}))
+    return ExitCode.DATA if damaged else 0
+
+
+@records_app.command("cat")
+def cat(
+    files: FilesArgument,
+    chunk: Annotated[int | None, typer.Option("--chunk", min=0, help="This chunk alone, from 0.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=0, help="At most so many records.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="The bytes of each record and a newline, as they are.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Print records, a line each: text as it is, arrays by their type and shape, other bytes in hexadecimal.
+
+    With --json a line is an object with the record's value. Example: p2pnode records cat train.recordio --limit 3
+    """
+    from training.dispatch.recordio import RecordFile
+
+    if raw and as_json:
+        raise UserError("--raw and --json exclude each other", "", ExitCode.USAGE)
+    left = sys.maxsize if limit is None else limit
+    with _explained():
+        for path in _paths(files):
+            with RecordFile(path) as file:
+                chunks = (
+                    ((place.number, records) for place, records in file.chunks())
+                    if chunk is None
+                    else iter([(chunk, file.chunk(chunk))])
+                )
+                while left > 0 and (found := next(chunks, None)) is not None:
+                    number, records = found
+                    for position, record in zip(range(left), records, strict=False):
+                        _print_record(record, raw, as_json and (str(path), number, position))
+                    left -= len(records)
+    sys.stdout.flush()
+    return 0
+
+
+def _print_record(record: bytes, raw: bool, place: tuple[str, int, int] | bool) -> None:
+    if raw:
+        sys.stdout.buffer.write(record + b"\n")
+        return
+    from p2pnode.record_text import as_json, as_text
+
+    if isinstance(place, tuple):
+        head = {"file": place[0], "chunk": place[1], "record": place[2], "bytes": len(record)}
+        sys.stdout.write(json.dumps(head | as_json(record), ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(as_text(record) + "\n")
+
+
+class _Progress:
+    """Says on standard error every two seconds how far a long conversion is."""
+
+    def __init__(self) -> None:
+        self._next_s = time.monotonic() + _PROGRESS_S
+        self._records = 0
+
+    def write(self, to: RecordSeries | RecordWriter, first: bytes, rest: Iterable[bytes]) -> None:
+        """Write all records."""
+        to.write(first)
+        for number, record in enumerate(rest, 2):
+            to.write(record)
+            if number % _PROGRESS_RECORDS == 0 and time.monotonic() >= self._next_s:
+                self._next_s = time.monotonic() + _PROGRESS_S
+                print_notice(f"{number} records so far")
+
+
+def _paths(files: list[str]) -> list[Path]:
+    from training.dispatch.conversion.sources import find_paths
+
+    return find_paths(files)
+
+
+def _index_json(found: FileIndex, chunks: bool) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "file": found.path,
+        "records": found.records,
+        "chunks": len(found.chunks),
+        "bytes": found.file_bytes,
+        "compressors": sorted({place.header.compressor.name.lower() for place in found.chunks}),
+        "torn": None if found.torn is None else {"offset": found.torn.offset, "problem": found.torn.problem},
+    }
+    if chunks:
+        answer["places"] = [
+            {
+                "chunk": place.number,
+                "offset": place.offset,
+                "records": place.records,
+                "payload_bytes": place.header.payload_bytes,
+                "compressor": place.header.compressor.name.lower(),
+            }
+            for place in found.chunks
+        ]
+    return answer
+
+
+def _counted(records: int, chunks: int, chunk: str = "chunk") -> str:
+    return f"{records} record{'' if records == 1 else 's'} in {chunks} {chunk}{'' if chunks == 1 else 's'}"
+
+
+def _compressors(found: FileIndex) -> str:
+    return ", ".join(sorted({place.header.compressor.name.lower() for place in found.chunks})) or "-"
+
+
+def _torn(found: FileIndex) -> str:
+    return "" if found.torn is None else f"torn at offset {found.torn.offset}: its last chunk is not whole"
+
+
+@contextlib.contextmanager
+def _explained(out: Path | None = None) -> Iterator[None]:
+    """What goes wrong with files, as an error with what to do next. `out` is the file that is written."""
+    from training.dispatch.conversion.sources import BadSource
+    from training.dispatch.recordio import RecordFileError, TornChunk
+
+    try:
+        yield
+    except TornChunk as error:
+        hint = "the records before it are whole: append with --append --truncate-torn, or make the file again"
+        raise UserError(str(error), hint, ExitCode.DATA) from None
+    except RecordFileError as error:
+        raise UserError(str(error), "p2pnode records check FILE lists all damage", ExitCode.DATA) from None
+    except BadSource as error:
+        wrote = "; nothing was written" if out is not None else ""
+        raise UserError(str(error), f"correct the file or name another one{wrote}", ExitCode.DATA) from None
+    except IndexError as error:
+        raise UserError(str(error), "p2pnode records index FILE --chunks lists them", ExitCode.USAGE) from None
+    except ValueError as error:
+        raise UserError(str(error), "see p2pnode records pack --help", ExitCode.USAGE) from None
+    except FileExistsError as error:
+        raise UserError(
+            str(error),
+            "name another file, replace it with --force, or add to it with --append",
+            ExitCode.STATE_DIRECTORY,
+        ) from None
+    except OSError as error:
+        if out is None:
+            problem = f"{error.filename}: {error.strerror or error}"
+            raise UserError(problem, "name RecordIO files that exist and can be read", ExitCode.DATA) from None
+        message = f"cannot write {out}: {error.strerror or error}"
+        hint = "check the folder, its permissions and free space; nothing was written"
+        raise UserError(message, hint, ExitCode.STATE_DIRECTORY) from None

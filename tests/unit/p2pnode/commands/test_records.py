@@ -1,0 +1,359 @@
+"""`p2pnode records`: what is packed can be listed, checked and printed, and what is wrong is said."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import json
+import os
+import re
+import shlex
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pnode import cli
+from p2pnode.commands import records as command
+from tests.harness.repository import ROOT
+from training.dispatch.recordio import RecordFile, decode_example, read_index, stack_examples, writer
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["records", *arguments])
+
+
+def records(name: str = "out.recordio") -> list[bytes]:
+    with RecordFile(name) as file:
+        return list(file)
+
+
+def everything() -> set[str]:
+    return {entry.name for entry in Path().iterdir()}
+
+
+def test_text_goes_there_and_back(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Lines of several files become records in order; cat --raw prints the lines again."""
+    Path("b.txt").write_bytes("zwei\r\ndrei ü".encode())
+    Path("a.txt").write_bytes(b"one\n\n")
+    Path("c.txt.gz").write_bytes(gzip.compress(b"vier\n"))
+
+    assert run("pack", "*.txt", "c.txt.gz", "--out", "out.recordio") == 0
+    assert b"wrote out.recordio: 5 records in 1 chunk, " in capfdbinary.readouterr().out
+    assert records() == [b"one", b"", b"zwei", "drei ü".encode(), b"vier"]
+    assert run("cat", "out.recordio", "--raw") == 0
+    assert capfdbinary.readouterr().out == "one\n\nzwei\ndrei ü\nvier\n".encode()
+
+
+def test_images_and_labels_are_packed_for_a_task() -> None:
+    """MNIST's files become examples that decode to the same arrays, record by record and as a batch."""
+    images = np.arange(20 * 4, dtype=np.uint8).reshape(20, 2, 2)
+    labels = np.arange(20, dtype=np.uint8)
+    head = struct.pack(">BBBB3I", 0, 0, 8, 3, 20, 2, 2)
+    Path("train-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + images.tobytes()))
+    Path("train-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 20) + labels.tobytes())
+
+    assert run("pack", "train-*", "-o", "mnist.recordio", "--records-per-chunk", "6") == 0
+
+    packed = records("mnist.recordio")
+    assert [int(decode_example(record)["labels"]) for record in packed] == labels.tolist()
+    np.testing.assert_array_equal(stack_examples(packed)["images"], images)
+    assert [chunk.records for chunk in read_index("mnist.recordio").chunks] == [6, 6, 6, 2]
+
+
+def test_tables_json_lines_and_npz_are_packed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each format is told by its name, and the answer in JSON says what was written."""
+    Path("a.csv").write_text("x,name\n1,a\n2.5,007\n")
+    Path("a.jsonl").write_text('{"x": [1]}\n"text"\n')
+    np.savez("a.npz", x=np.eye(3, dtype=np.float32))
+    for name, kind, count in (("a.csv", "csv", 2), ("a.jsonl", "jsonl", 2), ("a.npz", "npz", 3)):
+        assert run("pack", name, "-o", f"{kind}.recordio", "--compressor", "gzip", "--json") == 0
+        answer = json.loads(capsys.readouterr().out)
+        path = Path(f"{kind}.recordio")
+        assert answer == {
+            "schema": 1,
+            "format": kind,
+            "files": [str(path)],
+            "records": count,
+            "chunks": 1,
+            "bytes": path.stat().st_size,
+        }
+    assert [decode_example(record) for record in records("csv.recordio")] == [
+        {"x": 1.0, "name": "a"},
+        {"x": 2.5, "name": "007"},
+    ]
+    assert [decode_example(record) for record in records("jsonl.recordio")] == [{"x": [1]}, "text"]
+    assert stack_examples(records("npz.recordio"))["x"].tolist() == np.eye(3).tolist()
+
+
+def test_options_of_tables_are_used() -> None:
+    """Delimiter, missing header and columns of text are as asked."""
+    Path("a.csv").write_text("1;2\n")
+
+    assert run("pack", "a.csv", "-o", "o", "--delimiter", ";", "--no-header", "--text-column", "column_1") == 0
+    assert records("o") == [b'{"column_0":1,"column_1":"2"}']
+
+
+def test_sizes_of_chunks_and_files_are_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Chunks are cut by bytes and records, files by records and bytes; index lists all of them."""
+    Path("a.txt").write_text("".join(f"{number:03d}\n" for number in range(100)))
+    assert run("pack", "a.txt", "-o", "small.recordio", "--chunk-bytes", "30", "--compressor", "none") == 0
+    assert {chunk.records for chunk in read_index("small.recordio").chunks} == {10}
+    assert run("pack", "a.txt", "-o", "s.recordio", "--records-per-file", "40", "--records-per-chunk", "9") == 0
+    assert run("pack", "a.txt", "-o", "t.recordio", "--file-bytes", "1K", "--chunk-bytes", "1K") == 0
+    capsys.readouterr()
+
+    assert run("index", "s-*.recordio") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[:3] == ["s-00000.recordio", "40", "5"]
+    assert shown[-1] == "100 records in 13 chunks of 3 files"
+    assert run("index", "small.recordio", "--chunks", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["files"]
+    assert (found["records"], found["chunks"], found["compressors"], found["torn"]) == (100, 10, ["none"], None)
+    assert found["places"][1] == {
+        "chunk": 1,
+        "offset": 90,
+        "records": 10,
+        "payload_bytes": 70,
+        "compressor": "none",
+    }
+    assert run("index", "small.recordio", "--chunks") == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == ["small.recordio", "1", "90", "10", "70", "none"]
+
+
+def test_few_chunks_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of one chunk that many nodes could not share gets a note with the option that helps."""
+    Path("a.txt").write_text("x\n" * 100)
+    assert run("pack", "a.txt", "-o", "a") == 0
+    assert "--records-per-chunk" in capsys.readouterr().err
+    assert run("pack", "a.txt", "-o", "b", "--records-per-chunk", "5") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_records_are_printed_as_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """cat prints text without control characters, arrays by type and shape, and other bytes in hexadecimal."""
+    from training.dispatch.recordio import create_records, encode_example
+
+    with create_records("a", records_per_chunk=2) as out:
+        out.write_all(["ü\x1b[31m\nx".encode(), b'{"a": 1}', b"\xff\x00" * 20, b""])
+        out.write(encode_example({"x": np.zeros((2, 3), np.float32), "y": np.int8(-1), "raw": b"\x01", "n": None}))
+    assert run("cat", "a") == 0
+    assert capsys.readouterr().out.split("\n") == [
+        "ü\\x1b[31m\\nx",
+        '{"a": 1}',
+        "ff 00 " * 15 + "ff 00… (40 bytes)",
+        "",
+        '{"x": "float32 2×3", "y": -1, "raw": {"base64": "AQ=="}, "n": null}',
+        "",
+    ]
+    assert run("cat", "a", "--json") == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["chunk"], each["record"], each["bytes"]) for each in shown[:4]] == [
+        (0, 0, 9),
+        (0, 1, 8),
+        (1, 0, 40),
+        (1, 1, 0),
+    ]
+    assert [each.get("text") for each in shown] == ["ü\x1b[31m\nx", None, None, "", None]
+    assert shown[1]["value"] == {"a": 1}
+    assert shown[2]["base64"] == "/wD/AP8A/wD/AP8A/wD/AP8A/wD/AP8A/wD/AP8A/wD/AP8A/wD/AA=="
+    assert shown[4]["value"]["x"] == {"type": "float32", "shape": [2, 3], "values": [[0.0] * 3] * 2}
+    assert run("cat", "a", "a", "--limit", "6", "--json") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert run("cat", "a", "--chunk", "1") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_appending_adds_chunks_and_a_torn_chunk_must_be_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    """--append adds to a file; to a torn one only with --truncate-torn; check and index report what is torn."""
+    Path("a.txt").write_text("one\n")
+    assert run("pack", "a.txt", "-o", "out.recordio") == 0
+    assert run("pack", "a.txt", "-o", "out.recordio", "--append") == 0
+    assert records() == [b"one", b"one"]
+    data = Path("out.recordio").read_bytes()
+    Path("out.recordio").write_bytes(data[:-1])
+    capsys.readouterr()
+
+    assert run("pack", "a.txt", "-o", "out.recordio", "--append") == 13
+    assert "--truncate-torn" in capsys.readouterr().err
+    assert Path("out.recordio").read_bytes() == data[:-1]
+    assert run("check", "out.recordio") == 13
+    shown = capsys.readouterr()
+    assert "out.recordio: damaged, 1 record in 1 good chunk" in shown.out
+    assert f"chunk 1, offset {len(data) // 2}" in shown.err
+    assert run("index", "out.recordio") == 0
+    assert f"torn at offset {len(data) // 2}" in capsys.readouterr().out
+    assert run("cat", "out.recordio") == 13
+    assert capsys.readouterr().out == "one\n"
+    assert run("pack", "a.txt", "-o", "out.recordio", "--append", "--truncate-torn") == 0
+    assert records() == [b"one", b"one"]
+
+
+def test_check_lists_all_damage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every damaged chunk of every file is listed, and the good ones are counted."""
+    Path("a.txt").write_text("".join(f"line {number}\n" for number in range(6)))
+    assert run("pack", "a.txt", "-o", "a.recordio", "--records-per-chunk", "2", "--compressor", "none") == 0
+    assert run("pack", "a.txt", "-o", "b.recordio") == 0
+    data = bytearray(Path("a.recordio").read_bytes())
+    data[25] ^= 1
+    data[-1] ^= 1
+    Path("a.recordio").write_bytes(data)
+    capsys.readouterr()
+
+    assert run("check", "a.recordio", "b.recordio", "--json") == 13
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["whole"]
+    assert [(each["records"], len(each["problems"])) for each in answer["files"]] == [(2, 2), (6, 0)]
+    assert [each["chunk"] for each in answer["files"][0]["problems"]] == [0, 2]
+    assert run("check", "b.recordio") == 0
+    assert capsys.readouterr().out == "b.recordio: whole, 6 records in 1 good chunk\n"
+    assert run("cat", "a.recordio") == 13
+    assert "chunk 0, offset 0: the checksum of the payload is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["pack", "gone.txt", "-o", "o"], 13, "gone.txt: it cannot be read: No such file or directory"),
+        (["pack", "*.tif", "-o", "o"], 13, "*.tif: no file fits this pattern"),
+        (["pack", "notes", "-o", "o"], 13, "notes: its name does not tell its format"),
+        (["pack", "notes", "-o", "o", "--format", "npz"], 13, "notes: it cannot be read as NPZ"),
+        (["pack", "notes", "-o", "o", "--format", "idx"], 13, "notes: it is not an IDX file"),
+        (["pack", "notes", "-o", "o", "--format", "jsonl"], 13, "notes: line 1: it is not JSON"),
+        (["pack", "late.txt", "-o", "o"], 13, "late.txt: line 3: byte 1 of it (0xff) is not UTF-8"),
+        (["pack", "late.txt", "-o", "o", "--append"], 13, "late.txt: line 3"),
+        (["pack", "empty.txt", "-o", "o"], 13, "the sources have no record"),
+        (["pack", "a.txt", "-o", "old"], 7, "old exists already"),
+        (["pack", "a.txt", "-o", "absent/o"], 7, "cannot write absent/o: No such file or directory"),
+        (
+            ["pack", "a.txt", "-o", "notes", "--append"],
+            13,
+            "notes: chunk 0, offset 0: the last 8 bytes are not a chunk",
+        ),
+        (["pack", "a.txt", "-o", "o", "--chunk-bytes", "many"], 2, '"many" is not a size'),
+        (["pack", "a.txt", "-o", "o", "--chunk-bytes", "1G"], 2, "it must be from 1 to 134217728"),
+        (["pack", "a.txt", "-o", "o", "--append", "--force"], 2, "--append does not go with"),
+        (["pack", "a.txt", "-o", "o", "--truncate-torn"], 2, "--truncate-torn is for --append alone"),
+        (["pack", "a.txt", "-o", "o", "--delimiter", "ab"], 2, "not one character"),
+        (["index", "gone"], 13, "gone: No such file or directory"),
+        (["check", "."], 13, "Is a directory"),
+        (["cat", "notes"], 13, "notes: chunk 0, offset 0: the last 8 bytes are not a chunk"),
+        (["cat", "old", "--chunk", "5"], 2, "old has 0 chunks: there is no chunk 5"),
+        (["cat", "old", "--raw", "--json"], 2, "exclude each other"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_left(
+    arguments: list[str], code: int, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bad sources, targets and options are an error with its exit code, and no file, draft or change is left."""
+    for name, content in (
+        ("notes", b"my notes"),
+        ("a.txt", b"a\n"),
+        ("late.txt", b"a\nb\n\xff\n"),
+        ("empty.txt", b""),
+        ("old", b""),
+    ):
+        Path(name).write_bytes(content)
+    before = everything()
+
+    assert run(*arguments) == code
+    assert problem in capsys.readouterr().err
+    assert everything() == before
+    assert (Path("notes").read_bytes(), Path("old").read_bytes()) == (b"my notes", b"")
+
+
+@pytest.mark.parametrize("way", ["new", "append", "series"])
+def test_a_full_disk_leaves_nothing(
+    way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the disk is full in the middle, the error says so and neither a file nor a part of one is left."""
+    Path("a.txt").write_text("".join(f"line {number}\n" for number in range(100)))
+    assert run("pack", "a.txt", "-o", "old.recordio") == 0
+    old = Path("old.recordio").read_bytes()
+    written = 0
+
+    def full(self: Any, payload: bytes, *_rest: Any) -> bytes:
+        nonlocal written
+        written += len(payload)
+        if written > 500:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return payload
+
+    monkeypatch.setattr(writer, "compress", lambda payload, _compressor: full(None, payload))
+    options = {
+        "new": ["-o", "new.recordio"],
+        "append": ["-o", "old.recordio", "--append"],
+        "series": ["-o", "new.recordio", "--records-per-file", "20"],
+    }[way]
+    assert run("pack", "a.txt", "--compressor", "none", "--records-per-chunk", "10", *options) == 7
+    assert "No space left on device" in capsys.readouterr().err
+    assert everything() == {"a.txt", "old.recordio"}
+    assert Path("old.recordio").read_bytes() == old
+
+
+def test_an_interrupted_pack_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle ends with the code of a shell and leaves nothing."""
+    Path("a.txt").write_text("a\nb\n")
+
+    def interrupted(source: Any) -> Iterator[bytes]:
+        yield b"a"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("training.dispatch.conversion.formats.text_records", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        assert run("pack", "a.txt", "-o", "new.recordio") == 130
+    assert everything() == {"a.txt"}
+
+
+def test_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A conversion that takes longer than the interval says how many records it has."""
+    monkeypatch.setattr(command, "_PROGRESS_S", 0.0)
+    Path("a.txt").write_text("x\n" * 2500)
+
+    assert run("pack", "a.txt", "-o", "o", "--records-per-chunk", "100") == 0
+    assert capsys.readouterr().err.splitlines() == ["note: 1000 records so far", "note: 2000 records so far"]
+
+
+def blocks_of_the_page(language: str) -> list[str]:
+    """The code of docs/dispatch.md on RecordIO, in this language."""
+    page = (ROOT / "docs" / "dispatch.md").read_text(encoding="utf-8")
+    section = re.split(r"^## ", page.split("\n## RecordIO\n", 1)[1], flags=re.MULTILINE)[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+def test_the_commands_of_the_page_work() -> None:
+    """Every command that docs/dispatch.md shows for RecordIO succeeds on files of those names."""
+    head, labels = struct.pack(">BBBB3I", 0, 0, 8, 3, 4, 2, 2), struct.pack(">BBBBI", 0, 0, 8, 1, 4)
+    Path("train-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + bytes(16)))
+    Path("train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels + bytes(4)))
+    Path("corpus").mkdir()
+    Path("corpus/a.txt").write_text("one\ntwo\n")
+    Path("more.jsonl").write_text("{}\n")
+    lines = [line for block in blocks_of_the_page("sh") for line in block.splitlines()]
+
+    assert len(lines) >= 6
+    for line in lines:
+        words = shlex.split(line)
+        assert words[:2] == ["p2pnode", "records"]
+        assert run(*words[2:]) == 0, line
+    assert records("corpus-00000.recordio") == [b"one", b"two"]
+
+
+def test_the_script_of_the_page_works(capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python code that docs/dispatch.md shows for RecordIO runs and gives what its comments say."""
+    (script,) = blocks_of_the_page("python")
+    names: dict[str, Any] = {}
+    exec(compile(script, "docs/dispatch.md", "exec"), names)
+
+    assert capsys.readouterr().out == "1000 records in 10 chunks\n"
+    assert names["example"] == {"x": 999, "y": 998_001}
+    assert names["batch"]["y"][1] == 301**2
