@@ -28,16 +28,22 @@ from training.dispatch.recordio.layout import (
     MalformedChunk,
 )
 
+#: Where each record of a payload ends: int64, or a range if all records have the same length.
+Ends = np.ndarray[Any, np.dtype[np.int64]] | range
+
 _COUNT = np.dtype("<u4")
+#: Iteration copies so many records at a time: enough to make the work in NumPy worth it.
+_BLOCK_RECORDS = 1024
 
 
 class Chunk(Sequence[bytes]):
-    """The records of one chunk, in the order of the file. Each access copies one record out of the chunk's payload.
+    """The records of one chunk, in the order of the file. Each access copies records out of the chunk's payload.
 
-    `payload` is the uncompressed payload, lengths included, for those who want no copies.
+    `payload` is the uncompressed payload, lengths included, for those who want no copies. `ends` has the offset in it
+    at which each record ends; a range if all records have the same length.
     """
 
-    def __init__(self, payload: bytes, ends: Sequence[int]) -> None:
+    def __init__(self, payload: bytes, ends: Ends) -> None:
         self.payload = payload
         self._ends = ends
 
@@ -50,37 +56,53 @@ class Chunk(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+            wanted = range(*index.indices(len(self)))
+            return self._between(wanted.start, wanted.stop) if wanted.step == 1 else [self[each] for each in wanted]
         each = range(len(self))[index]  # negative indices, IndexError
-        start = (self._ends[each - 1] if each else 0) + LENGTH_BYTES
-        return self.payload[start : self._ends[each]]
+        return self._between(each, each + 1)[0]
 
     def __iter__(self) -> Iterator[bytes]:
-        payload, start = self.payload, LENGTH_BYTES
-        for end in self._ends:
-            yield payload[start:end]
-            start = end + LENGTH_BYTES
+        for first in range(0, len(self), _BLOCK_RECORDS):
+            yield from self._between(first, min(first + _BLOCK_RECORDS, len(self)))
 
     def records(self) -> list[bytes]:
-        """All records at once: faster than one by one, and about the memory of the chunk once more."""
-        payload, ends = self.payload, self._ends
-        starts = [LENGTH_BYTES, *[end + LENGTH_BYTES for end in ends]]
-        return [payload[start:end] for start, end in zip(starts, ends, strict=False)]
+        """All records at once: about the memory of the chunk once more."""
+        return self._between(0, len(self))
 
     def views(self) -> Iterator[memoryview]:
         """The records without a copy; each view keeps the whole payload alive."""
         payload, start = memoryview(self.payload), LENGTH_BYTES
-        for end in self._ends:
+        for end in self._ends if isinstance(self._ends, range) else self._ends.tolist():
             yield payload[start:end]
             start = end + LENGTH_BYTES
 
     def matrix(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Records of one length as an array of uint8, shape [records, length]: read-only, without a copy. Raises
         `ValueError` if the lengths differ."""
-        row_bytes = self._ends[0]
-        if _equal_rows(self.payload, len(self)) is None:
+        if not isinstance(self._ends, range):
             raise ValueError("the records of this chunk have different lengths, so they are no matrix")
-        return np.frombuffer(self.payload, np.uint8).reshape(len(self), row_bytes)[:, LENGTH_BYTES:]
+        return np.frombuffer(self.payload, np.uint8).reshape(len(self), self._ends.step)[:, LENGTH_BYTES:]
+
+    def _between(self, first: int, last: int) -> list[bytes]:
+        """The records from `first` on and before `last`, without a loop in Python where all have one length."""
+        if first >= last:
+            return []
+        payload, ends = self.payload, self._ends
+        if isinstance(ends, range):
+            row = np.dtype(
+                {
+                    "names": ["_"],
+                    "formats": [f"V{ends.step - LENGTH_BYTES}"],
+                    "offsets": [LENGTH_BYTES],
+                    "itemsize": ends.step,
+                }
+            )
+            found: list[bytes] = np.frombuffer(payload, row, last - first, first * ends.step)["_"].tolist()
+            return found
+        before = int(ends[first - 1]) if first else 0
+        stops = ends[first:last]
+        starts = np.concatenate(([before], stops[:-1])) + LENGTH_BYTES
+        return [payload[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
 def decode(header: ChunkHeader, payload: bytes, max_bytes: int) -> Chunk:
@@ -99,7 +121,7 @@ def decode(header: ChunkHeader, payload: bytes, max_bytes: int) -> Chunk:
     return Chunk(raw, ends)
 
 
-def record_ends(payload: bytes, count: int) -> Sequence[int]:
+def record_ends(payload: bytes, count: int) -> Ends:
     """Where each of `count` records ends in an uncompressed payload. Raises `MalformedChunk` unless the payload is
     exactly these records."""
     equal = _equal_rows(payload, count)
@@ -117,7 +139,7 @@ def record_ends(payload: bytes, count: int) -> Sequence[int]:
         raise MalformedChunk(f"the header says {count} records, and the payload has room for {len(ends)}")
     if at < size:
         raise MalformedChunk(f"the header says {count} records, and {size - at} bytes follow the last of them")
-    return ends
+    return np.frombuffer(ends, np.int64)
 
 
 def _equal_rows(payload: bytes, count: int) -> range | None:
