@@ -61,8 +61,9 @@ class Disk(Protocol):
         """The whole content, or None where there is no such file. `OSError` when it cannot be read."""
         ...
 
-    def write(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Replace the file whole or not at all, synced to disk. `private` makes it readable by the owner only."""
+    def write(self, name: str, data: bytes, *, private: bool = False, is_synced: bool = True) -> None:
+        """Replace the file whole or not at all, synced to disk. `private` makes it readable by the owner only. What is
+        not synced outlives this process, but not the machine."""
         ...
 
     def create(self, name: str) -> NewFile:

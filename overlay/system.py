@@ -64,11 +64,13 @@ class FolderFile:
             getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has no fdatasync
             self._unsynced_bytes = 0
 
-    def commit(self) -> None:
-        os.fsync(self._descriptor)
+    def commit(self, *, is_synced: bool = True) -> None:
+        if is_synced:
+            os.fsync(self._descriptor)
         self._close()
         self._temporary.replace(self._path)
-        _sync_folder(self._path.parent)
+        if is_synced:
+            _sync_folder(self._path.parent)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
@@ -94,11 +96,11 @@ class FolderDisk:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, data: bytes, *, private: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, private: bool = False, is_synced: bool = True) -> None:
         file = FolderFile(self.folder / name, private=private)
         try:
             file.write(data)
-            file.commit()
+            file.commit(is_synced=is_synced)
         except BaseException:
             file.discard()
             raise

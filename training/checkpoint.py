@@ -5,7 +5,8 @@ was written last counts, whatever its step: a new model begins at step 0 beside 
 The files are `vector.safetensors` (every tensor by its canonical name, float32), `trainer.state` (written by the
 trainer: optimiser, schedule, random state, data position; if it could not be saved in time, `state.json` names that of
 an earlier checkpoint), `states-N.bin` (the shards that the node owned and backed up, see
-`training.exchange.store.state_files`), and `state.json`. That one is written last and marks the others as complete.
+`training.exchange.store.state_files`), `deltas.msgpack` (which deltas the vector has), and `state.json`. That one is
+written last and marks the others as complete.
 
 All functions block and belong into a thread. They raise `OSError`, and leave the earlier checkpoints as they were.
 """
@@ -13,7 +14,7 @@ All functions block and belong into a thread. They raise `OSError`, and leave th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -23,14 +24,17 @@ from msgspec import Meta
 from overlay.environment import Disk, Log
 from training import vector_file
 from training.encoding.codecs import Vector
+from training.exchange.ownership_messages import Identities
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
-from training.exchange.terms import Term
+from training.exchange.terms import ShardIndex, Term
 from training.layout import Layout
+from training.shards.applied import Applied
 
 FOLDER = "checkpoints"
 VECTOR_FILE = "vector.safetensors"
 TRAINER_FILE = "trainer.state"
+LISTED_FILE = "deltas.msgpack"
 MARKER = "state.json"
 
 #: Bytes read at a time.
@@ -101,6 +105,11 @@ def write_states(disk: Disk, folder: str, number: int, parts: Sequence[bytes | m
         raise
 
 
+def write_listed(disk: Disk, folder: str, listed: Mapping[int, Applied]) -> None:
+    """Write which deltas the vector has, per shard."""
+    disk.write(f"{folder}/{LISTED_FILE}", msgspec.msgpack.encode({shard: one.rows() for shard, one in listed.items()}))
+
+
 def finish(disk: Disk, folder: str, state: CheckpointState, keep: int) -> None:
     """Write the marker, and then remove all but the `keep` checkpoints written last."""
     disk.write(f"{folder}/{MARKER}", msgspec.json.format(msgspec.json.encode(state)))
@@ -165,6 +174,18 @@ def read_vector(disk: Disk, folder: str, layout: Layout, into: Vector) -> None:
             if len(raw) != piece.size:
                 raise OSError(f"{name} became shorter while it was read")
             np.copyto(piece, np.frombuffer(raw, np.uint8))
+
+
+def read_listed(disk: Disk, checkpoint: Checkpoint, log: Log) -> dict[int, Applied]:
+    """Which deltas the vector has, per shard; a damaged file is logged and skipped."""
+    name = f"{checkpoint.folder}/{LISTED_FILE}"
+    try:
+        raw = disk.read(name)
+        rows = {} if raw is None else msgspec.msgpack.decode(raw, type=dict[ShardIndex, Identities])
+    except (msgspec.DecodeError, OSError) as error:
+        log.warning("stored_states_unreadable", file=name, reason=str(error))
+        return {}
+    return {shard: Applied.of_rows(one) for shard, one in rows.items()}
 
 
 def read_states(

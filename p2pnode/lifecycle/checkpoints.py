@@ -26,6 +26,7 @@ from training.exchange.exchange import Exchange, Reading
 from training.exchange.store import state_files
 from training.manifest import Manifest
 from training.progress import Progress
+from training.shards.applied import Applied
 from training.trainer_link.interface import Trainer, TrainerFailed
 
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
@@ -44,6 +45,8 @@ class _Begun(NamedTuple):
     saving: asyncio.Task[None]
     #: When the trainer was free for its next order; empty until then.
     copied_s: list[float]
+    #: Which deltas the vector has, as its owners answered when it had been read.
+    listed: dict[int, Applied]
 
 
 class CheckpointWriter:
@@ -143,7 +146,7 @@ class CheckpointWriter:
             marks=[],
         )
         reading = self._exchange.reading(threading.Lock(), partial(time.sleep, READ_AGAIN_S))
-        return _Begun(folder, began_s, state, reading, saving, copied_s)
+        return _Begun(folder, began_s, state, reading, saving, copied_s, {})
 
     async def _write(self, begun: _Begun) -> None:
         try:
@@ -170,10 +173,14 @@ class CheckpointWriter:
             await self._executor.run(checkpoint.write_vector, self._disk, begun.folder, layout, slices)
         finally:
             begun.reading.close()
+        if self._config.exchange.enabled:
+            begun.listed.update(await self._exchange.lister.deltas_of(begun.reading.versions))
 
     async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
         """Write the shards, wait for the trainer's file, and write the marker."""
         await self._write_states(begun.folder)
+        if self._config.exchange.enabled:
+            await self._executor.run(checkpoint.write_listed, self._disk, begun.folder, begun.listed)
         try:
             async with asyncio.timeout(trainer_s):
                 await asyncio.shield(begun.saving)

@@ -212,9 +212,11 @@ class Startup:
         if self._checkpoint is None:
             return
         exchange.begin_at(self._checkpoint.state.step)
-        exchange.offer_versions(self._checkpoint.state.terms())
+        disk, run = self._environment.disk, self._environment.executor.run
+        listed = await run(checkpoint.read_listed, disk, self._checkpoint, self._log)
+        exchange.offer_versions(self._checkpoint.state.terms(), listed)
         if self._config.exchange.enabled:
-            states = await self._environment.executor.run(
+            states = await run(
                 checkpoint.read_states,
                 self._environment.disk,
                 self._checkpoint,

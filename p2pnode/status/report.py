@@ -279,6 +279,7 @@ class StatusReport:
             chains_entered=counters.chains_entered,
             chain_mismatches=counters.chain_mismatches,
             lost_in_splits=counters.lost_in_splits,
+            lost_in_restarts=max(0, counters.lost_in_restarts),
             shards_to_mend=len(store.superseded),
         )
 

@@ -171,6 +171,7 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     chains_entered: Count = 0
     chain_mismatches: Count = 0
     lost_in_splits: Count = 0
+    lost_in_restarts: Count = 0
     shards_to_mend: Count = 0
 
 

@@ -92,7 +92,7 @@ class MemoryDisk:
             raise PermissionError(errno.EACCES, "Permission denied", name)
         return self.files.get(name)
 
-    def write(self, name: str, data: bytes, *, private: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, private: bool = False, is_synced: bool = True) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device", name)
         self.files[name] = bytes(data)

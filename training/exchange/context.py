@@ -12,6 +12,7 @@ from training.exchange.kept_deltas import KeptDeltas
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
+from training.exchange.store.push_record import PushRecord
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
@@ -40,6 +41,8 @@ class ExchangeContext:
     counters: Counters = field(default_factory=Counters)
     #: This node's own deltas on their way.
     kept: KeptDeltas = field(default_factory=KeptDeltas)
+    #: Which they were, for the time after a restart.
+    record: PushRecord = field(default_factory=PushRecord)
 
     def me(self) -> Contact:
         return Contact(self.swarm.node_id, self.swarm.address)

@@ -18,6 +18,7 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.client.codec_control import CodecControl
+from training.exchange.client.listing import DeltaLister
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
 from training.exchange.codec_choice import CodecChoice
@@ -42,9 +43,10 @@ from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
-from training.exchange.store.history import NAMED, highest_step_of, incomplete_deltas
+from training.exchange.store.history import highest_step_of
+from training.exchange.store.losses import named
 from training.exchange.store.records import StoredState
-from training.exchange.store.repair_log import RepairLog, identities_of
+from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.replica import Replica
 from training.exchange.store.replica_reading import ReplicaReading
 from training.exchange.store.shard_store import ShardStore
@@ -54,6 +56,7 @@ from training.exchange.terms import Term
 from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
+from training.shards.applied import Applied
 from training.shards.state import ShardState
 from training.swarm import Swarm
 
@@ -125,6 +128,7 @@ class Exchange:
         self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)
         self.codec_control = CodecControl(context)
+        self.lister = DeltaLister(context, self.directory)
         self.push_client = PushClient(context, self.directory, self.deltas)
         self.pull_client = PullClient(context, self.directory, self._final_values, self.publisher)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
@@ -177,6 +181,7 @@ class Exchange:
         self._tasks = [
             asyncio.create_task(self.rebalancer.run(), name="rebalancer"),
             asyncio.create_task(self._save_fences(), name="fences"),
+            asyncio.create_task(self.push_client.record.run(), name="push-log"),
         ]
 
     def _on_change(self, change: PeerChange) -> None:
@@ -209,9 +214,9 @@ class Exchange:
             self.store.own(shard, state, term, me, now, by_handover=False)
             self._replica.set_version(shard, term, version)
 
-    def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
-        """Declare the term and version of each shard in the replica, so that it can serve as a copy in take-overs."""
-        self._replica.restore_versions(versions)
+    def offer_versions(self, versions: list[tuple[Term, int]], listed: dict[int, Applied] | None = None) -> None:
+        """Declare the terms, versions and known deltas of the replica's shards, which then count as copies."""
+        self._replica.restore_versions(versions, listed)
 
     def offer_states(self, states: dict[int, StoredState]) -> None:
         """Offer states read from disk as copies in take-overs until the owners are known."""
@@ -229,10 +234,8 @@ class Exchange:
         rest = [shard for shard in range(len(self.store)) if self._has_no_known_owner(shard)]
         await self._found(rest)
         await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
-        known = [identities_of(owned.state) for owned in self.store.owned.values()]
-        lost = incomplete_deltas(known)
-        count = sum(high - low + 1 for _, _, low, high in lost)
-        names = [f"{node.hex()[:8]}/{incarnation}:{low}-{high}" for node, incarnation, low, high in lost]
+        lost = self.rebalancer.write_off()
+        self.counters.lost_in_restarts += (count := sum(high - low + 1 for _, _, low, high in lost))
         log = self._log.info if clean and not count else self._log.warning
         log(
             "swarm_resumed",
@@ -242,7 +245,7 @@ class Exchange:
             founded=len(rest),
             clean=clean,
             deltas_lost=count,
-            deltas=list(dict.fromkeys(names))[:NAMED],
+            deltas=named(lost),
         )
         self._settle()
 
@@ -250,6 +253,8 @@ class Exchange:
         return shard not in self.store.owned and shard not in self.store.ownership.known_owners
 
     def _settle(self) -> None:
+        self.reconciler.remember_disk()
+        self._run.is_settled = True
         self.store.settle_stored()
         self.rebalancer.allow_takeover()
 

@@ -74,6 +74,9 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     #: the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
     chain: ChainName = b""
     exceptions: Annotated[list[tuple[int, Bits]], Meta(max_length=MAX_EXCEPTIONS)] = []
+    #: Deltas known to be lost, and how many the value has that are not in `applied`.
+    written_off: Identities = []
+    unlisted: Number = 0
 
     @property
     def term(self) -> Term:
@@ -224,10 +227,14 @@ class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`known`: the owners that the receiver knows; in a large swarm the sender may never have met an owner."""
+    """`known`: the owners that the receiver knows; in a large swarm the sender may never have met an owner.
+
+    `recorded`: while the receiver has states from disk, every delta that it knows of an earlier start.
+    """
 
     statuses: Annotated[list[CopyStatus], Meta(max_length=MAX_SHARDS)]
     known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)] = []
+    recorded: Identities = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
@@ -254,16 +261,39 @@ class DeltaHistoryAnswer(msgspec.Struct, frozen=True, array_like=True):
     step: Number
 
 
+class ListDeltas(msgspec.Struct, frozen=True, array_like=True):
+    """Asks which deltas the values have that the sender pulled: (shard, term, version). It writes them to its disk, so
+    that after a restart of the whole swarm its replica counts as a copy whose deltas are known."""
+
+    genesis: Genesis
+    pulled: Annotated[list[tuple[ShardIndex, Number, TermNode, Number]], Meta(max_length=MAX_SHARDS)]
+
+
+class ListedDeltas(msgspec.Struct, frozen=True, array_like=True):
+    """Those that the receiver knows; others were published by a former owner, or too long ago."""
+
+    listed: Annotated[list[tuple[ShardIndex, Identities]], Meta(max_length=MAX_SHARDS)]
+
+
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them."""
+    """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them.
+
+    `recorded`: every delta that the sender knows of before the swarm was started again without it. The receiver reports
+    those that its shards lack.
+    """
 
     genesis: Genesis
     shards: Shards
+    recorded: Identities = []
 
 
 class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     """`owner`: the receiver owns the shard under the given term, and `known` are all its identities, which its backup
-    has too. `not_owner` (`where` may name the owner) and `retry` (no backup yet) leave open what it has."""
+    has too. `not_owner` (`where` may name the owner) and `retry` (no backup yet) leave open what it has.
+
+    `unlogged` of them are not in the receiver's repair log, so that only this state has them. `written_off` and
+    `unlisted` are those of the state. `counts`: the receiver's version sends these three.
+    """
 
     shard: ShardIndex
     status: Literal["owner", "not_owner", "retry"]
@@ -273,6 +303,10 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     era_term: tuple[Number, TermNode] = (0, b"")
     known: Identities = []
     owner_info: OwnerInfo | None = None
+    unlogged: Number = 0
+    unlisted: Number = 0
+    written_off: Identities = []
+    counts: bool = False
 
     @property
     def term(self) -> Term:

@@ -35,6 +35,14 @@ class Term(NamedTuple):
 
 
 ZERO_TERM = Term(0, b"")
+#: Each restart of a whole swarm begins a new generation: it raises the terms to the next multiple of this. A copy of an
+#: earlier generation, on the disk of a node that comes later, ranks below everything that the swarm went on with.
+GENERATION = 1 << 32
+
+
+def generation_of(term: Term) -> int:
+    """How many restarts of the whole swarm were before this term."""
+    return term.number // GENERATION
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True):

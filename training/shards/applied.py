@@ -83,6 +83,42 @@ class Applied:
                 left[key] = rest
         return Applied(left)
 
+    def beyond(self, other: Applied) -> Applied:
+        """The identities in this set above the last step that the other has of the same (node, incarnation)."""
+        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        for key, ranges in self._ranges.items():
+            theirs = other._ranges.get(key)
+            last = theirs[-1][1] if theirs else -1
+            rest = [(max(low, last + 1), high) for low, high in ranges if high > last]
+            if rest:
+                left[key] = rest
+        return Applied(left)
+
+    def count(self) -> int:
+        """The number of identities."""
+        return sum(high - low + 1 for ranges in self._ranges.values() for low, high in ranges)
+
+    def oldest(self, count: int) -> Applied:
+        """At most `count` of the identities: of each (node, incarnation) the first ones, so many that what is left of
+        each is about equally long."""
+        lengths = {key: sum(high - low + 1 for low, high in ranges) for key, ranges in self._ranges.items()}
+        low_cut, high_cut = 0, max(lengths.values(), default=0)
+        while low_cut < high_cut:
+            cut = (low_cut + high_cut) // 2
+            if sum(max(0, length - cut) for length in lengths.values()) <= count:
+                high_cut = cut
+            else:
+                low_cut = cut + 1
+        found: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        for key, ranges in self._ranges.items():
+            remaining = lengths[key] - low_cut
+            for low, high in ranges:
+                if remaining <= 0:
+                    break
+                found.setdefault(key, []).append((low, min(high, low + remaining - 1)))
+                remaining -= high - low + 1
+        return Applied(found)
+
     def merge(self, other: Applied) -> None:
         """Add all identities of the other set."""
         for key, theirs in other._ranges.items():
@@ -100,4 +136,10 @@ class Applied:
 
     @classmethod
     def of_rows(cls, rows: list[tuple[bytes, int, list[tuple[int, int]]]]) -> Applied:
-        return cls({(node, incarnation): [(a, b) for a, b in ranges] for node, incarnation, ranges in rows})
+        """The set of rows, which need not be in order: they may come from another node, or from a disk."""
+        found = cls()
+        for node, incarnation, ranges in rows:
+            whole = [(low, high) for low, high in ranges if low <= high]
+            if whole:
+                found.merge(cls({(node, incarnation): whole}))
+        return found

@@ -13,8 +13,10 @@ visible. The owner chooses the window, and its backup follows (`training.shards.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -27,6 +29,8 @@ from training.shards.robust import Norms
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
+#: Deltas of a shard whose order is known.
+MAX_RECENT = 1024
 
 
 @dataclass(slots=True)
@@ -62,6 +66,12 @@ class ShardState:
     folded_step: int = 0
     #: Lengths of the added deltas, by member: the reference for clipping.
     norms: Norms = field(default_factory=Norms)
+    #: Deltas known to be lost, and reported: recorded before a restart, in no copy that the swarm went on with.
+    written_off: Applied = field(default_factory=Applied)
+    #: How many deltas the value has that are not in `applied`, because it began as a replica.
+    unlisted: int = 0
+    #: The deltas added last, in the order of their versions, since `own` of the store: what an earlier version had.
+    recent: deque[DeltaId] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
 
     def knows(self, identity: DeltaId) -> bool:
         """Whether the delta is in the value, or pending."""
@@ -85,6 +95,7 @@ class ShardState:
         added with rate 1 and neither counts in Σw nor moves the momentum.
         """
         self.applied.add(identity)
+        self.recent.append(identity)
         self.version += 1
         if plain:
             rule = PLAIN
@@ -115,6 +126,16 @@ class ShardState:
             add_in_blocks(to, rule)
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
+
+    def applied_at(self, version: int) -> Applied | None:
+        """The deltas that the value had at a version; None for a version of too long ago, or with unlisted deltas."""
+        later = self.version - version
+        if self.unlisted or not 0 <= later <= len(self.recent):
+            return None
+        since = Applied()
+        for identity in islice(reversed(self.recent), later):
+            since.add(identity)
+        return self.applied.without(since)
 
     def add_pending(
         self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True, plain: bool = False
@@ -166,6 +187,7 @@ class ShardState:
         self.apply(window[0].identity, weight, total, rule, momentum=momentum)
         for one in window[1:]:
             self.applied.add(one.identity)
+            self.recent.append(one.identity)
             self.version += 1
         for step in {identity.step: None for identity in named}:
             rest = [one for one in self.pending[step] if one.identity not in named]
@@ -201,6 +223,8 @@ class ShardState:
             pending={step: list(items) for step, items in self.pending.items()},
             folded_step=self.folded_step,
             norms=self.norms.copy(),
+            written_off=self.written_off.copy(),
+            unlisted=self.unlisted,
         )
 
     def fill_from(self, other: ShardState) -> None:

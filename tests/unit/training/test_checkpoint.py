@@ -46,7 +46,7 @@ class FullAfter(MemoryDisk):
 
     room = 1_000
 
-    def write(self, name: str, data: bytes, *, private: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, private: bool = False, is_synced: bool = True) -> None:
         if self.room == 0:
             raise OSError(errno.ENOSPC, "No space left on device", name)
         self.room -= 1

@@ -22,6 +22,7 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
+from training.exchange.client.push_log import PushLog
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, off_loop
 from training.exchange.directory import OwnerDirectory
@@ -46,6 +47,7 @@ class PushClient:
 
     def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         self._context = context
+        self.record = PushLog(context)
         self._swarm = context.swarm
         self._store = context.store
         self._run = context.run
@@ -71,6 +73,14 @@ class PushClient:
         Without `on_taken`, `delta` must not change before that. Otherwise `on_taken` is called once, as soon as it may:
         everything that is still to be sent is encoded or copied then.
         """
+        identity = self.record.begin(step)
+        report = await self._push(step, base_step, weight, delta, on_taken)
+        self.record.end(identity, is_added=bool(report.acknowledged or report.outstanding))
+        return report
+
+    async def _push(
+        self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None
+    ) -> PushReport:
         sent_before = self._counters.bytes_sent
         push = Push(
             genesis=self._context.genesis,

@@ -34,6 +34,8 @@ from training.exchange.ownership_messages import (
     FinalBuffers,
     FinalBuffersAnswer,
     FinalDone,
+    ListDeltas,
+    ListedDeltas,
     StateHead,
     StateTransfer,
     Survey,
@@ -43,6 +45,7 @@ from training.exchange.ownership_messages import (
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
 from training.exchange.store.history import highest_step_of
+from training.exchange.store.losses import recorded_deltas
 from training.exchange.store.replica import Position
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.store.state_head import describe
@@ -118,6 +121,7 @@ class ReadHandler:
         self._rpc.register("where_is", LocateOwners, self._on_where_is)
         self._rpc.register("survey", Survey, self._on_survey)
         self._rpc.register("fetch", Fetch, self._on_fetch)
+        self._rpc.register("list", ListDeltas, self._on_list)
         self._rpc.register("past", DeltaHistory, self._on_past)
         self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers)
         self._rpc.register("final_done", FinalDone, self._on_final_done)
@@ -223,7 +227,17 @@ class ReadHandler:
         pulled, step = self._replica.pulled_version, self._run.step
         statuses = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
         known = [info for shard in shards if (info := self._store.ownership.owner_info(shard)) is not None]
-        return Response(encode(SurveyAnswer(statuses, known)))
+        recorded = [] if self._run.is_settled else recorded_deltas(self._store, self._context.record).rows()
+        return Response(encode(SurveyAnswer(statuses, known, recorded)))
+
+    async def _on_list(self, _sender: Contact, message: ListDeltas, _stream: AsyncIterator[Buffer]) -> Response:
+        listed = []
+        for shard, number, node, version in message.pulled:
+            owned = self._store.owned.get(shard)
+            known = None if owned is None else owned.listed_at(Term(number, node), version)
+            if known is not None:
+                listed.append((shard, known.rows()))
+        return Response(encode(ListedDeltas(listed)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]

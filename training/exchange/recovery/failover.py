@@ -28,8 +28,11 @@ from training.exchange.ownership_messages import (
 from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
+from training.exchange.store.losses import recorded_deltas, spans, write_off
+from training.exchange.store.repair_log import Span
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.terms import Fence, OwnerInfo, Term
+from training.shards.applied import Applied
 from training.shards.state import ShardState
 
 #: Candidates surveyed before a take-over: all of them, because any may be the backup.
@@ -68,6 +71,8 @@ class Failover:
         self._replica_only: dict[int, tuple[float, float]] = {}
         #: Set while `resume` takes over: replicas may be used at once.
         self._resuming = False
+        #: The deltas of earlier starts that the surveyed nodes know of.
+        self._recorded = Applied()
         self._rpc.register("appeal", TakeoverRequest, self._on_appeal)
 
     async def _on_appeal(self, sender: Contact, message: TakeoverRequest, _stream: object) -> Response:
@@ -102,7 +107,7 @@ class Failover:
             copied, state = best
             from_replica += state.era_step > 0
             seen = [item for _, found in copies[shard] for item in (found.term, found.fence)]
-            term = self._store.next_term(shard, copied, *seen)
+            term = self._store.next_term(shard, copied, *seen, begins_generation=self._resuming)
             now = self._clock.monotonic()
             owned = self._store.own(shard, state, term, self._context.me(), now, by_handover=False)
             owned.rank_as(copied)
@@ -136,6 +141,11 @@ class Failover:
         finally:
             self._resuming = False
         return answered
+
+    def write_off(self) -> list[Span]:
+        """After `resume`: the deltas that some node has recorded and the shards owned now lack, reported once."""
+        self._recorded.merge(recorded_deltas(self._store, self._context.record))
+        return [span for owned in self._store.owned.values() for span in spans(write_off(owned.state, self._recorded))]
 
     def _has_no_known_owner(self, shard: int) -> bool:
         return shard not in self._store.owned and shard not in self._store.ownership.known_owners
@@ -199,6 +209,8 @@ class Failover:
                 return
             # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
             self._store.note_owners(answer.known)
+            if self._resuming:
+                self._recorded.merge(Applied.of_rows(answer.recorded))
             for copy in answer.statuses:
                 if copy.shard in found:
                     found[copy.shard].append((contact, copy))

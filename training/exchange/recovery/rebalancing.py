@@ -29,6 +29,7 @@ from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
+from training.exchange.store.repair_log import Span
 
 TICK_S = 0.5
 #: How often a leaving node checks whether all its shards have been taken.
@@ -111,6 +112,10 @@ class Rebalancer:
     async def resume(self, expected: int, wait_s: float) -> int:
         """See `Failover.resume`."""
         return await self._failover.resume(expected, wait_s)
+
+    def write_off(self) -> list[Span]:
+        """See `Failover.write_off`."""
+        return self._failover.write_off()
 
     def _drop_gone_partners(self) -> None:
         is_gone = self._view.is_gone

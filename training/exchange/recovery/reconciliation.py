@@ -35,8 +35,10 @@ from training.exchange.ownership_messages import (
     OwnedHistories,
     OwnedHistory,
 )
+from training.exchange.recovery.late_copies import LateCopies
+from training.exchange.store.losses import is_worth_more, only_here, spans
 from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, identities_of
-from training.exchange.terms import OwnerInfo, Term
+from training.exchange.terms import OwnerInfo, Term, generation_of
 from training.shards.applied import Applied, DeltaId
 
 #: Owners send their claims to one more node this often, and at once to nodes that return.
@@ -72,6 +74,7 @@ class SplitReconciler:
         self._random = context.environment.entropy.random
         self._directory = directory
         self._deltas = deltas
+        self._late = LateCopies(context, directory)
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
         self._returned: dict[bytes, None] = {}
@@ -88,13 +91,15 @@ class SplitReconciler:
         """Whether there are claims to send or deltas to offer now; also advances the clock of the log."""
         now = self._clock.monotonic()
         self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
-        if self._store.superseded and now - self._offered_at >= OFFER_INTERVAL_S:
+        if (self._store.superseded and now - self._offered_at >= OFFER_INTERVAL_S) or self._late.due():
             return True
         return bool(self._store.owned) and (bool(self._returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
     async def reconcile(self) -> None:
         """Send the claims of this node, and offer the deltas of its superseded copies."""
         await self._send_claims()
+        if self._late.due():
+            await self._late.tell()
         if not self._store.superseded:
             return
         self._offered_at = self._clock.monotonic()
@@ -165,7 +170,18 @@ class SplitReconciler:
                 batch.append(wanted.pop())
             await self._send(owner, batch)
 
+    def remember_disk(self) -> None:
+        """See `LateCopies.remember`."""
+        self._late.remember()
+
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
+        is_of_before = copy.is_late or generation_of(history.term) > generation_of(copy.term)
+        if is_of_before and history.counts:
+            # The owner began without this node: what only its state has, and what only the copy has, is counted.
+            is_same_era = (history.era_step, history.era_term) == (copy.state.era_step, copy.state.era_term)
+            log = self._store.log.entries(history.shard)
+            return not is_same_era and not self._run.is_leaving and is_worth_more(copy, history, log)
+        # Both sides of a split went on, and have their deltas in logs.
         newer_era = history.era_step > copy.state.era_step
         # A term with the same number is the other side's: its state cannot descend from this copy.
         if not newer_era or self._run.is_leaving or copy.term.number < history.era_term[0]:
@@ -178,30 +194,40 @@ class SplitReconciler:
         shard = history.shard
         if shard in self._store.owned or self._store.ownership.fence(shard) > history.term:
             return
-        self._own_again(shard, copy, history.term)
+        self._own_again(shard, copy, history.term, Applied.of_rows(history.written_off))
         self._claimed_at = 0.0  # the other node is informed at once
         self._returned[history.term.node] = None
 
-    def _own_again(self, shard: int, copy: SupersededCopy, above: Term) -> None:
+    def _own_again(self, shard: int, copy: SupersededCopy, above: Term, written_off: Applied) -> None:
         term = self._store.next_term(shard, above)
         now = self._clock.monotonic()
         self._store.own(shard, copy.state, term, self._context.me(), now, by_handover=False)
-        self._log.warning("shard_taken_back", shard=shard, term=term.number)
+        lost = written_off.without(copy.known())
+        recovered = written_off.count() - lost.count()
+        copy.state.written_off.merge(lost)
+        self._context.counters.lost_in_restarts -= recovered
+        self._log.warning("shard_taken_back", shard=shard, term=term.number, recovered=recovered)
         self._rebalance.wake()
 
     async def _settle(self, shard: int, copy: SupersededCopy, history: OwnedHistory) -> list[tuple[int, LogEntry]]:
         """The deltas of this node that the winner lacks. If there are none, report what is lost and drop the copy."""
         known = Applied.of_rows(history.known)
         # An old copy against a newer replica: it is unknown which deltas that one has, so none is added.
-        unclear = history.era_step > copy.state.era_step
+        is_counted = copy.is_late and history.counts
+        unclear = bool(history.unlisted) if is_counted else history.era_step > copy.state.era_step
         difference = compare(copy, known, () if unclear else self._store.log.entries(shard))
         if difference.wanted:
             return [(shard, entry) for entry in difference.wanted]
-        if difference.lost and not unclear and copy.sought < MAX_SEARCHES and await self._seek(shard, difference):
+        is_sought = difference.lost and not unclear and not copy.is_late and copy.sought < MAX_SEARCHES
+        if is_sought and await self._seek(shard, difference):
             copy.sought += 1
             return []  # offered in the next round
         if self._store.superseded.get(shard) is copy:
-            self._close(shard, difference.lost)
+            missing = only_here(copy, history)
+            if copy.is_late and missing.count():
+                await self._late.keep_aside(shard, copy, missing)
+            # What is lost of a copy from disk is counted by the owner (`LateCopies`).
+            self._close(shard, [] if is_counted else spans(missing))
         return []
 
     async def _seek(self, shard: int, difference: Difference) -> bool:
@@ -253,7 +279,7 @@ class SplitReconciler:
             # The owned state started from a replica and the former copy has the whole history: exchange them.
             del self._store.superseded[shard]
             self._store.step_down(shard)
-            self._own_again(shard, copy, owned.term)
+            self._own_again(shard, copy, owned.term, owned.state.written_off)
             return
         for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
             delta = np.empty(self._store.size(shard), dtype=np.float32)
@@ -283,9 +309,10 @@ class SplitReconciler:
 
     # -- the side with the higher term --------------------------------------------------------------------------
 
-    async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
-        shards = [shard for shard in message.shards if shard < len(self._store)]
-        return Response(encode(OwnedHistories([self._history(shard) for shard in shards])))
+    async def _on_offer(self, sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
+        histories = [self._history(shard) for shard in message.shards if shard < len(self._store)]
+        self._late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
+        return Response(encode(OwnedHistories(histories)))
 
     def _history(self, shard: int) -> OwnedHistory:
         owned = self._store.owned.get(shard)
@@ -294,7 +321,20 @@ class SplitReconciler:
         if owned.moving or lacks_backup(self._context, owned):
             return OwnedHistory(shard, "retry")
         state = owned.state
-        return OwnedHistory(shard, "owner", *owned.term, state.era_step, state.era_term, identities_of(state).rows())
+        known = identities_of(state)
+        logged = sum(entry.identity in known for entry in self._store.log.entries(shard))
+        return OwnedHistory(
+            shard,
+            "owner",
+            *owned.term,
+            state.era_step,
+            state.era_term,
+            known.rows(),
+            unlogged=max(0, known.count() - logged),
+            unlisted=state.unlisted,
+            written_off=state.written_off.rows(),
+            counts=True,
+        )
 
     async def _on_offered_deltas(
         self, sender: Contact, message: OfferedDeltas, stream: AsyncIterator[Buffer]

@@ -9,8 +9,8 @@ from overlay.peers import Contact
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.messages import Window
-from training.exchange.terms import Term
-from training.shards.applied import DeltaId
+from training.exchange.terms import ZERO_TERM, Term
+from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule, is_plain
 from training.shards.robust import is_complete
 from training.shards.state import ShardState
@@ -33,6 +33,8 @@ class Owned:
     by_handover: bool = False
     #: After a take-over: the term of the copy that it began with, and how many deltas that copy had.
     first_copy: tuple[Term, int] | None = None
+    #: The term with which this node became the owner: versions under it and later ones are in its own order.
+    first_term: Term = ZERO_TERM
     #: Windows of the trimmed mean closed here that a target may not have received, oldest first. Then the number of
     #: windows closed before those, and the number that each target has acknowledged.
     closed_windows: list[Window] = field(default_factory=list)
@@ -53,6 +55,10 @@ class Owned:
     def rank_as(self, term: Term) -> None:
         """After a take-over: the state ranks by this term until its first delta."""
         self.first_copy = term, self.state.known_count
+
+    def listed_at(self, term: Term, version: int) -> Applied | None:
+        """The deltas of the value that was published under this term and version; None if they are not known."""
+        return self.state.applied_at(version) if self.first_term <= term <= self.term else None
 
     def begin_move(self) -> None:
         """Add no new delta until the hand-over has an answer."""

@@ -47,6 +47,9 @@ class SupersededCopy:
     earlier: Applied = field(default_factory=Applied)
     #: How often other nodes were asked for deltas that the own log does not reach.
     sought: int = 0
+    #: Read from disk, by a node that came after the others had gone on. What the swarm lost of it is reported by the
+    #: owners (`training.exchange.store.losses`).
+    is_late: bool = False
 
     @property
     def rank(self) -> tuple[int, Term]:

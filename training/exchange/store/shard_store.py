@@ -26,7 +26,7 @@ from training.exchange.messages import ForwardStatus, Window
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, identities_of
-from training.exchange.terms import ZERO_TERM, OwnerInfo, Term
+from training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Term, generation_of
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
@@ -167,7 +167,8 @@ class ShardStore:
         backed = self.backed.pop(shard, None)
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
-        owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup)
+        state.recent.clear()
+        owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup, first_term=term)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
@@ -177,17 +178,20 @@ class ShardStore:
         owned = self.owned.pop(shard)
         self._keep_superseded(shard, owned.term, owned.state)
 
-    def _keep_superseded(self, shard: int, term: Term, state: ShardState | None) -> None:
+    def _keep_superseded(self, shard: int, term: Term, state: ShardState | None, *, is_late: bool = False) -> None:
         if state is not None:
-            copy, former = SupersededCopy(term, state), self.superseded.get(shard)
+            copy, former = SupersededCopy(term, state, is_late=is_late), self.superseded.get(shard)
             self.superseded[shard] = copy if former is None else copy.merged_with(former)
 
-    def next_term(self, shard: int, *above: Term) -> Term:
-        """A term of this node above every one that it has seen, has had, was promised or is given."""
+    def next_term(self, shard: int, *above: Term, begins_generation: bool = False) -> Term:
+        """A term of this node above every one that it has seen, has had, was promised or is given; the first one of a
+        new generation when a whole swarm starts again."""
         owned = self.owned.get(shard)
         own = (owned.term, Term(owned.promised, self.node_id)) if owned is not None else ()
         highest = max((self.ownership.fence(shard), self.promised_here(shard), *own, *above))
-        return Term(highest.number + 1, self.node_id)
+        return Term(
+            (generation_of(highest) + 1) * GENERATION if begins_generation else highest.number + 1, self.node_id
+        )
 
     def promised_here(self, shard: int) -> Term:
         """The term promised to this learner. Its owner may use it already, so a take-over must be above it."""
@@ -414,7 +418,7 @@ class ShardStore:
             if owned is not None or shard in self.ownership.known_owners:
                 del self.stored[shard]
                 if owned is None or owned.state.value is not stored.state.value:
-                    self._keep_superseded(shard, stored.term, stored.state)
+                    self._keep_superseded(shard, stored.term, stored.state, is_late=True)
 
     def known_deltas(self) -> list[Applied]:
         """The identities in every state of this node, visible or pending."""

@@ -37,6 +37,8 @@ def describe(shard: int, term: Term, state: ShardState, *, is_joined: bool = Fal
         norms=state.norms.rows(),
         plain=[place for place, item in enumerate(state.pending_deltas()) if item.plain],
         is_joined=is_joined,
+        written_off=state.written_off.rows(),
+        unlisted=state.unlisted,
     )
 
 
@@ -63,6 +65,8 @@ def restore(
         applied=Applied.of_rows(head.applied),
         folded_step=head.folded_step,
         norms=Norms(head.norms),
+        written_off=Applied.of_rows(head.written_off),
+        unlisted=head.unlisted,
     )
     plain = dict.fromkeys(head.plain)
     for place, ((node, incarnation, step, weight, has_momentum), delta) in enumerate(

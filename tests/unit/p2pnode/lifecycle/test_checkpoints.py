@@ -26,7 +26,7 @@ from training.exchange.terms import ZERO_TERM, Term
 from training.layout import shard_bounds
 from training.progress import Progress
 from training.settings import TrainingSettings
-from training.shards.applied import DeltaId
+from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 from training.trainer_link.interface import TrainerFailed
@@ -76,8 +76,12 @@ class World:
             reading=lambda _lock, pause: ReplicaReading(self.replica, pause),
             states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held],
             is_clean=lambda: True,
+            lister=SimpleNamespace(deltas_of=self._deltas_of),
             context=SimpleNamespace(genesis=GENESIS),
         )
+        #: What the owners say of the vector, after so many seconds.
+        self.listed: dict[int, Applied] = {}
+        self.list_s = 0.0
         manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE))
         environment: Any = SimpleNamespace(
             clock=self.clock,
@@ -97,6 +101,10 @@ class World:
             on_saved=self.saved.append,
             trainer_state=trainer_state,
         )
+
+    async def _deltas_of(self, _versions: Any) -> dict[int, Applied]:
+        await asyncio.sleep(self.list_s)
+        return self.listed
 
     async def periodic(self, step: int) -> None:
         """The checkpoint of a step, when one is due; returns when it is written."""
@@ -128,6 +136,10 @@ class World:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [record.fields for record in self.records if record.event == name]
+
+
+#: Those of a checkpoint, in the order in which they are written.
+FILES = ("vector.safetensors", "states-000000.bin", "deltas.msgpack", "state.json")
 
 
 def in_world(folder: Path, scenario: Callable[[World], Awaitable[None]], **options: Any) -> None:
@@ -259,7 +271,7 @@ def test_on_leaving_everything_is_written_once(tmp_path: Path) -> None:
         await world.writer.finish_last()
 
         folder = world.newest().folder
-        assert written == [f"{folder}/{name}" for name in ("vector.safetensors", "states-000000.bin", "state.json")]
+        assert written == [f"{folder}/{name}" for name in FILES]
         stored = checkpoint.read_states(
             world.disk, world.newest(), shard_bounds(SIZE, SHARDS), SIZE, 0.5, ListLog([], "", world.clock)
         )
@@ -411,3 +423,20 @@ def test_a_disk_that_cannot_be_read_ends_no_node() -> None:
         assert [record.fields["folder"] for record in unreadable] == ["checkpoints"] * 2
 
     simulate(scenario)
+
+
+def test_a_checkpoint_lists_the_deltas_of_its_vector(tmp_path: Path) -> None:
+    """As the owners answer while the vector is written; a damaged list is logged, and the checkpoint counts."""
+
+    async def scenario(world: World) -> None:
+        world.listed, world.list_s = {1: Applied.of_rows([(b"n" * 20, 2, [(1, 7)])])}, 1.0
+        await world.periodic(3)
+        log = ListLog(world.records, "", world.clock)
+        read = checkpoint.read_listed(world.disk, world.newest(), log)
+        assert {shard: known.rows() for shard, known in read.items()} == {1: [(b"n" * 20, 2, [(1, 7)])]}
+
+        world.disk.write(f"{world.newest().folder}/{checkpoint.LISTED_FILE}", b"\x81")
+        assert checkpoint.read_listed(world.disk, world.newest(), log) == {}
+        assert world.events("stored_states_unreadable")
+
+    in_world(tmp_path, scenario)

@@ -20,7 +20,7 @@ GENESIS = b"genesis of a run"
 class FullDisk(MemoryDisk):
     """Reads, but cannot write."""
 
-    def write(self, name: str, data: bytes, *, private: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, private: bool = False, is_synced: bool = True) -> None:
         raise OSError(28, "No space left on device")
 
 

@@ -24,7 +24,7 @@ from training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import describe
-from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Role, Term
+from training.exchange.terms import GENERATION, ZERO_TERM, Fence, OwnerInfo, Role, Term
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 
@@ -230,5 +230,26 @@ def test_a_silent_node_does_not_stop_a_survey() -> None:
         await failover.take_over([0])
         assert 0 in store.owned
         assert context.view.failed_within(IDS["c"], 2.0)
+
+    run(scenario())
+
+
+def test_a_restart_begins_a_generation_above_every_copy_of_before() -> None:
+    """The term of a copy that no node of this restart has seen ranks below the first one of the new generation. A later
+    take-over raises the term by one, as ever. What the others have recorded is reported."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        failover, swarm, context = failover_of(store)
+        recorded = [(IDS["x"], 1, [(1, 8)])]
+        swarm.answers["survey"] = lambda *_: SurveyAnswer([], recorded=recorded)
+        context.replica.set_version(0, term(3, "x"), 6)
+        await failover.resume(2, 1.0)
+
+        assert store.owned[0].term == Term(GENERATION, IDS["a"])
+        assert store.owned[0].term > term(50_000, "x")
+        assert failover.write_off() == [(IDS["x"], 1, 7, 8)]
+        assert store.next_term(0) == Term(GENERATION + 1, IDS["a"])
+        assert store.next_term(0, begins_generation=True) == Term(2 * GENERATION, IDS["a"])
 
     run(scenario())

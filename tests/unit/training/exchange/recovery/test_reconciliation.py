@@ -22,6 +22,7 @@ from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import LoggedDelta
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, SplitReconciler
+from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
@@ -100,19 +101,46 @@ def test_what_the_log_has_no_longer_is_reported_with_its_identity() -> None:
     run(scenario())
 
 
+def from_replica(side: Side, unlisted: int) -> None:
+    """Side a began with a replica of so many deltas, whose identities it does not know; delta 2 came after that."""
+    state = side.store.owned[0].state
+    state.era_step, state.era_term, state.unlisted = 1, (3, IDS["b"]), unlisted
+    state.applied.forget(IDS["x"], 1)
+    state.applied.add(delta(2, 20.0).identity)
+    side.store.log = RepairLog(1 << 20, 600.0)
+    side.reconciler.due()  # sets the clock of the log
+    side.store.log.add(0, delta(2, 20.0).identity, 1.0, delta(2, 20.0).encoded(), "float32", momentum=True)
+
+
 def test_the_side_with_the_history_takes_the_shard_back_from_a_replica() -> None:
-    """It is unknown which deltas a replica has: the lower term is raised above, and the other's deltas are added."""
+    """The replica has one delta, the history two: the lower term rises above, and the other side's deltas are added."""
 
     async def scenario() -> None:
         high, low = split()
-        owned = high.store.owned[0]
-        owned.state.era_step, owned.state.era_term = 1, (3, IDS["b"])
+        from_replica(high, 1)
         await reconcile(high, low)
 
         assert 0 not in high.store.owned
         assert low.store.owned[0].term > term(5, "a")
         assert low.value == 321.0
         assert low.events("shard_taken_back")
+
+    run(scenario())
+
+
+def test_an_older_copy_takes_no_shard_back_from_a_replica_that_has_more() -> None:
+    """The replica has three deltas and the history two: it goes on, and nothing of the older copy is lost or added."""
+
+    async def scenario() -> None:
+        high, low = split()
+        from_replica(high, 3)
+        low.store.stored = {0: StoredState(term(3, "b"), low.store.owned.pop(0).state, clean=False)}
+        low.store.note_owner(0, term(5, "a"), contact("a"))
+        low.store.settle_stored()
+        await reconcile(high, low)
+
+        assert (high.value, 0 in low.store.owned, low.store.superseded) == (21.0, False, {})
+        assert low.events("split_mended") == [{"shard": 0, "lost": 0}]
 
     run(scenario())
 

@@ -1,8 +1,8 @@
-"""What the identities in stored states show of lost deltas and of earlier starts."""
+"""What the identities in stored states show of earlier starts."""
 
 from __future__ import annotations
 
-from training.exchange.store.history import highest_step_of, incomplete_deltas
+from training.exchange.store.history import highest_step_of
 from training.shards.applied import Applied, DeltaId
 
 NODE, OTHER = b"n" * 20, b"o" * 20
@@ -13,15 +13,6 @@ def applied(*identities: tuple[bytes, int, int]) -> Applied:
     for node, incarnation, step in identities:
         found.add(DeltaId(node, incarnation, step))
     return found
-
-
-def test_deltas_that_only_some_shards_have_are_lost_and_named() -> None:
-    """Per shard that lacks them; earlier gaps and shards without identities do not count."""
-    one = applied((NODE, 1, 1), (NODE, 1, 2), (OTHER, 1, 4))
-    two = applied((NODE, 1, 2), (NODE, 1, 5), (OTHER, 1, 4))
-
-    assert incomplete_deltas([one, two, Applied()]) == [(NODE, 1, 3, 5)]
-    assert incomplete_deltas([one, one.copy()]) == []
 
 
 def test_the_history_of_a_node_is_its_highest_incarnation_and_step() -> None:

@@ -1,0 +1,94 @@
+"""Which deltas pulled values have: asked of the owners, and answered by each for its own versions only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.harness.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stores import BOUNDS, contact, delta, owner_of, store_of, term
+from tests.harness.virtual_loop import run
+from training.exchange.client.listing import DeltaLister
+from training.exchange.directory import OwnerDirectory
+from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.publishing import Publisher
+from training.exchange.owner.reads import ReadHandler
+from training.exchange.terms import ZERO_TERM
+
+ROWS = [(delta(1, 1.0).identity.node, 1, [(1, 2)])]
+
+
+def lister_and_owner() -> tuple[DeltaLister, ScriptedSwarm]:
+    """Node a owns shard 0 and has added deltas 1 to 3; node b asks."""
+    store = owner_of("a")
+    for step in (1, 2, 3):
+        store.add(0, delta(step, 1.0))
+    swarm, asking = ScriptedSwarm(contact("a")), ScriptedSwarm(contact("b"), [contact("a")])
+    context = context_of(swarm, store)
+    ReadHandler(context, FinalValues(context), Publisher(context)).register()
+    asking.linked[contact("a").node_id] = swarm
+    asks = context_of(asking, store_of("b"))
+    asks.store.note_owner(0, store.owned[0].term, contact("a"))
+    return DeltaLister(asks, OwnerDirectory(asks)), swarm
+
+
+def test_the_owner_lists_the_deltas_of_the_version_that_was_pulled() -> None:
+    """Not those that it has added since."""
+
+    async def scenario() -> None:
+        lister, _ = lister_and_owner()
+        first = lister._store.ownership.fence(0)
+        found = await lister.deltas_of([(first, 2)] + [(ZERO_TERM, 0)] * (len(BOUNDS) - 1))
+        assert {shard: known.rows() for shard, known in found.items()} == {0: ROWS}
+
+    run(scenario())
+
+
+def test_values_of_a_former_owner_and_unknown_versions_are_not_listed() -> None:
+    """Its versions may be other sets of deltas under the same numbers."""
+
+    async def scenario() -> None:
+        lister, _ = lister_and_owner()
+        rest = [(ZERO_TERM, 0)] * (len(BOUNDS) - 1)
+        first = lister._store.ownership.fence(0)
+        assert await lister.deltas_of([(term(0, "x"), 2), *rest]) == {}
+        assert await lister.deltas_of([(first, 4), *rest]) == {}
+
+    run(scenario())
+
+
+def test_a_checkpoint_does_not_wait_for_a_silent_owner() -> None:
+    """After two seconds the list is what has come by then."""
+
+    async def scenario() -> None:
+        lister, owner = lister_and_owner()
+        answers = owner.handlers["list"]
+
+        async def late(*question: Any) -> Any:
+            await asyncio.sleep(60.0)
+            return await answers(*question)
+
+        owner.handlers["list"] = late
+        first = lister._store.ownership.fence(0)
+        began = asyncio.get_running_loop().time()
+        assert await lister.deltas_of([(first, 2)] + [(ZERO_TERM, 0)] * (len(BOUNDS) - 1)) == {}
+        assert asyncio.get_running_loop().time() - began <= 2.1
+
+    run(scenario())
+
+
+def test_an_owner_lists_its_own_values_itself() -> None:
+    """Without a request."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.add(0, delta(1, 1.0))
+        swarm = ScriptedSwarm(contact("a"))
+        context = context_of(swarm, store)
+        found = await DeltaLister(context, OwnerDirectory(context)).deltas_of(
+            [(store.owned[0].term, 1)] + [(ZERO_TERM, 0)] * (len(BOUNDS) - 1)
+        )
+        assert found[0].count() == 1
+        assert swarm.requests == []
+
+    run(scenario())

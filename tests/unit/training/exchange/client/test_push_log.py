@@ -1,0 +1,55 @@
+"""The record of a node's own deltas on its disk, written while it pushes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
+from tests.harness.stores import contact, owner_of, store_of
+from tests.harness.virtual_loop import run
+from training.exchange.client.push_log import RECORD_FILE, WRITE_INTERVAL_S, PushLog
+from training.exchange.store.push_record import PushRecord
+from training.exchange.terms import GENERATION, Term
+
+
+def test_a_push_is_on_disk_before_it_ends_and_at_most_ten_times_a_second() -> None:
+    """With the generation of the owners' terms; many short steps share a write, and a full disk is logged once."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), owner_of("a"))
+        context.store.note_owner(1, Term(3 * GENERATION + 2, contact("b").node_id), contact("b"))
+        disk, log = context.environment.disk, PushLog(context)
+        writing = asyncio.create_task(log.run())
+        log.begin(7)
+        await asyncio.sleep(0.01)
+        found = PushRecord()
+        found.load(disk.read(RECORD_FILE) or b"", GENESIS)
+        assert found.generation == 3
+        assert [ranges for _, _, ranges in found.deltas().rows()] == [[(7, 7)]]
+
+        writes = disk.writes
+        for step in range(8, 108):
+            log.end(log.begin(step), is_added=True)
+            await asyncio.sleep(WRITE_INTERVAL_S / 10)
+        assert 9 <= disk.writes - writes <= 11
+        disk.full = True
+        for step in range(200, 220):
+            log.end(log.begin(step), is_added=True)
+            await asyncio.sleep(WRITE_INTERVAL_S)
+        assert [one.event for one in records_of(context)] == ["push_record_not_written"]
+        writing.cancel()
+
+    run(scenario())
+
+
+def test_a_damaged_record_is_logged_and_the_node_starts() -> None:
+    """What it recorded is unknown then."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+        context.environment.disk.write(RECORD_FILE, b"\x93\x00")
+        PushLog(context)
+        assert [one.event for one in records_of(context)] == ["push_record_unreadable"]
+        assert not context.record.deltas().count()
+
+    run(scenario())

@@ -1,0 +1,65 @@
+"""Writes the record of this node's own deltas (`training.exchange.store.push_record`) while it pushes them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from training.exchange.context import ExchangeContext
+from training.exchange.store.push_record import BadRecord
+from training.exchange.terms import generation_of
+from training.shards.applied import DeltaId
+
+RECORD_FILE = "pushed.msgpack"
+#: A killed process loses at most what it pushed in this time without a record of it.
+WRITE_INTERVAL_S = 0.1
+
+
+class PushLog:
+    """The record of one node and its file. The file is not synced: it must outlive the process, at no cost to a step;
+    after a loss of power it may be seconds old."""
+
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._record = context.record
+        self._disk = context.environment.disk
+        self._log = context.environment.log
+        self._changed = asyncio.Event()
+        self._load()
+
+    def _load(self) -> None:
+        raw = self._disk.read(RECORD_FILE)
+        if raw is None:
+            return
+        try:
+            self._record.load(raw, self._context.genesis)
+        except BadRecord as error:
+            self._log.warning("push_record_unreadable", reason=str(error))
+
+    def begin(self, step: int) -> DeltaId:
+        """The delta of a step is about to be pushed."""
+        identity = DeltaId(self._context.swarm.node_id, self._context.run.incarnation, step)
+        known = self._context.store.ownership.known_owners.values()
+        self._record.begin(identity, max((generation_of(one.term) for one in known), default=0))
+        self._changed.set()
+        return identity
+
+    def end(self, identity: DeltaId, *, is_added: bool) -> None:
+        """The push has ended; see `PushRecord.end`."""
+        self._record.end(identity, is_added=is_added)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write the file whenever the record has changed, until cancelled."""
+        executor, is_failing = self._context.environment.executor, False
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                data = self._record.encode(self._context.genesis)
+                await executor.run(self._disk.write, RECORD_FILE, data, is_synced=False)
+                is_failing = False
+            except OSError as error:
+                if not is_failing:
+                    self._log.error("push_record_not_written", reason=str(error))
+                is_failing = True
+            await asyncio.sleep(WRITE_INTERVAL_S)
