@@ -1,0 +1,91 @@
+"""A real etcd on loopback with a data directory of its own: start, stop for a while, kill, start again.
+
+The binary is `P2PNODE_ETCD`, or the `etcd` on the path (Debian: the package etcd-server).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+
+def etcd_binary() -> str | None:
+    """Where etcd is, or None."""
+    return os.environ.get("P2PNODE_ETCD") or shutil.which("etcd")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EtcdServer:
+    """One etcd. `kill` and `start` may be called again and again; `close` ends it for good."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port, self._peer_port = free_port(), free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = (folder / "etcd.log").open("ab")
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers, for 30 s."""
+        binary = etcd_binary()
+        assert binary is not None
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        command = [binary, "--name", "one", "--data-dir", str(self._folder / "data")]
+        command += ["--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint]
+        command += [
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--initial-cluster",
+            f"one={peer}",
+        ]
+        # A shorter election: a lease may be as short as 1.5 of them.
+        command += ["--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        end = time.monotonic() + 30
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.endpoint}/health", timeout=1) as answer:
+                    if b'"true"' in answer.read():
+                        return
+            except OSError:
+                pass
+            if time.monotonic() > end or self._process.poll() is not None:
+                raise AssertionError(f"etcd does not start:\n{(self._folder / 'etcd.log').read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        self._log.close()
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)

@@ -1,0 +1,296 @@
+"""The store in a real etcd: one writer whatever stops or lags, nothing acknowledged lost, values below its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.environment import Environment
+from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from tests.harness.environment import ListLog
+from tests.harness.repository import ROOT
+from tests.process.harness.etcd_server import EtcdServer, etcd_binary
+from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, coded
+from training.dispatch.etcd_store import EtcdStore
+from training.dispatch.store import StoreLost, StoreRefused
+
+pytestmark = pytest.mark.skipif(
+    etcd_binary() is None, reason="no etcd: install Debian's etcd-server, or name a binary in P2PNODE_ETCD"
+)
+
+TTL_S = 2.0
+PREFIX = "/p2pnode/test"
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def environment(folder: Path) -> Environment:
+    return Environment(
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        disk=FolderDisk(folder),
+        executor=ThreadExecutor(),
+        log=ListLog([], clock=SystemClock()),  # type: ignore[arg-type]
+    )
+
+
+def master(etcd: EtcdServer, folder: Path, name: str = "master") -> EtcdStore:
+    return EtcdStore(EtcdGateway([etcd.endpoint]), PREFIX, name, environment(folder), TTL_S)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+def test_what_was_written_is_read_by_the_next_master(etcd: EtcdServer, tmp_path: Path) -> None:
+    """Chunks and a snapshot above etcd's request limit, and the entries after it; a higher epoch; nothing left over."""
+
+    async def scenario() -> None:
+        store = master(etcd, tmp_path)
+        state = await store.open()
+        assert (state.chunks, state.snapshot, state.entries) == (None, None, ())
+        large = os.urandom(3 << 20)
+        await store.write_chunks(large)
+        for number in range(250):
+            await store.append(b"%d" % number)
+        await store.write_snapshot(b"old", 100)
+        await store.write_snapshot(large[::-1], 50)
+        await store.append(bytes(1 << 20))
+        epoch = store.epoch
+        await store.close()
+
+        store = master(etcd, tmp_path)
+        state = await store.open()
+        assert store.epoch > epoch
+        assert state.chunks == large
+        assert state.snapshot == large[::-1]
+        assert state.entries == (*(b"%d" % number for number in range(150, 250)), bytes(1 << 20))
+        found = await store._range(store._key("parts/"), store._key("parts0"), keys_only=True)
+        assert len(found["kvs"]) == 2 * 12
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_value_above_the_limit_is_refused_and_nothing_else_happens(etcd: EtcdServer, tmp_path: Path) -> None:
+    """The store refuses a large entry itself; etcd refuses a larger request, which is no reason to step down."""
+
+    async def scenario() -> None:
+        store = master(etcd, tmp_path)
+        await store.open()
+        with pytest.raises(StoreRefused):
+            await store.append(bytes((1 << 20) + 1))
+        for size_bytes, reason in ((7 << 18, "too large"), (2 << 20, "larger than max")):
+            with pytest.raises(StoreRefused, match=reason):
+                await store._create(b"large", bytes(size_bytes))
+        await store.append(b"small")
+        await store.close()
+
+    run(scenario)
+
+
+WRITES_FOR_EVER = """
+import asyncio, itertools, sys
+from pathlib import Path
+from tests.process.harness.etcd_server import EtcdServer
+from tests.process.test_etcd_store import environment, EtcdGateway, EtcdStore, PREFIX, TTL_S
+
+async def main():
+    store = EtcdStore(EtcdGateway([sys.argv[1]]), PREFIX, "old", environment(Path(sys.argv[2])), TTL_S)
+    await store.open()
+    for number in itertools.count():
+        try:
+            await store.append(b"old %d" % number)
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+            await store.close()
+            return
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_no_write_of_a_paused_leader_lands(etcd: EtcdServer, tmp_path: Path) -> None:
+    """The leader is stopped for longer than its lease, in the middle of its writes; another takes over and writes. When
+    the old one goes on it writes nothing more, and says that it lost the store. What it had acknowledged is kept."""
+    command = [sys.executable, "-c", WRITES_FOR_EVER, etcd.endpoint, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as old:
+        assert old.stdout is not None
+        try:
+            for _ in range(50):
+                old.stdout.readline()
+            old.send_signal(signal.SIGSTOP)
+
+            async def takes_over() -> None:
+                store = master(etcd, tmp_path, "new")
+                began = time.monotonic()
+                before = (await store.open()).entries
+                assert time.monotonic() - began < 3 * TTL_S
+                for number in range(20):
+                    await store.append(b"new %d" % number)
+                old.send_signal(signal.SIGCONT)
+                printed = await asyncio.to_thread(old.stdout.read)
+                acknowledged = [line for line in printed.splitlines() if line.isdigit()]
+                assert printed.splitlines()[-1] == "StoreLost"
+                assert 50 + len(acknowledged) <= len(before)
+                assert before == tuple(b"old %d" % number for number in range(len(before)))
+                await store.append(b"new 20")
+                await store.close()
+
+                store = master(etcd, tmp_path, "third")
+                assert (await store.open()).entries == before + tuple(b"new %d" % number for number in range(21))
+                await store.close()
+
+            run(takes_over)
+        finally:
+            old.kill()
+
+
+def test_the_lock_alone_refuses_a_former_master(etcd: EtcdServer, tmp_path: Path) -> None:
+    """A former master whose own clock says that it still is the master cannot write an entry, a head, or a part."""
+
+    async def scenario() -> None:
+        for write in ("append", "write_chunks", "write_snapshot"):
+            old = master(etcd, tmp_path, "old")
+            await old.open()
+            assert old._lock._renewals is not None
+            old._lock._renewals.cancel()
+            new = master(etcd, tmp_path, "new")
+            before = await new.open()
+            await new.append(b"new")
+            old._lock._until = float("inf")
+            old.check()
+            with pytest.raises(StoreLost, match="taken over"):
+                await (old.write_snapshot(b"bad", 0) if write == "write_snapshot" else getattr(old, write)(b"bad"))
+            with pytest.raises(StoreLost):
+                old.check()
+            await new.close()
+            last = master(etcd, tmp_path, "last")
+            state = await last.open()
+            assert (state.chunks, state.snapshot) == (None, None)
+            assert state.entries == (*before.entries, b"new")
+            await last.close()
+            await old.close()
+
+    run(scenario)
+
+
+def test_a_killed_etcd_loses_nothing(etcd: EtcdServer, tmp_path: Path) -> None:
+    """etcd dies while a master writes and comes back within the lease: every acknowledged entry is there, once."""
+
+    async def scenario() -> None:
+        store = EtcdStore(EtcdGateway([etcd.endpoint]), PREFIX, "master", environment(tmp_path), 10.0)
+        await store.open()
+        moments = {40: asyncio.Event(), 80: asyncio.Event()}
+
+        async def write() -> None:
+            for number in range(150):
+                await store.append(b"%d" % number)
+                if number in moments:
+                    moments[number].set()
+
+        writing = asyncio.create_task(write())
+        for moment in moments.values():
+            await moment.wait()
+            etcd.kill()
+            await asyncio.to_thread(etcd.start)
+        await writing
+        await store.close()
+        store = master(etcd, tmp_path)
+        assert (await store.open()).entries == tuple(b"%d" % number for number in range(150))
+        await store.close()
+
+    run(scenario)
+
+
+def test_an_unreachable_etcd_is_waited_for_until_the_lease_may_have_ended(etcd: EtcdServer, tmp_path: Path) -> None:
+    """A write goes on when etcd answers in time again; otherwise the master stops before its lease could end."""
+
+    async def scenario() -> None:
+        store = master(etcd, tmp_path)
+        await store.open()
+        etcd.pause()
+        writing = asyncio.create_task(store.append(b"in time"))
+        await asyncio.sleep(0.4)
+        etcd.resume()
+        await writing
+        began = time.monotonic()
+        etcd.pause()
+        with pytest.raises(StoreLost):
+            await store.append(b"too late")
+        assert time.monotonic() - began < TTL_S
+        with pytest.raises(StoreLost):
+            store.check()
+        etcd.resume()
+        await store.close()
+        store = master(etcd, tmp_path)
+        assert (await store.open()).entries[0] == b"in time"
+        await store.close()
+
+    run(scenario)
+
+
+def test_another_endpoint_is_asked_when_one_does_not_answer(etcd: EtcdServer, tmp_path: Path) -> None:
+    """Of two endpoints one refuses connections: everything works through the other."""
+
+    async def scenario() -> None:
+        gateway = EtcdGateway(["http://127.0.0.1:1", etcd.endpoint])
+        store = EtcdStore(gateway, PREFIX, "master", environment(tmp_path), TTL_S)
+        await store.open()
+        await store.append(b"entry")
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_user_and_a_password(etcd: EtcdServer, tmp_path: Path) -> None:
+    """With authentication on, a store with the password works, also after its token became invalid; a wrong password
+    is refused with etcd's reason."""
+
+    async def scenario() -> None:
+        root = EtcdGateway([etcd.endpoint])
+        await root.call("auth/user/add", {"name": "root", "password": "secret"}, 5)
+        await root.call("auth/role/add", {"name": "root"}, 5)
+        await root.call("auth/user/grant", {"user": "root", "role": "root"}, 5)
+        await root.call("auth/enable", {}, 5)
+        with pytest.raises(EtcdRefused):
+            await root.call("kv/range", {"key": coded(b"x")}, 5)
+        await root.close()
+
+        gateway = EtcdGateway([etcd.endpoint], user=("root", "secret"))
+        store = EtcdStore(gateway, PREFIX, "master", environment(tmp_path), TTL_S)
+        await store.open()
+        await store.append(b"one")
+        gateway._token = "stale.1"
+        await store.append(b"two")
+        await store.close()
+
+        wrong = EtcdGateway([etcd.endpoint], user=("root", "wrong"))
+        store = EtcdStore(wrong, PREFIX, "other", environment(tmp_path), TTL_S)
+        with pytest.raises(StoreLost, match="authentication failed"):
+            await store.open()
+        await store.close()
+
+    run(scenario)

@@ -1,0 +1,166 @@
+"""Masters on one etcd, in memory and virtual time: lost, late and repeated requests, partitions, kills, clocks.
+
+Each history has three masters that campaign, of which some are killed or cut off, and workers that repeat each request
+to whoever serves until they have an answer. Every answer is checked at the end against what the store then has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from tests.harness.environment import SeededEntropy, make_environment
+from tests.harness.fake_etcd import FakeCalls, FakeEtcd
+from tests.harness.virtual_loop import run
+from training.dispatch import stored_queue
+from training.dispatch.answers import Answer, Cause, End, QueueEvent, QueueRules, Registration, ReportAnswer
+from training.dispatch.chunks import ChunkTable, DatasetChunk
+from training.dispatch.etcd_store import EtcdStore
+from training.dispatch.store import StoreLost, StoreRefused
+from training.dispatch.stored_queue import StoredQueue
+
+TASKS, PASSES = 100, 3
+TABLE = ChunkTable(DatasetChunk("data", index, 100 * index, 5) for index in range(2 * TASKS))
+WANTED = Registration(identity=b"i" * 16, digest=b"", tasks=0, chunks_per_task=2, shuffle=True, seed=3)
+RULES = QueueRules(passes=PASSES, lease_floor_s=5, lease_ceiling_s=40, max_failures=200, max_losses=200)
+
+
+class Master:
+    """One master: campaigns, serves, and campaigns again when it lost the store."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.calls = FakeCalls(world.etcd, seed=world.seed * 10 + number, faults=world.faults)
+        self.serving: StoredQueue | None = None
+        self.task = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        starts = 0
+        while True:
+            starts += 1
+            environment = make_environment(entropy=SeededEntropy(f"{self.world.seed}/{self.number}/{starts}"))
+            store = EtcdStore(self.calls, "/test", f"master {self.number}", environment, 6.0)
+            queue = StoredQueue(store, RULES, environment, self.world.events.append)
+            try:
+                await queue.open()
+                self.serving = queue
+                await queue.lost()
+            except StoreLost:
+                pass
+            finally:
+                self.serving = None
+                await queue.close()
+
+    async def kill(self) -> None:
+        """As SIGKILL does: nothing is released."""
+        queue, self.serving = self.serving, None
+        self.task.cancel()
+        self.calls.cut = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+        if queue is not None:
+            await queue.close()
+        self.calls.cut = False
+        self.task = asyncio.create_task(self._live())
+
+
+class World:
+    def __init__(self, seed: int, faults: float) -> None:
+        self.seed = seed
+        self.faults = faults
+        self.random = random.Random(seed)
+        self.etcd = FakeEtcd()
+        self.events: list[QueueEvent] = []
+        #: (pass, task) → the attempts that were answered as finished.
+        self.accepted: dict[tuple[int, int], set[int]] = {}
+        self.masters = [Master(self, number) for number in range(3)]
+
+    async def ask(self, request: str, *arguments: Any) -> Any:
+        """Repeat a request to the masters that believe to serve, until one answers."""
+        while True:
+            for master in self.masters:
+                if master.task.done():
+                    master.task.result()
+            serving = [master.serving for master in self.masters if master.serving is not None]
+            if serving:
+                with contextlib.suppress(StoreLost, StoreRefused, TimeoutError):
+                    async with asyncio.timeout(3):
+                        return await getattr(self.random.choice(serving), request)(*arguments)
+            await asyncio.sleep(0.2)
+
+    async def work(self, name: bytes) -> None:
+        await self.ask("register", TABLE, WANTED)
+        while True:
+            handout = await self.ask("get", name)
+            if handout.answer is Answer.JOB_DONE:
+                return
+            if handout.lease is None:
+                assert handout.answer is Answer.NO_TASK_NOW, handout
+                await asyncio.sleep(handout.retry_after_s)
+                continue
+            lease = handout.lease
+            await asyncio.sleep(self.random.uniform(0.1, 8.0))
+            chance = self.random.random()
+            if chance < 0.05:
+                continue  # the worker forgets what it had, as one that restarts under its name
+            if chance < 0.15:
+                answer = await self.ask("fail", name, lease.task, lease.attempt, Cause.ERROR)
+                assert answer is ReportAnswer.RETURNED
+                continue
+            answer = await self.ask("finish", name, lease.task, lease.attempt)
+            assert answer in (ReportAnswer.ACCEPTED, ReportAnswer.SUPERSEDED)
+            if answer is ReportAnswer.ACCEPTED:
+                self.accepted.setdefault((lease.pass_number, lease.task), set()).add(lease.attempt)
+
+    async def disturb(self) -> None:
+        while True:
+            await asyncio.sleep(self.random.uniform(1, 12))
+            master = self.random.choice(self.masters)
+            if self.random.random() < 0.5:
+                await master.kill()
+            else:
+                master.calls.cut = True
+                await asyncio.sleep(self.random.uniform(0.5, 12))
+                master.calls.cut = False
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_task_counts_once_per_pass_whatever_happens_to_masters_and_etcd(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All passes end; each task is finished by exactly one attempt per pass; the last state says the same."""
+    monkeypatch.setattr(stored_queue, "LOG_ENTRIES", 15)
+
+    async def scenario() -> None:
+        world = World(seed, faults=0.15)
+        trouble = asyncio.create_task(world.disturb())
+        async with asyncio.TaskGroup() as workers:
+            for name in (b"a", b"b", b"c", b"d"):
+                workers.create_task(world.work(name))
+        trouble.cancel()
+        for master in world.masters:
+            master.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await master.task
+
+        environment = make_environment(entropy=SeededEntropy("last"))
+        queue = StoredQueue(
+            EtcdStore(FakeCalls(world.etcd), "/test", "last", environment, 6.0), RULES, environment, print
+        )
+        await queue.open()
+        status = queue.status()
+        assert (status.pass_number, status.end) == (PASSES, End.DONE)
+        assert (status.todo, status.leased, status.done, status.failed) == (0, 0, TASKS, 0)
+        await queue.close()
+        assert set(world.accepted) == {(number, task) for number in range(1, PASSES + 1) for task in range(TASKS)}
+        assert {len(attempts) for attempts in world.accepted.values()} == {1}
+        fences = [fence for fence, _ in world.etcd.landed]
+        assert fences == sorted(fences), "a former master wrote after its successor"
+        assert len(set(fences)) > 3
+
+    run(scenario(), limit_s=5_000)
