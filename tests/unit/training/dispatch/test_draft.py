@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from training.dispatch import changes as log
 from training.dispatch.answers import (
     Answer,
+    BadRequestToQueue,
     Cause,
     End,
     Handout,
@@ -17,9 +20,9 @@ from training.dispatch.answers import (
     ReportAnswer,
     TaskDiscarded,
 )
-from training.dispatch.chunks import ChunkTable, DatasetChunk
-from training.dispatch.draft import Draft
-from training.dispatch.queue import TaskQueue
+from training.dispatch.chunks import ChunkTable, DatasetChunk, DatasetDiffers
+from training.dispatch.draft import DUE_AT_ONCE, Draft
+from training.dispatch.queue import TaskQueue, decode_image, encode_image
 
 ANN, BOB = b"ann", b"bob"
 
@@ -148,3 +151,406 @@ def test_golden_trace_of_a_crash_between_write_and_answer() -> None:
     assert bench.finish(lease) is ReportAnswer.ACCEPTED
     assert bench.counts == (1, 0, 0, 0)
     assert bench.queue.status().pass_number == 2
+
+
+# -- the bugs of other queues -----------------------------------------------------------------------------------------
+
+
+def test_a_pass_rolls_when_its_last_task_is_discarded() -> None:
+    """Whatever ends the last open task ends the pass, in the same batch: an error, a timeout, a death, a discard."""
+    ends = {
+        "error": lambda draft, lease: draft.fail(ANN, lease.task, lease.attempt, Cause.ERROR),
+        "death": lambda draft, lease: draft.worker_gone(ANN),
+        "discard": lambda draft, lease: draft.discard(lease.task, "unreadable"),
+    }
+    for name, end in ends.items():
+        bench = Bench(2, passes=2, max_failures=0, max_losses=0)
+        bench.finish(bench.lease())
+        last = bench.lease()
+
+        def ends_and_asks(draft: Draft, end=end, last=last) -> Handout:
+            end(draft, last)
+            return draft.get(BOB)
+
+        handout = bench.commit(ends_and_asks)
+        assert (handout.answer, handout.pass_number) == (Answer.TASK, 2), name
+        assert PassEnded(1, 1, 1, End.NO) in bench.events
+
+    bench = Bench(2, passes=2, max_losses=0)
+    bench.finish(bench.lease())
+    bench.lease()
+    bench.now += 101
+    assert bench.expire() == 1
+    assert bench.queue.status().pass_number == 2
+
+
+def test_a_write_that_fails_changes_nothing() -> None:
+    """A draft that is never applied leaves no trace: not a lease, not a counter, not an order."""
+    bench = Bench(3)
+    first = bench.lease()
+    before = bench.queue.image()
+
+    draft = Draft(bench.queue, bench.now + 500)
+    draft.finish(ANN, first.task, first.attempt)
+    draft.get(BOB)
+    draft.request_save(ANN, 5.0)
+    draft.worker_gone(ANN)
+    draft.expire()
+    assert draft.changes()
+
+    assert bench.queue.image() == before
+    assert bench.queue.next_deadline() == bench.now + 100
+    assert bench.lease(BOB).task == 1
+
+
+def test_a_former_owner_cannot_finish_a_task_that_was_handed_out_again() -> None:
+    """Neither the old attempt, nor the new attempt under the old owner's name, has an effect."""
+    bench = Bench(1)
+    old = bench.lease(ANN)
+    bench.commit(lambda draft: draft.worker_gone(ANN))
+    new = bench.lease(BOB)
+
+    assert bench.finish(old) is ReportAnswer.SUPERSEDED
+    assert bench.commit(lambda draft: draft.finish(ANN, new.task, new.attempt)) is ReportAnswer.NOT_HOLDER
+    assert bench.commit(lambda draft: draft.renew(ANN, [Held(old.task, old.attempt)])) == [ReportAnswer.SUPERSEDED]
+    assert bench.counts == (0, 1, 0, 0)
+
+
+def test_a_finish_counts_late_only_while_nobody_else_has_the_task() -> None:
+    """An attempt that timed out, or whose worker was taken for dead, may finish; one that was given up may not."""
+    bench = Bench(3)
+    slow, dead, failed = bench.lease(ANN), bench.lease(BOB), bench.lease(b"eve")
+    bench.fail(failed)
+    bench.commit(lambda draft: draft.worker_gone(BOB))
+    bench.now += 101
+    assert bench.expire() == 1
+
+    assert bench.finish(slow) is ReportAnswer.ACCEPTED
+    assert bench.finish(dead) is ReportAnswer.ACCEPTED
+    assert bench.finish(failed) is ReportAnswer.SUPERSEDED
+    assert bench.counts == (1, 0, 2, 0)
+    assert bench.lease().task == failed.task
+    assert bench.get().answer is Answer.NO_TASK_NOW
+
+
+def test_a_late_finish_of_an_earlier_pass_does_not_count_in_this_one() -> None:
+    """The pass rolled without the task; its old attempt finishes now, and the task is still to be done."""
+    bench = Bench(2, passes=2, max_losses=0)
+    late = bench.lease(ANN)
+    other = bench.lease(BOB)
+    bench.commit(lambda draft: draft.worker_gone(ANN))
+    bench.finish(other)
+    assert bench.queue.status().pass_number == 2
+
+    assert bench.finish(late) is ReportAnswer.SUPERSEDED
+    assert bench.finish(other) is ReportAnswer.ACCEPTED  # a repeat, after the pass rolled
+    assert bench.counts == (2, 0, 0, 0)
+
+
+def test_a_revived_task_has_its_failure_budget_back() -> None:
+    """A task that was discarded in pass 1 is discarded in pass 2 only after as many errors again."""
+    bench = Bench(2, passes=2, max_failures=1)
+    bench.finish(bench.lease())
+    for _ in range(2):
+        bench.fail(bench.lease())
+    assert bench.queue.status().pass_number == 2
+
+    bench.finish(bench.lease())
+    bench.fail(bench.lease())
+    assert bench.counts == (1, 0, 1, 0)
+    assert bench.queue.row(1).errors == 1
+
+
+def test_causes_are_counted_apart() -> None:
+    """Deaths and timeouts do not touch the budget of errors, releases count nothing, and both budgets are exact."""
+    bench = Bench(1, max_failures=1, max_losses=3, passes=0)
+    for end in ("death", "timeout", "release", "missing", "death", "error"):
+        lease = bench.lease()
+        if end == "death":
+            bench.commit(lambda draft: draft.worker_gone(ANN))
+        elif end == "timeout":
+            bench.now += 101
+            assert bench.expire() == 1
+        else:
+            bench.fail(lease, Cause(end))
+    row = bench.queue.row(0)
+    assert (row.errors, row.timeouts, row.deaths, row.attempt) == (1, 1, 2, 6)
+    assert bench.counts == (1, 0, 0, 0)
+
+    bench.lease()
+    bench.commit(lambda draft: draft.worker_gone(ANN))
+    assert TaskDiscarded(0, 7, "death", 1, 1, 3) in bench.events
+    assert bench.get().answer is Answer.ALL_FAILED
+
+
+def test_renewing_the_save_lease_replaces_its_end() -> None:
+    """A holder that asks again has the lease for the new time under the same token; another gets it, and a new token,
+    only after that; a restart keeps it, and a death gives it back."""
+    bench = Bench()
+    first = bench.commit(lambda draft: draft.request_save(ANN, 10))
+    bench.now += 8
+    again = bench.commit(lambda draft: draft.request_save(ANN, 10))
+    bench.now += 8
+    refused = bench.commit(lambda draft: draft.request_save(BOB, 10))
+    assert (first.token, again.token, again.granted) == (1, 1, True)
+    assert (refused.granted, refused.holder, refused.left_s) == (False, ANN, 2.0)
+
+    bench.restart()
+    assert not bench.commit(lambda draft: draft.request_save(BOB, 10)).granted
+    bench.now += 10
+    taken = bench.commit(lambda draft: draft.request_save(BOB, 10))
+    assert (taken.granted, taken.token) == (True, 2)
+    assert not bench.commit(lambda draft: draft.release_save(ANN, 1))
+    bench.commit(lambda draft: draft.worker_gone(BOB))
+    assert bench.commit(lambda draft: draft.request_save(ANN, 10)).token == 3
+    with pytest.raises(BadRequestToQueue):
+        bench.commit(lambda draft: draft.request_save(ANN, float("nan")))
+
+
+# -- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_answer_is_given_again_under_its_attempt() -> None:
+    """A worker that does not know a lease of its own gets it again; one that knows it gets another task."""
+    bench = Bench(3)
+    lost = bench.lease()
+    bench.now += 5
+
+    again = bench.get(held=[]).lease
+    assert again is not None
+    assert (again.task, again.attempt, again.deadline) == (lost.task, lost.attempt, bench.now + 100)
+    assert bench.lease().task != lost.task
+    assert bench.counts == (1, 2, 0, 0)
+
+
+def test_leases_last_a_multiple_of_the_mean_task_time() -> None:
+    """The ceiling while nothing is known, then clamp(3 × mean); a timeout raises the mean: slow tasks get through."""
+    bench = Bench(60, lease_factor=3.0, lease_floor_s=10.0, lease_ceiling_s=100.0)
+    lease = bench.lease()
+    assert lease.duration_s == 100
+    bench.now += 5
+    bench.finish(lease)
+    assert bench.lease(BOB).duration_s == 15
+    quick = bench.lease()
+    bench.now += 0.1
+    bench.finish(quick)
+    assert bench.queue.status().mean_task_s == pytest.approx(2.55)
+    assert bench.lease().duration_s == 10
+
+    # Now every task takes 30 s, longer than a lease: it must not time out for ever.
+    attempts, lease = 0, None
+    while (lease is None or lease.duration_s <= 30) and attempts < 40:
+        lease = bench.lease(b"slow")
+        bench.now += 30
+        bench.expire()
+        bench.commit(lambda draft: draft.worker_gone(b"slow"))
+        attempts += 1
+    assert 1 < attempts < 25
+
+
+def test_renewals_keep_a_lease_for_ten_ceilings_at_most() -> None:
+    """A worker whose trainer hangs, and which goes on renewing, loses its task in the end."""
+    bench = Bench(1, holds=2.0)
+    lease = bench.lease()
+    renewals = 0
+    while bench.expire() == 0:
+        assert renewals < 30
+        bench.commit(lambda draft: draft.renew(ANN, [Held(lease.task, lease.attempt)]))
+        renewals += 1
+        bench.now += 9
+    assert bench.now - 1000 >= 200
+    assert LeaseEnded(0, 1, ANN, Cause.TIMEOUT) in bench.events
+
+
+def test_a_renewed_lease_is_looked_at_when_it_ends() -> None:
+    """The next deadline follows renewals, finished leases and restarts."""
+    bench = Bench(2)
+    lease = bench.lease()
+    bench.now += 50
+    bench.commit(lambda draft: draft.renew(ANN, [Held(lease.task, lease.attempt)]))
+    assert bench.queue.next_deadline() == 1150
+    bench.lease(BOB)
+    bench.finish(lease)
+    assert bench.queue.next_deadline() == 1150
+    bench.now += 20
+    bench.restart()
+    assert bench.queue.next_deadline() == 1170
+    bench.now += 100
+    assert bench.expire() == 1
+    assert bench.queue.next_deadline() is None
+
+
+def test_ended_leases_leave_no_deadlines_behind() -> None:
+    """After thousands of renewals and hand-outs the heap has about as many entries as there are leases."""
+    bench = Bench(5, passes=0)
+    for _ in range(600):
+        lease = bench.lease()
+        bench.commit(lambda draft, lease=lease: draft.renew(ANN, [Held(lease.task, lease.attempt)]))
+        bench.now += 0.001
+        bench.finish(lease)
+    assert len(bench.queue._deadlines) < 100
+
+
+def test_what_was_trained_of_a_task_is_told_to_the_next_worker() -> None:
+    """Records trained before a death, a failure or a restart are skipped by the next attempt, in this pass alone."""
+    bench = Bench(1, passes=2)
+    lease = bench.lease(ANN)
+    bench.commit(lambda draft: draft.renew(ANN, [Held(lease.task, lease.attempt, 7)]))
+    bench.restart()
+    bench.commit(lambda draft: draft.worker_gone(ANN))
+    second = bench.lease(BOB)
+    assert second.skip == 7
+    bench.fail(second, Cause.RELEASE, trained=9)
+    third = bench.lease(ANN)
+    assert third.skip == 9
+    bench.fail(third, Cause.ERROR, trained=3)  # it counts from the first record, so it knows less
+    last = bench.lease(ANN)
+    assert last.skip == 9
+    bench.finish(last)
+    assert bench.lease().skip == 0
+
+
+def test_due_leases_end_by_and_by() -> None:
+    """Of many leases that are due at once a batch ends a bounded number, and the next ones the rest."""
+    bench = Bench(DUE_AT_ONCE + 10)
+    for number in range(DUE_AT_ONCE + 10):
+        bench.lease(b"worker %d" % number)
+    bench.now += 101
+    assert bench.expire() == DUE_AT_ONCE
+    assert bench.expire() == 10
+    assert bench.expire() == 0
+
+
+# -- order and answers -----------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_come_back_wait_behind_the_others() -> None:
+    """First all tasks in the order of the pass, then the returned ones in the order of their return, each once."""
+    bench = Bench(4)
+    first, second = bench.lease(), bench.lease()
+    bench.fail(second, Cause.RELEASE)
+    bench.fail(first, Cause.RELEASE)
+    order = [bench.lease().task for _ in range(4)]
+    assert order == [2, 3, 1, 0]
+    assert bench.get().answer is Answer.NO_TASK_NOW
+    assert not bench.queue.returned
+
+
+def test_the_order_of_a_pass_is_a_permutation_of_its_own() -> None:
+    """Shuffled passes hand out every task once, each pass in another order, and the same for the same seed."""
+
+    def orders(seed: int) -> list[list[int]]:
+        bench = Bench(40, shuffle=True, seed=seed, passes=3)
+        found = []
+        for _ in range(3):
+            leases = [bench.lease(b"%d" % number) for number in range(40)]
+            found.append([lease.task for lease in leases])
+            for lease in leases:
+                bench.finish(lease)
+        return found
+
+    once = orders(7)
+    assert all(sorted(order) == list(range(40)) for order in once)
+    assert len({tuple(order) for order in once}) == 3
+    assert once == orders(7)
+    assert once != orders(8)
+
+
+def test_a_worker_gets_no_task_that_it_avoids() -> None:
+    """Avoided tasks go to others; a worker that can read none of the rest is told to come again."""
+    bench = Bench(3)
+    handout = bench.get(avoid=[0, 1])
+    assert handout.lease is not None
+    assert handout.lease.task == 2
+    assert bench.get(avoid=[0, 1]).answer is Answer.NO_TASK_NOW
+    assert bench.lease(BOB).task == 0
+    with pytest.raises(BadRequestToQueue):
+        bench.get(avoid=list(range(65)))
+
+
+def test_answers_are_distinct_and_none_means_to_wait_for_ever() -> None:
+    """No data set, a pass that is over, no task now, the end of the job, and the end without success."""
+    queue = TaskQueue(QueueRules())
+    empty = Draft(queue, 0.0).get(ANN)
+    assert empty.answer is Answer.NO_DATASET
+    assert empty.retry_after_s > 0
+
+    bench = Bench(1, passes=2)
+    bench.finish(bench.lease())
+    assert bench.get(pass_number=1).answer is Answer.PASS_OVER
+    assert bench.get(pass_number=3).answer is Answer.PASS_OVER
+    lease = bench.get(pass_number=2).lease
+    assert lease is not None
+    bench.now += 99.95
+    assert bench.get(BOB).retry_after_s == pytest.approx(0.1)
+    bench.finish(lease)
+    assert bench.get().answer is Answer.JOB_DONE
+    assert bench.counts == (0, 0, 1, 0)
+
+
+def test_more_passes_after_the_end_of_the_job() -> None:
+    """A master that restarts with more passes goes on; with fewer it ends with the pass it is in."""
+    bench = Bench(2, passes=1)
+    for lease in [bench.lease(), bench.lease()]:
+        bench.finish(lease)
+    assert bench.get().answer is Answer.JOB_DONE
+    bench.restart(passes=3)
+    assert bench.get().pass_number == 2
+    bench.restart(passes=1)
+    for lease in [*bench.queue.leases.values(), bench.lease()]:
+        bench.finish(lease)
+    assert bench.get().answer is Answer.JOB_DONE
+    assert bench.queue.status().pass_number == 2
+
+
+def test_a_data_set_is_registered_once() -> None:
+    """The first registration counts, the same data set gets the first one's settings, and another one is refused."""
+    bench = Bench(3)
+    same = Registration(identity=b"j" * 16, digest=b"d" * 32, tasks=3, chunks_per_task=9, shuffle=True, seed=5)
+    assert bench.commit(lambda draft: draft.register(same)) == bench.facts
+    with pytest.raises(DatasetDiffers):
+        bench.commit(
+            lambda draft: draft.register(
+                Registration(identity=b"i", digest=b"e", tasks=3, chunks_per_task=1, shuffle=False, seed=0)
+            )
+        )
+    assert bench.queue.registration == bench.facts
+
+
+def test_reports_about_what_was_never_handed_out() -> None:
+    """Unknown tasks and attempts are answered so; impossible requests are errors and change nothing."""
+    bench = Bench(1)
+    lease = bench.lease()
+    before = bench.queue.image()
+    for task, attempt in ((-1, 1), (1, 1), (0, 0), (0, 2), (0, -1)):
+        assert bench.commit(lambda draft, t=task, a=attempt: draft.finish(ANN, t, a)) is ReportAnswer.UNKNOWN
+        assert bench.commit(lambda draft, t=task, a=attempt: draft.fail(ANN, t, a, Cause.ERROR)) is ReportAnswer.UNKNOWN
+    bad = (
+        lambda draft: draft.fail(ANN, 0, 1, Cause.TIMEOUT),
+        lambda draft: draft.fail(ANN, 0, 1, Cause.ERROR, -1),
+        lambda draft: draft.renew(ANN, [Held(0, 1, -1)]),
+        lambda draft: draft.renew(ANN, [Held(0, 1)] * 65),
+        lambda draft: draft.finish(b"", 0, 1),
+        lambda draft: draft.finish(b"x" * 65, 0, 1),
+    )
+    for request in bad:
+        with pytest.raises(BadRequestToQueue):
+            bench.commit(request)
+    assert bench.queue.image() == before
+    assert bench.finish(lease) is ReportAnswer.ACCEPTED
+
+
+def test_a_million_tasks() -> None:
+    """Hand-outs, reports, and the roll of a pass of 10⁶ tasks touch few of them, and an image gives the same queue."""
+    bench = Bench(1_000_000, passes=0, shuffle=True)
+    lease = bench.lease()
+    bench.fail(lease)
+    second = bench.lease()
+    bench.finish(second)
+    assert bench.counts == (999_999, 0, 1, 0)
+    copy = TaskQueue(bench.rules)
+    copy.restore(decode_image(encode_image(bench.queue.image())))
+    assert copy.image() == bench.queue.image()
+    assert copy.counts == bench.queue.counts
+    # What each of these stores is small, whatever the number of tasks.
+    assert max(len(entry) for entry in bench.entries) < 200
