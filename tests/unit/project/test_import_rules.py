@@ -73,7 +73,6 @@ BREACHES = [
     ("training/dispatch/conversion/lines.py", "import training.dispatch.conversion.formats", "Layers of conversion"),
     ("training/dispatch/recordio/layout.py", "import training.dispatch.recordio.chunk", "Layers of RecordIO"),
     ("training/dispatch/queue.py", "import training.dispatch.stored_queue", "Layers of dispatch"),
-    ("training/dispatch/store.py", "import training.dispatch.etcd_store", "Layers of dispatch"),
     ("p2pnode/config/load.py", "import p2pnode.lifecycle.state", "Layers of the daemon"),
     ("p2pnode/lifecycle/node.py", "import p2pnode.keys.key_files", "Layers of the daemon"),
     ("overlay/overlay.py", "import overlay.sockets.transport", "Real sockets are chosen by the daemon alone"),
