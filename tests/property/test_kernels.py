@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.harness.repository import ROOT
 from training import kernels
+from training.dispatch.recordio import chunk
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.shards.applied import DeltaId
@@ -34,6 +35,11 @@ LOSSY: list[CodecName] = [*SIZED, "sparse"]
 #: Values sent of each 4,096: one, the usual number, more than have a count of one byte, all.
 SHARES = st.sampled_from([1, 100, 128, 500, 4096])
 AROUND = 64
+
+
+def payload_of(records: list[bytes]) -> bytes:
+    """The payload of a RecordIO chunk."""
+    return b"".join(len(record).to_bytes(4, "little") + record for record in records)
 
 
 def extension() -> dict[str, Any]:
@@ -427,3 +433,23 @@ def test_a_library_of_this_version_is_found(compiled: kernels.CompiledKernels, t
     built(tmp_path).rename(tmp_path / f"_compiled{kernels.EXTENSION_SUFFIXES[0]}")
 
     assert kernels.find(tmp_path) is not None
+
+
+@FIXED
+@given(
+    st.one_of(st.binary(max_size=200), st.lists(st.binary(max_size=9)).map(payload_of)),
+    st.integers(1, 40),
+)
+def test_ends_of_records_are_those_of_the_loop(compiled: kernels.CompiledKernels, payload: bytes, count: int) -> None:
+    """The ends of records in any bytes, whole payloads or not, are those that the loop in Python finds."""
+    found = compiled.record_ends(payload, count)
+
+    assert found.dtype == np.int64
+    assert found.tolist() == chunk._scanned(payload, count).tolist()
+
+
+def test_a_record_of_4_gib_does_not_wrap_around(compiled: kernels.CompiledKernels) -> None:
+    """A length of 32 bits leads to an end beyond 32 bits, and nothing behind the payload is read."""
+    payload = b"\x00\x00\x00\x00" + b"\xff\xff\xff\xff" + b"abc"
+
+    assert compiled.record_ends(payload, 5).tolist() == [4, 8 + 2**32 - 1]

@@ -23,7 +23,7 @@ Vector = npt.NDArray[np.float32]
 Data = npt.NDArray[Any]
 
 #: The version of the functions, as in `kernels.c`. A library of another version is not used.
-CONTRACT = 3
+CONTRACT = 4
 #: Values that share a scale in int8; `BLOCK` in C.
 BLOCK_VALUES = 1024
 #: The same for int4, and the values of which sparse sends the largest; `INT4_BLOCK` and `SPARSE_BLOCK` in C.
@@ -35,6 +35,7 @@ MIN_VALUES = 256
 _FLOAT32 = np.dtype(np.float32)
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "record_ends": (_SIZE, [ctypes.c_char_p, _SIZE, _SIZE, _POINTER]),
     "encode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
     "encode_bfloat16_with_feedback": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _SIZE]),
     "encode_int8_with_feedback": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _SIZE]),
@@ -76,6 +77,12 @@ class CompiledKernels:
             "int8": library.decode_int8,
             "int4": library.decode_int4,
         }
+
+    def record_ends(self, payload: bytes, count: int) -> npt.NDArray[np.int64]:
+        """Where each of the first `count` records of a RecordIO payload ends; fewer if no length is left. The last end
+        may lie behind the payload."""
+        ends = np.empty(count, np.int64)
+        return ends[: self._library.record_ends(payload, len(payload), count, _into(ends))]
 
     def encode_bfloat16(self, values: Vector, data: Data) -> None:
         """float32 to bfloat16, rounded to nearest, ties to even."""

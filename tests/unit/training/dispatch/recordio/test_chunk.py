@@ -9,6 +9,7 @@ import zlib
 import pytest
 
 from tests.harness.recordio import encode
+from training import kernels
 from training.dispatch.recordio.chunk import Chunk, decode, record_ends
 from training.dispatch.recordio.compression import OutputTooLarge, compress
 from training.dispatch.recordio.layout import HEADER_BYTES, Compressor, MalformedChunk, parse_header
@@ -28,6 +29,13 @@ LIMIT = 1 << 20
 def decoded(data: bytes, limit: int = LIMIT) -> Chunk:
     """The chunk in these bytes."""
     return decode(parse_header(data[:HEADER_BYTES]), data[HEADER_BYTES:], limit)
+
+
+@pytest.fixture(params=["compiled", "loop"], autouse=True)
+def _either_scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds with and without a C compiler."""
+    if request.param == "loop":
+        monkeypatch.setattr(kernels, "COMPILED", None)
 
 
 @pytest.mark.parametrize("data", [GOLDEN, GOLDEN_SNAPPY], ids=["none", "snappy"])
