@@ -21,7 +21,7 @@ from training.encoding.codecs import Vector
 #: The detection bound (docs/faults.md), the slowest step of a simulated worker, and some lost or slow requests.
 BOUND_S = 10.0
 STEP_MOST_S = 3.0
-RETRY_S = 3.0
+RETRY_S = 3.5
 
 
 @dataclass

@@ -89,6 +89,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         "_copy_own",
         "_found",
         "_on_forward",
+        "_on_learn",
         "_write",
         "replicate_and_add",
     ]

@@ -21,7 +21,7 @@ from training.exchange.terms import OwnerInfo, Term
 QUESTION_TIMEOUT_S = 1.0
 #: For small requests between an owner and its backups, for whose answer nothing else waits. On a full line they wait
 #: behind everything else; the failure detector finds a dead partner before.
-PARTNER_TIMEOUT_S = 4.0
+PARTNER_TIMEOUT_S = 3.0
 #: After an owner denied that it owns a shard, claims of others that it does are ignored for this long.
 DENIAL_S = 5.0
 #: A request to an owner that failed this recently makes the owner doubtful.
