@@ -56,7 +56,7 @@ demo: $(STAMP) ## Train one model on four daemons of this machine; ARGS go to `p
 test: $(STAMP) ## Run the tests; ARGS go to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# transformers, accelerate, peft and Lightning: 200 MB and half a minute of installation, for the tests named below.
+# transformers, accelerate, peft, Lightning and pyarrow: 250 MB and half a minute of installation, for the tests below.
 # Those skip in `make test`, unless this has been run before.
 $(FRAMEWORKS): $(STAMP)
 	@echo "Installing transformers, peft and Lightning into $(VENV) (once)"
@@ -65,7 +65,7 @@ $(FRAMEWORKS): $(STAMP)
 
 test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning; ARGS go to pytest
 	@$(BIN)/python -m pytest tests/unit/p2pnode/integrations tests/unit/training/trainer/test_accelerated.py \
-	  $(ARGS)
+	  tests/unit/training/engines/mapreduce/test_sources.py $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning" $(ARGS)
 
 mutations: $(STAMP) ## Try the deliberate faults of docs/faults.md: each must fail its test; ARGS names some of them

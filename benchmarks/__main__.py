@@ -52,6 +52,7 @@ BY_NAME = (
     "characters",
     "memory",
     "large",
+    "word_count",
 )
 
 

@@ -1,6 +1,7 @@
 """The daemon: configuration, composition, life cycle, command line, status over HTTP.
 
-A training script needs only `p2pnode.attach`. It is imported on first use, because it imports torch.
+A training script needs only `p2pnode.attach`. It is imported on first use, because it imports torch. Other algorithms
+ask `p2pnode.engine` for an engine.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attach"]
+__all__ = ["__version__", "attach", "engine"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "attach":
+    if name not in ("attach", "engine"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _refuse_hidden_packages()
+    if name == "engine":
+        from training.engines.selection import engine
+
+        return engine
     from training.trainer.attach import attach
 
     return attach

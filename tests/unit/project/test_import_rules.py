@@ -28,13 +28,15 @@ PURE = re.compile(r"(?<![\w`])Pure\.(?=\s|$)")
 ALMOST_PURE = re.compile(r"(?<![\w`])Pure(?:[:;,]| but | and )")
 IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading", "time", "torch", "uuid", "secrets"}
 
-#: The implementations of the environment, which read clocks and entropy, and the trainer process with its supervisor.
+#: The implementations of the environment, which read clocks and entropy, the trainer process with its supervisor, and
+#: what runs in a script and in the workers of Dask.
 REAL_ENVIRONMENT = (
     "overlay/system.py",
     "overlay/sockets/transport.py",
     "training/supervisor/launch.py",
     "training/supervisor/process_trainer.py",
     "training/supervisor/process.py",
+    "training/engines/mapreduce/",
     *TRAINERS_SIDE,
 )
 #: Calls that bypass the environment: under simulation they would make two runs of one seed differ.
@@ -73,6 +75,7 @@ BREACHES = [
     ("training/dispatch/conversion/lines.py", "import training.dispatch.conversion.formats", "Layers of conversion"),
     ("training/dispatch/recordio/layout.py", "import training.dispatch.recordio.chunk", "Layers of RecordIO"),
     ("training/dispatch/queue.py", "import training.dispatch.stored_queue", "Layers of dispatch"),
+    ("training/engines/mapreduce/keys.py", "import training.engines.mapreduce.plan", "Layers of map-reduce"),
     ("p2pnode/config/load.py", "import p2pnode.lifecycle.state", "Layers of the daemon"),
     ("p2pnode/lifecycle/node.py", "import p2pnode.keys.key_files", "Layers of the daemon"),
     ("overlay/overlay.py", "import overlay.sockets.transport", "Real sockets are chosen by the daemon alone"),
@@ -247,6 +250,7 @@ def test_a_module_without_a_layer_is_a_breach(tmp_path: Path) -> None:
         "training/dispatch",
         "training/dispatch/conversion",
         "training/dispatch/recordio",
+        "training/engines/mapreduce",
         "training/exchange",
         "training/simulation",
         "p2pnode",

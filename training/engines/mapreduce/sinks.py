@@ -1,0 +1,93 @@
+"""Writes a data set into a folder, a file per partition. The folder appears when all of them are complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from training.dispatch.recordio import create_records
+from training.engines.mapreduce.errors import BadRequest, SinkFailed, shown
+
+SaveFormat = Literal["text", "json", "recordio"]
+_ENDINGS: dict[SaveFormat, str] = {"text": "txt", "json": "jsonl", "recordio": "recordio"}
+
+
+class FolderSink:
+    """A folder that is being written. Every worker has to see it under its path."""
+
+    def __init__(self, folder: str | Path, form: SaveFormat) -> None:
+        """Raises `BadRequest` for an unknown format, `SinkFailed` if something is there."""
+        if form not in _ENDINGS:
+            raise BadRequest(f"there is no format {form!r}: use text, json or recordio")
+        path = str(folder)
+        for local in ("unix://", "file://"):
+            path = path.removeprefix(local)
+        if "://" in path:
+            raise BadRequest(f"{path}: a data set is saved to a local or mounted folder")
+        self._folder, self._form = Path(path).absolute(), form
+        self._partial = self._folder.with_name(f".{self._folder.name}.{uuid.uuid4().hex[:8]}.partial")
+        if self._folder.exists():
+            raise SinkFailed(f"{self._folder} exists: remove it, or save to another folder")
+
+    def begin(self) -> None:
+        """Make the folder, under another name. Raises `SinkFailed`."""
+        try:
+            self._partial.mkdir(parents=True)
+        except OSError as error:
+            raise SinkFailed(f"{self._partial} cannot be made: {error}") from error
+
+    def write(self, items: Iterable[Any], partition: int) -> int:
+        """Write one partition, in a task; returns its number of elements. Raises `SinkFailed`."""
+        path = self._partial / f"part-{partition:05}.{_ENDINGS[self._form]}"
+        # A task that runs twice, because its worker was lost, writes under two names.
+        attempt = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            if self._form == "recordio":
+                count = self._write_records(attempt, items, partition)
+            else:
+                with attempt.open("w", encoding="utf-8", newline="\n") as stream:
+                    count = 0
+                    for item in items:
+                        stream.write(self._line(item, partition))
+                        count += 1
+            attempt.replace(path)
+        except OSError as error:
+            raise SinkFailed(f"{path} cannot be written: {error}") from error
+        return count
+
+    def _line(self, item: Any, partition: int) -> str:
+        if self._form == "json":
+            try:
+                return json.dumps(item, ensure_ascii=False) + "\n"
+            except (TypeError, ValueError) as error:
+                raise SinkFailed(f"partition {partition}: {shown(item)} is no JSON: {error}") from None
+        if not isinstance(item, str) or "\n" in item:
+            raise SinkFailed(f"partition {partition}: {shown(item)} is no line of text: use map(str), or format='json'")
+        return item + "\n"
+
+    def _write_records(self, path: Path, items: Iterable[Any], partition: int) -> int:
+        count = 0
+        with create_records(path) as records:
+            for item in items:
+                if not isinstance(item, (bytes, bytearray, memoryview)):
+                    raise SinkFailed(f"partition {partition}: {shown(item)} is no record: a record is bytes")
+                records.write(bytes(item))
+                count += 1
+        return count
+
+    def finish(self) -> None:
+        """All partitions are written: the folder gets its name. Raises `SinkFailed`."""
+        try:
+            for attempt in self._partial.glob(".part-*"):  # of lost workers
+                attempt.unlink(missing_ok=True)
+            self._partial.rename(self._folder)
+        except OSError as error:
+            raise SinkFailed(f"{self._folder} cannot be made: {error}") from error
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        shutil.rmtree(self._partial, ignore_errors=True)
