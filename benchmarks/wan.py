@@ -173,6 +173,7 @@ def _series(name: str, nodes: list[Node], scenario: Scenario, parameters: int) -
     }
     series = [
         Series(f"lowest share of time in training, {name}", "", [min(n.share for n in judged)], scenario.aim, details),
+        Series(f"lowest share from the first step on, {name}", "", [min(n.share_from_start for n in judged)]),
         Series(f"sent per node and step, {name}", "MB", [n.sent_per_step for n in nodes]),
         Series(f"sent per parameter and step, {name}", "bytes", [1e6 * n.sent_per_step / parameters for n in nodes]),
         Series(f"shards of a delta unacknowledged when its step ended, {name}", "", [n.unacknowledged for n in nodes]),
@@ -223,6 +224,7 @@ def _ours(
         first = [node.step for node in nodes]
         _rest(seconds, nodes)
         ended_s = time.monotonic()
+        started_s = max(_notes(file)[0]["began_s"] for file in files)
         sent = [world.sent_bytes(number) - before for number, before in enumerate(sent)]
         steps = [_asked(node, lambda node: node.steps(1000)) for node in nodes]
         said = [node.log_file.read_bytes()[at:].decode(errors="replace") for node, at in zip(nodes, logs, strict=True)]
@@ -245,6 +247,7 @@ def _ours(
                 log=said[number],
                 left=len(left[number]),
                 lost=_exchange(node).get("lost", 0),
+                started_s=started_s,
             )
             for number, node in enumerate(nodes)
         ]
@@ -280,9 +283,8 @@ def _outstanding(node: LanNode) -> list[int]:
 
 
 def _is_settled(nodes: list[LanNode]) -> bool:
-    held = [_held(node) for node in nodes]
-    shards = _exchange(nodes[0]).get("shards", -1)
-    return sum(owned for owned, _ in held) == shards == sum(backed for _, backed in held)
+    """Whether each shard has an owner with a backup; a node that was the backup before may still have its copy."""
+    return wan_window.is_settled([_exchange(node) for node in nodes])
 
 
 def _notes(file: Path) -> list[wan_window.Note]:

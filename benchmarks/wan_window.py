@@ -33,6 +33,8 @@ class Node:
     left: int = 0
     warnings: dict[str, int] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
+    #: The share since all nodes began to train, while the states of the shards were moved too.
+    share_from_start: float = 0.0
 
     @property
     def sent_per_step(self) -> float:
@@ -81,8 +83,10 @@ def node(
     log: str = "",
     left: int = 0,
     lost: int = 0,
+    started_s: float | None = None,
 ) -> Node:
-    """One of our nodes, from the notes of its trainer, its rows of /steps in that time, and its log of that time."""
+    """One of our nodes, from the notes of its trainer, its rows of /steps in that time, and its log of that time.
+    `started_s`: when all had begun to train."""
     inside = [note for note in of if began_s <= note["began_s"] <= ended_s]
 
     def per_step(key: str) -> float:
@@ -102,5 +106,13 @@ def node(
         lost=lost,
         left=left,
         warnings=warnings(log),
+        share_from_start=training_share(of, began_s if started_s is None else started_s, ended_s),
         phases_s={phase: round(per_step(f"{phase}_seconds"), 3) for phase in ("train", "push", "wait", "pull")},
     )
+
+
+def is_settled(exchanges: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every shard has one owner, and a backup, by the `exchange` of every node's `/status`."""
+    shards = [one.get("shards", 0) for one in exchanges]
+    owned = sum(one.get("shards_owned", 0) for one in exchanges)
+    return min(shards) > 0 and owned == shards[0] and not any(one["shards_without_backup"] for one in exchanges)

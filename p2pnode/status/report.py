@@ -261,6 +261,11 @@ class StatusReport:
             shards=len(store),
             shards_owned=len(store.owned),
             shards_backed=len(store.backed),
+            shards_without_backup=(
+                sum(owned.backup is None for owned in store.owned.values())
+                if self._node.config.exchange.replicas
+                else 0
+            ),
             bytes_sent=counters.bytes_sent,
             bytes_received=counters.bytes_received,
             merged_last_step=self._node.progress.merged_last_step,

@@ -153,6 +153,8 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     shards: Count = 0
     shards_owned: Count = 0
     shards_backed: Count = 0
+    #: Of the shards owned here those that lack the backup which they should have.
+    shards_without_backup: Count = 0
     bytes_sent: Count = 0
     bytes_received: Count = 0
     merged_last_step: Count = 0

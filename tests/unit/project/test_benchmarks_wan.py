@@ -47,6 +47,18 @@ def test_a_node_has_means_per_step_and_the_events_of_its_log() -> None:
     assert found.sent_per_step == pytest.approx(5.0)
     assert found.warnings == {"push_unfinished": 2, "peer_suspect": 2, "trainer_failed": 2}
     assert found.phases_s["push"] == 1.0
+    assert found.share == found.share_from_start == pytest.approx(0.8)
+    since = wan_window.node(NOTES, rows, began_s=14.0, ended_s=24.0, started_s=0.0, sent_bytes=0)
+    assert (since.share, since.share_from_start) == pytest.approx((0.8, 20 / 24))
+
+
+def test_a_swarm_is_settled_where_each_shard_has_an_owner_with_a_backup() -> None:
+    """A copy that a former backup still has does not matter."""
+    nodes = [{"shards": 4, "shards_owned": owned, "shards_backed": 4, "shards_without_backup": 0} for owned in (3, 1)]
+    assert wan_window.is_settled(nodes)
+    assert not wan_window.is_settled([nodes[0], {**nodes[1], "shards_without_backup": 1}])
+    assert not wan_window.is_settled([nodes[0], {**nodes[1], "shards_owned": 0}])
+    assert not wan_window.is_settled([nodes[0], {"shards_without_backup": 0}])
 
 
 def test_a_line_that_is_still_written_is_no_note() -> None:

@@ -50,7 +50,7 @@ def test_the_summary_follows_the_state() -> None:
         step = host.living.progress.step
         assert training.ready() == (True, f"training at step {step} with 0 peers; waiting for no peer")
         status = training.status()
-        assert status.exchange.shards_owned == status.exchange.shards > 0
+        assert status.exchange.shards_owned == status.exchange.shards_without_backup == status.exchange.shards > 0
         assert (status.swarm.closed, status.swarm.keys) == (True, ["ab12"])
         assert [row["step"] for row in training.steps(1)] == [step]
 
