@@ -6,7 +6,8 @@ has moved on is noticed. Together with its test a fault is an assertion about th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from tests.mutations.first_hour import FIRST_HOUR
+from tests.mutations.mutation import Change, Mutation
 
 HISTORIES = "tests/simulated/test_conservation.py"
 SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
@@ -19,29 +20,6 @@ PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
 FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
 FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
-
-
-class Change(NamedTuple):
-    """In `file`, the text `old`, which occurs once, becomes `new`."""
-
-    file: str
-    old: str
-    new: str
-
-
-class Mutation(NamedTuple):
-    """A deliberate fault. `part` is the role whose code has it; `test` is a pytest node id."""
-
-    part: str
-    fault: str
-    test: str
-    changes: tuple[Change, ...]
-
-    def row(self) -> str:
-        """Its row of the table in docs/faults.md."""
-        path, _, name = self.test.partition("::")
-        where = f"`{name}` in " if name else ""
-        return f"| {self.part} | {self.fault} | {where}`{path}` |"
 
 
 def _mutation(part: str, fault: str, test: str, file: str, old: str, new: str) -> Mutation:
@@ -360,4 +338,5 @@ MUTATIONS = (
         "        self._changed.set()\n        return identity",
         "        return identity",
     ),
+    *FIRST_HOUR,
 )
