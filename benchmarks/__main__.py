@@ -161,7 +161,7 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--nodes {arguments.nodes}")
     if name == "wan":
         parts += [f"--scenario {one}" for one in arguments.scenario]
-    if name in ("exchange", "peers", "memory", "large", "wan", "async_rule", "accuracy"):
+    if name in ("exchange", "peers", "memory", "large", "wan", "async_rule", "accuracy", "characters"):
         parts += [f"--peers {peers}" for peers in arguments.peers]
         parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
         parts += [f"--ways '{way}'" for way in arguments.ways]

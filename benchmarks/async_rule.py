@@ -8,7 +8,8 @@ equal seeds.
 A way is a barrier, a rule and options: `--ways "pssp 0.7/0.5"`, `--ways "asp 1/0 carry=0.33"`.
 
 * `carry=c`: `exchange.carry`. A node begins its turn with `v + c·(1 − 1/N)·d`, v the pulled value, d its last delta.
-* `correct=b`: it pulls before it pushes, and pushes `d − b·(v − base)`, b times what the others have moved taken off.
+* `correct=b`: `exchange.correct`. It pulls before it pushes too, and pushes `d − b·(v − base)`, without b times what
+  the others have moved.
 * `overlap=a`: it begins turn t + 1 when turn t ends; what it pulls after the push of t is the base of turn t + 2, with
   `a` times the delta of t + 1 added.
 """
@@ -40,7 +41,7 @@ from training.settings import BarrierSettings, ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
-from training.step_rules import own_carry
+from training.step_rules import base_of, correct, own_carry
 from training.tasks.text import TextOptions
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
@@ -158,7 +159,7 @@ class Swarm:
     def _push(self, node: int) -> None:
         worker, way = self._workers[node], self._way
         if way.correct:
-            worker.delta -= np.float32(way.correct) * (self.state.value - worker.base)
+            correct(worker.delta, worker.base.copy(), self.state.value, way.correct)
         identity, weight = DeltaId(bytes([node]) * 20, 1, worker.step), 1 / len(self._workers)
         if way.barrier.synchronous:
             self.state.add_pending(identity, weight, worker.sent(self._codec))
@@ -181,11 +182,9 @@ class Swarm:
     def _begin(self, now: float, node: int) -> None:
         worker, way = self._workers[node], self._way
         if way.overlap is None:
-            worker.base = self.state.value.copy()
             weight = 1 / len(self._workers)
             share = own_carry(self._settings, weight, synchronous=way.barrier.synchronous)
-            if worker.step and share:
-                worker.base += np.float32(share) * worker.delta
+            worker.base = base_of(self.state.value, worker.delta, share if worker.step else 0.0)
         heapq.heappush(self._ends, (now + self._seconds(node), node))
 
     def _load_overlapped(self, worker: Worker, carry: float) -> None:
@@ -245,7 +244,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     ]
     for name in names[1:]:
         ratios = [loss / of_bsp for loss, of_bsp in zip(losses[name], losses["bsp"], strict=True)]
-        series.append(Series(f"loss of {name} over bsp's", "times", ratios, AIM if name == "pssp" else ""))
+        series.append(Series(f"loss of {name} over bsp's", "times", ratios, AIM if name.startswith("pssp") else ""))
     return Outcome(
         "async_rule",
         f"bytes of CPython's reference, a third for each of {NODES} nodes, transformer of {options.layers} layers of "

@@ -4,7 +4,7 @@ The text is CPython's own reference (`pydoc_data.topics`), so that every machine
 steps with batches of 8 on its third. One process makes as many with batches of 24, 8 from each third; another has one
 third alone. All are evaluated on the same part of the text, which none trains on. In the disturbed swarm one node joins
 late, one is killed and one is stopped for 20 s. Its reference has the same late node, and a node that leaves in order
-where the other is killed, so that both lose the same data.
+where the other is killed, so that both lose the same data. `--ways "three nodes, pssp"` runs that alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 
 from benchmarks.daemons import Daemon, Daemons, daemons, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
+from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 from training.tasks.text import Text, TextOptions
 
 NODES = 3
@@ -41,6 +42,9 @@ STOPPED_S = 20.0
 LIMIT_S = 1800.0
 LOOK_S = 0.2
 AIM = "≤ 1.01"
+LEAVES, KILLED = "three nodes, one late, one leaves", "three nodes, one late, one killed, one stopped"
+#: The rule that `benchmarks.async_rule` found nearest to bsp.
+CORRECTED = ExchangeSettings(outer_lr=1.2, outer_momentum=0.0, carry=0.5, correct=0.5)
 
 Curve = list[tuple[int, float]]
 
@@ -68,37 +72,45 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         corpus = Corpus(Path(folder))
         curves: dict[str, list[Curve]] = {}
 
-        def run(name: str, train: Callable[[int], Curve]) -> None:
+        runs = _runs(corpus)
+        if unknown := [name for name in arguments.ways if name not in runs]:
+            raise NotMeasured(f'--ways "{unknown[0]}": there are {"; ".join(runs)}')
+        for name in arguments.ways or runs:
             curves[name] = []
             for seed in seeds:
                 began = time.monotonic()
-                curves[name].append(train(seed))
+                curves[name].append(runs[name](seed))
                 took_s = time.monotonic() - began
                 print(f"  {name}, seed {seed}: {curves[name][-1][-1][1]:.4f} in {took_s:.0f} s", file=sys.stderr)
-
-        run("one process, batches of 24", lambda seed: one_process(corpus.files, seed))
-        run("one node alone", lambda seed: one_process(corpus.files[:1], seed))
-        for method in METHODS:
-            run(f"three nodes, {method}", lambda seed, method=method: swarm(corpus, method, seed))  # type: ignore[misc]
-        run("three nodes, one late, one leaves", lambda seed: swarm(corpus, "pssp", seed, Leaves()))
-        run("three nodes, one late, one killed, one stopped", lambda seed: swarm(corpus, "pssp", seed, Killed()))
 
     losses = {name: [curve[-1][1] for curve in found] for name, found in curves.items()}
     series = [
         Series(f"loss of {name}", "nats per byte", losses[name], details={"curves": curves[name]}) for name in curves
     ]
-    late, killed = losses["three nodes, one late, one leaves"], losses["three nodes, one late, one killed, one stopped"]
-    ratios = [one / other for one, other in zip(killed, late, strict=True)]
-    series.append(Series("loss of the disturbed swarm over its reference", "times", ratios, AIM))
+    if {LEAVES, KILLED} <= losses.keys():
+        ratios = [one / other for one, other in zip(losses[KILLED], losses[LEAVES], strict=True)]
+        series.append(Series("loss of the disturbed swarm over its reference", "times", ratios, AIM))
     return Outcome(
         "characters",
         f"bytes of CPython's reference, transformer of {parameters() / 1e6:.1f} M parameters, AdamW "
         f"{OPTIONS.learning_rate:g}, {STEPS} steps of {LOCAL_STEPS} optimiser steps with batches of "
-        f"{OPTIONS.batch_size} × {OPTIONS.context} bytes per node, default exchange; "
+        f"{OPTIONS.batch_size} × {OPTIONS.context} bytes per node, default exchange unless named; "
         f"validation loss of the final model; late: joins at step {LATE_AT}; killed or leaving at step {KILL_AT}; "
         f"stopped for {STOPPED_S:g} s at step {STOP_AT}",
         series,
     )
+
+
+def _runs(corpus: Corpus) -> dict[str, Callable[[int], Curve]]:
+    """What is compared, by name: each takes a seed."""
+    return {
+        "one process, batches of 24": lambda seed: one_process(corpus.files, seed),
+        "one node alone": lambda seed: one_process(corpus.files[:1], seed),
+        **{f"three nodes, {method}": partial(swarm, corpus, method) for method in METHODS},
+        "three nodes, pssp, corrected": lambda seed: swarm(corpus, "pssp", seed, exchange=CORRECTED),
+        LEAVES: lambda seed: swarm(corpus, "pssp", seed, Leaves()),
+        KILLED: lambda seed: swarm(corpus, "pssp", seed, Killed()),
+    }
 
 
 def parameters() -> int:
@@ -186,7 +198,13 @@ class Killed(Leaves):
             nodes[0].signal(signal.SIGCONT)
 
 
-def swarm(corpus: Corpus, method: BarrierMethod, seed: int, course: Undisturbed | None = None) -> Curve:
+def swarm(
+    corpus: Corpus,
+    method: BarrierMethod,
+    seed: int,
+    course: Undisturbed | None = None,
+    exchange: ExchangeSettings | None = None,
+) -> Curve:
     """Train on daemons; the last entry of the curve is the loss of the model that a node exported at the end."""
     course = course or Undisturbed()
     curve: dict[int, list[float]] = {}
@@ -209,7 +227,9 @@ def swarm(corpus: Corpus, method: BarrierMethod, seed: int, course: Undisturbed 
                 options=msgspec.to_builtins(OPTIONS),
             )
             bootstrap = _address(nodes[0]) if nodes else ""
-            nodes.append(here.start(settings, bootstrap=bootstrap, barrier=BarrierSettings(method=method)))
+            nodes.append(
+                here.start(settings, bootstrap=bootstrap, barrier=BarrierSettings(method=method), exchange=exchange)
+            )
 
         for place in range(NODES - course.late):
             start(place)

@@ -109,8 +109,10 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
-        # For the sum that a step begins with. A node alone carries nothing; under bsp none does, and has this in hand.
-        base=vector_bytes if settings.overlap is True or (settings.overlap and not alone) or carries else 0,
+        # For the sum that a step begins with, and the daemon's copy for `exchange.correct`. A node alone has neither;
+        # under bsp none has, and has this in hand.
+        base=(vector_bytes if settings.overlap is True or (settings.overlap and not alone) or carries else 0)
+        + (vector_bytes if settings.correct and not alone else 0),
     )
 
 

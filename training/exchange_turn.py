@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from overlay.environment import Environment
 from training.barriers.waiter import BarrierWaiter
+from training.encoding.codecs import Vector
 from training.exchange.exchange import Exchange
 from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind, pushed_weight
+from training.step_rules import base_of, correct, delta_weight, fell_behind, pushed_weight
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepReport, Trainer
@@ -75,8 +77,13 @@ class StepExchange:
         self._clock = environment.clock
         self._log = environment.log
         self._progress = progress
+        self._executor = environment.executor
         #: The swarm's median step when the values in the vector were pulled.
         self.base_step = 0
+        #: What the present step began with, and whether its delta is to be corrected by it.
+        self._base: Vector | None = None
+        self._corrects = False
+        self._share = 0.0 if exchange.context.synchronous or not settings.enabled else settings.correct
 
     def begin_at(self, step: int) -> None:
         """This node begins with the values of this step."""
@@ -91,10 +98,22 @@ class StepExchange:
             await self._exchange.pull(step)
         self.base_step = step
 
+    async def keep_base(self, carry: float | None) -> None:
+        """A step is about to be ordered that begins with so much of the delta before it; None: it overlaps. For
+        `exchange.correct` what it begins with is kept."""
+        self._corrects = carry is not None and bool(self._share)
+        if carry is not None and self._corrects:
+            vector, delta = self._trainer.vector, self._trainer.delta
+            self._base = await self._executor.run(partial(base_of, vector, delta, carry, self._base))
+
     async def prepare(self, trained: TrainedStep) -> None:
-        """Before the push of a step, and before the next one's order, which begins with its delta: choose the codec,
-        and add to the delta what sparse ones before it lacked."""
+        """Before the push of a step, and before the next one's order, which begins with its delta: correct the delta,
+        choose the codec, and add to the delta what sparse ones before it lacked."""
         if self._settings.enabled:
+            if self._corrects and self._base is not None:
+                await self._exchange.pull(trained.step - 1)
+                vector, delta = self._trainer.vector, self._trainer.delta
+                await self._executor.run(partial(correct, delta, self._base, vector, self._share))
             await self._exchange.prepare(self._trainer.delta, trained.report.seconds, is_last=trained.is_last)
 
     async def push(self, trained: TrainedStep, on_taken: Callable[[], None] | None = None) -> StepRow:

@@ -194,6 +194,15 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "not under bsp.",
         ),
     ] = 0.75
+    correct: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of what the others have moved during a step that is taken off its delta; costs a second "
+            "pull per step and a copy of the model. Not under bsp, nor with overlap.",
+        ),
+    ] = 0.0
     outer_lr: Annotated[float, Meta(gt=0, le=10, description="Outer learning rate of the owner's rule.")] = 0.7
     outer_momentum: Annotated[
         float,

@@ -377,12 +377,11 @@ class StepLoop:
         return StepOrder(step, self._training.local_steps, workers, index == 0, index, carry)
 
     async def _ordered(self, order: StepOrder) -> StepReport:
+        await self._steps.keep_base(None if self._overlap.is_on or self._in_flight is not None else order.carry)
         if not order.carry:
             return await self._trainer.train(order)
-        if self._in_flight is not None:
-            handshake = self._in_flight.handshake
-        else:
-            handshake = BufferHandshake()
+        handshake = BufferHandshake() if self._in_flight is None else self._in_flight.handshake
+        if self._in_flight is None:
             handshake.delta_taken.set()  # it is acknowledged, or the outbox has its own copy
         try:
             return await self._trainer.train(order, handshake)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.encoding.codecs import CodecName
+import numpy as np
+
+from training.encoding.codecs import CodecName, Vector
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import is_plain
 
@@ -51,6 +53,30 @@ def own_carry(settings: ExchangeSettings, weight: float, *, synchronous: bool) -
     if synchronous or not settings.enabled:
         return 0.0
     return settings.carry * max(0.0, 1.0 - weight)
+
+
+def base_of(vector: Vector, delta: Vector, carry: float, into: Vector | None = None) -> Vector:
+    """What a step with this carry begins with: `vector + carry · delta`, all `float32[total]`; `into` may be reused."""
+    base = np.empty_like(vector) if into is None else into
+    if not carry:
+        base[:] = vector  # whatever the delta is
+        return base
+    np.multiply(delta, np.float32(carry), out=base)
+    base += vector
+    return base
+
+
+def correct(delta: Vector, base: Vector, vector: Vector, share: float) -> None:
+    """Take `share` of what the others have moved since a step began off its delta: `delta −= share · (vector − base)`.
+    `base` is overwritten.
+
+    Where all nodes correct the same error each step does it again for what the others have corrected meanwhile. In such
+    a direction a step's training would have ended so much shorter, had it begun with the present values (delay
+    compensation, Zheng et al. 2017, with one constant in place of the curvature).
+    """
+    base -= vector
+    base *= np.float32(share)
+    delta += base
 
 
 def fell_behind(completed: int, base_step: int, former_base: int, stale_limit: int | None) -> bool:

@@ -39,6 +39,9 @@ class RecordingExchange:
         self.vector = np.zeros(8, np.float32)
         self.pushes: list[tuple[int, int, float]] = []
         self.pulls: list[int] = []
+        self.deltas: list[Any] = []
+        #: How far others move the values between two pulls.
+        self.moves = 0.0
         self.steps: list[int] = []
         self.overlaps: list[bool] = []
         #: How long the line would carry a step; None: not measured.
@@ -61,7 +64,8 @@ class RecordingExchange:
     def set_overlap(self, is_on: bool) -> None:
         self.overlaps.append(is_on)
 
-    async def push(self, step: int, base_step: int, weight: float, _delta: Any, on_taken: Any = None) -> PushReport:
+    async def push(self, step: int, base_step: int, weight: float, delta: Any, on_taken: Any = None) -> PushReport:
+        self.deltas.append(delta.copy())
         if on_taken is not None:
             on_taken()
         await asyncio.sleep(self.push_s)
@@ -80,7 +84,7 @@ class RecordingExchange:
         for _ in range(2):
             assert not trainer.is_loading, "the vector changes while it is loaded"
             await asyncio.sleep(self.pull_s / 2)
-        trainer.vector[:] = len(self.pushes)
+        trainer.vector[:] = len(self.pushes) + self.moves * len(self.pulls)
         self.pulls.append(step)
         self.history.append(("pulled", step))
         return PullReport(changed=1, unchanged=0, missing=[])

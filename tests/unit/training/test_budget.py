@@ -54,6 +54,8 @@ def test_steps_that_overlap_need_a_base_of_their_own() -> None:
 
     assert (plain.base, overlapping.base) == (0, 100_000_000)
     assert budget(VALUES, DEFAULT, 1).base == 0
+    correcting = msgspec.structs.replace(DEFAULT, correct=0.5)
+    assert [budget(VALUES, correcting, nodes).base for nodes in (1, 2)] == [0, 200_000_000]
     assert budget(VALUES, ExchangeSettings(overlap=True), 1).base == 100_000_000
     assert overlapping.to_come - plain.to_come == 100_000_000
     assert [budget(VALUES, DEFAULT, nodes).base for nodes in (1, 2, 4)] == [0, 100_000_000, 100_000_000]

@@ -11,6 +11,7 @@ import pytest
 
 from overlay.peers import Activity
 from tests.harness.step_bench import LoopBench
+from tests.harness.stub_trainer import delta_of, initial_vector
 from tests.harness.virtual_loop import run
 from training.settings import ExchangeSettings
 from training.step_loop import CRASH_LOOP_FAILURES
@@ -380,6 +381,63 @@ def test_the_weight_of_a_delta(weight: Any, theirs: list[int], expected: float) 
         ]
         await bench.run()
         assert [given for _, _, given in bench.exchange.pushes] == [pytest.approx(expected)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+def test_a_delta_is_corrected_by_what_the_others_have_moved(corrects: bool) -> None:
+    """Half of what the values changed since the step began with them and with a part of the delta before: pulled before
+    the push, and once more after it. Without it there is one pull."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=2, exchange=ExchangeSettings(correct=0.5 if corrects else 0.0, overlap=False))
+        bench.exchange.moves = 10.0
+        await bench.run()
+
+        first, second = (delta_of("stub", step, 8) for step in (1, 2))
+        if corrects:
+            first -= 0.5 * (0.0 - initial_vector(0, 8))
+            second -= 0.5 * (21.0 - (11.0 + 0.5625 * first))
+        np.testing.assert_allclose(bench.exchange.deltas, [first, second], rtol=1e-5)
+        assert bench.exchange.pulls == ([0, 1, 1, 2] if corrects else [1, 2])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "settings"), [(True, {}), (False, {"overlap": True}), (False, {"enabled": False})]
+)
+def test_nothing_is_corrected_where_steps_overlap_or_begin_together(
+    synchronous: bool, settings: dict[str, Any]
+) -> None:
+    """With overlap, under bsp and without an exchange every delta is what was trained."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=3, exchange=ExchangeSettings(correct=0.5, **settings))
+        bench.exchange.context.synchronous, bench.exchange.moves = synchronous, 10.0
+        bench.loop = bench.make_loop()
+        await bench.run()
+
+        for step, delta in enumerate(bench.exchange.deltas, 1):
+            np.testing.assert_array_equal(delta, delta_of("stub", step, 8))
+        assert bench.exchange.pulls == ([1, 2, 3] if settings.get("enabled", True) else [])
+
+    run(scenario())
+
+
+def test_a_step_that_is_trained_again_is_corrected_from_its_new_base() -> None:
+    """A trainer that failed begins with the pulled values alone, and that is what its delta is measured from."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=3, exchange=ExchangeSettings(correct=1.0, overlap=False))
+        bench.exchange.moves = 10.0
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.2)
+        bench.trainer.crash_next()
+        await running
+
+        np.testing.assert_allclose(bench.exchange.deltas[2], delta_of("stub", 3, 8) - 10.0, rtol=1e-5)
 
     run(scenario())
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind, own_carry, pushed_weight
+from training.step_rules import base_of, correct, delta_weight, fell_behind, own_carry, pushed_weight
 
 
 @pytest.mark.parametrize(
@@ -82,3 +83,20 @@ def test_a_sparse_delta_weighs_more_for_it_arrives_later(
     """`exchange.sparse_lr` times its share, up to 1; not under bsp, and no other codec."""
     found = pushed_weight(ExchangeSettings(**settings), weight, codec, synchronous=synchronous)
     assert found == pytest.approx(pushed)
+
+
+def test_a_base_is_the_vector_and_a_part_of_the_delta() -> None:
+    """Written where it is asked to be; without a part, the delta may hold anything."""
+    vector, delta, into = (np.array(values, np.float32) for values in ([1, 2], [4, 8], [0, 0]))
+    assert base_of(vector, delta, 0.5, into) is into
+    assert into.tolist() == [3.0, 6.0]
+    assert base_of(vector, np.array([np.nan, np.inf], np.float32), 0.0).tolist() == [1.0, 2.0]
+    assert vector.tolist() == [1.0, 2.0]
+
+
+def test_a_correction_takes_off_a_share_of_what_has_moved() -> None:
+    """A quarter of the way from what the step began with to the present values."""
+    delta, base, vector = (np.array(values, np.float32) for values in ([1, 1], [0, 4], [4, 0]))
+    correct(delta, base, vector, 0.25)
+    assert delta.tolist() == [0.0, 2.0]
+    assert vector.tolist() == [4.0, 0.0]
