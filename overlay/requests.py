@@ -33,6 +33,7 @@ from overlay.transport import (
     Response,
     Transport,
     TransportError,
+    shows_movement,
 )
 
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
@@ -204,7 +205,7 @@ class RequestService:
         try:
             target = NodeAddress.of(to.address, to.node_id)
             outgoing = self._transport.request(target, name, head, body, timeout_s=timeout_s)
-            if isinstance(outgoing, RequestStream):
+            if shows_movement(outgoing):
                 self._events.on_stream(to.node_id, outgoing)
             async with outgoing as answer:
                 envelope = _open(answer.head)

@@ -116,6 +116,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not handle.cancelled() and not self._is_stalled(handle):
             handle._run()  # type: ignore[attr-defined]
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        """As asyncio's, without its checks: most of the handles of a history are made here."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
