@@ -1,12 +1,17 @@
 """Assigns tests to the workers of `make test`: tests with several daemons share one worker, the others run on any.
 
-Tests with several daemons measure seconds; two of them at once would measure each other. Grouping needs pytest before
+Tests with several daemons measure seconds; two of them at once would measure each other. Tests whose processes are
+forks share a worker because they share the server that forks. The long groups begin first. Grouping needs pytest before
 9.2: xdist 3.8 marks a group by writing `item._nodeid`, which later versions do not read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -16,34 +21,92 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 #: Numba compiles the engines once per process that finds no cache: their tests share a worker.
 SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
+COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
     {
-        "test_advise_process",
         "test_demo",
-        "test_duplicate_identity_process",
-        "test_examples",
         "test_hostile_process",
         "test_member_limits",
         "test_nat_namespaces",
         "test_partition",
         "test_process_faults",
         "test_resume_process",
-        "test_sealed_process",
         "test_swarm_process",
         "test_wan",
         "test_wan_world",
     }
 )
+#: Those with `tests.process.harness.forked_python`.
+FORKS = frozenset(
+    {
+        "test_advise_process",
+        "test_bad_input",
+        "test_duplicate_identity_process",
+        "test_examples",
+        "test_forked_python",
+        "test_full_disk",
+        "test_local_nodes",
+        "test_run_command",
+        "test_sealed_process",
+        "test_shared_data_process",
+        "test_state_directory_process",
+        "test_trainer_attach",
+        "test_trainer_process",
+        "test_unread_output",
+    }
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is collected is no garbage: looking through it again and again takes an eighth of the time."""
+    gc.disable()
+    try:
+        _import_shares(session.config)
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import_shares(config: pytest.Config) -> None:
+    """In a fresh clone the workers would compile the same modules at the same time. Each begins at another place, and
+    finds compiled what the others have begun with."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    paths = sorted(Path(__file__).parent.rglob("test_*.py"))
+    begin = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in paths[begin:] + paths[:begin]:
+        # A module that cannot be imported is reported by the collection.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first: dict[str, list[pytest.Item]] = {"swarms": [], "forks": [], "simulation": []}
     for item in items:
-        if item.path.parent == PROCESS_TESTS and item.path.stem in SWARMS:
-            item.add_marker(pytest.mark.xdist_group("swarms"))
-        if item.path.is_relative_to(SIMULATION_TESTS):
-            item.add_marker(pytest.mark.xdist_group("simulation"))
-        if item.path.stem == "test_lazy_dynamo":  # its fixture imports torch's compiler: once, not once per worker
-            item.add_marker(pytest.mark.xdist_group("compiler"))
+        group = group_of(item.path)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+        if group in first:
+            first[group].append(item)
+    # The longest first, so that none is still running when the other workers have nothing left to do.
+    begin = [item for group in first.values() for item in group]
+    chosen = set(map(id, begin))
+    items[:] = begin + [item for item in items if id(item) not in chosen]
+
+
+def group_of(path: Path) -> str | None:
+    """The group whose tests share a worker; None where any will do."""
+    name = path.stem
+    if path.parent == PROCESS_TESTS:
+        if name == "test_status_schemathesis":  # a second of imports
+            return name
+        return "swarms" if name in SWARMS else "forks" if name in FORKS else None
+    if path.is_relative_to(SIMULATION_TESTS) or name in COMPILES:
+        return "simulation"
+    return "compiler" if name == "test_lazy_dynamo" else None  # its fixture imports torch's compiler

@@ -82,7 +82,8 @@ def run(to: Path, mutations: Iterable[Mutation]) -> Iterable[Verdict]:
 def _test(root: Path, test: str) -> tuple[int, str]:
     """The exit code of pytest, and the line that names the error."""
     # No limit of pytest's own: on a loaded machine it would look like a failure of the test.
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "0", test]
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist", "--timeout", "0")
+    command = [sys.executable, "-B", "-m", "pytest", *options, test]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(

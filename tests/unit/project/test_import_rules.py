@@ -24,6 +24,8 @@ TRAINERS_SIDE = ("training/trainer/", "training/tasks/", "p2pnode/integrations/"
 
 #: The claim of a module docstring; in the docstring of a package it covers every module of the folder.
 PURE = re.compile(r"(?<![\w`])Pure\.(?=\s|$)")
+#: A docstring at the start of a module, without quotes or escapes in it.
+DOCSTRING = re.compile(r'("""[^"\\]*""")\n')
 #: Other forms of the claim, which the check would pass over.
 ALMOST_PURE = re.compile(r"(?<![\w`])Pure(?:[:;,]| but | and )")
 IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading", "time", "torch", "uuid", "secrets"}
@@ -98,7 +100,10 @@ def module_name(path: str) -> str:
 
 
 def docstring(path: str) -> str:
-    return ast.get_docstring(syntax_tree(path)) or ""
+    """Of a module. In nearly all it is the first thing in the file and is read without parsing the rest, because tests
+    are named after it: every process that collects them reads all."""
+    found = DOCSTRING.match((ROOT / path).read_text(encoding="utf-8"))
+    return ast.literal_eval(found[1]) if found else ast.get_docstring(syntax_tree(path)) or ""
 
 
 def pure_modules() -> list[str]:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from p2pnode import cli
 from p2pnode.config.load import load
 from p2pnode.config.settings import Config
+from tests.harness.conversion import conversion_here
 from tests.harness.repository import ROOT
 
 
@@ -119,7 +120,8 @@ def test_a_damaged_checkpoint_leaves_no_file(
     """A failed conversion reports its reason with exit code 8 and leaves no partial file."""
     checkpoint.write_bytes(b"damaged")
 
-    assert cli.main(["export", "model.pt", "--state-dir", "state"]) == 8
+    with conversion_here():
+        assert cli.main(["export", "model.pt", "--state-dir", "state"]) == 8
 
     assert "could not be converted" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]

@@ -20,6 +20,7 @@ from p2pnode import cli
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.model_export import CannotExport, ModelExport, export_path
+from tests.harness.conversion import conversion_here
 from tests.harness.environment import InlineExecutor, ListLog, VirtualClock
 from tests.harness.repository import ROOT
 from training.settings import TrainingSettings
@@ -101,8 +102,9 @@ def test_pt_files_of_two_nodes_are_the_same_bytes(tmp_path: Path) -> None:
     """torch would write the file's name into the file."""
     torch.manual_seed(1)
     model = Adapted()
-    first, _ = exported(tmp_path / "a", model, "one.pt")
-    second, _ = exported(tmp_path / "b", model, "another.pt")
+    with conversion_here():
+        first, _ = exported(tmp_path / "a", model, "one.pt")
+        second, _ = exported(tmp_path / "b", model, "another.pt")
 
     assert first.read_bytes() == second.read_bytes()
 
@@ -176,7 +178,8 @@ def test_the_command_exports_the_whole_model_of_a_checkpoint(
     asyncio.run(exporting(tmp_path / "state", trainer, "")[0].describe_last())
     checkpoint(tmp_path / "state", trainer)
 
-    assert cli.main(["export", name, "--state-dir", "state"]) == 0
+    with conversion_here():
+        assert cli.main(["export", name, "--state-dir", "state"]) == 0
 
     state: Any = load_file(name) if name.endswith("safetensors") else torch.load(name, weights_only=True)
     fresh = Adapted()

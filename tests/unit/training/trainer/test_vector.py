@@ -7,10 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-import torch.distributed
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from training.manifest import NOTHING_FROZEN
 from training.trainer.vector import ModelVector, bare_model, canonical_name
@@ -222,6 +219,10 @@ def test_a_sharded_model_is_refused() -> None:
 
 def test_a_distributed_tensor_is_refused() -> None:
     """A parameter that fully_shard spread over processes is named."""
+    # Two seconds of imports, which only the process with this test needs.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         model = nn.Linear(2, 2)
