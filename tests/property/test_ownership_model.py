@@ -53,7 +53,7 @@ def test_every_rule_has_a_place_where_it_is_needed() -> None:
 @pytest.mark.parametrize(("rule", "scenario"), SHOWN_IN.items())
 def test_without_any_one_rule_a_promise_breaks(rule: str, scenario: str) -> None:
     """Each rule is left out in turn, and the search finds a history that shows why it is there."""
-    result = search(SCENARIOS[scenario], without=rule)
+    result = search(SCENARIOS[scenario], without=rule, settle_every=4)
     print(f"without {rule!r} ({RULES[rule]}): {result.broken} after {result.states} states", *result.trace, sep="\n")
 
     assert result.broken

@@ -13,7 +13,9 @@ from training.exchange.cooperative import LoopYielder
 from training.shards.robust import Robust
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
-BLOCKS = [(1000, 24, 8), (1100, 24, 8), (1200, 10, 12), (0, 2, 50)]
+BLOCKS = [(1000, 24, 8), (1100, 6, 8), (1200, 4, 12), (0, 1, 50)]
+#: More of the same.
+MORE = [(1106, 18, 8), (1204, 6, 12), (1, 1, 50)]
 #: Two tests look at the histories of the first block: in one worker, they are played once.
 FIRST_BLOCK = pytest.mark.xdist_group("first histories")
 
@@ -24,7 +26,14 @@ def played(seed: int, nodes: int, robust: Robust = "") -> Tally:
     return play(seed, nodes, robust)
 
 
-@pytest.mark.parametrize(("first", "histories", "nodes"), [pytest.param(*BLOCKS[0], marks=FIRST_BLOCK), *BLOCKS[1:]])
+@pytest.mark.parametrize(
+    ("first", "histories", "nodes"),
+    [
+        pytest.param(*BLOCKS[0], marks=FIRST_BLOCK),
+        *BLOCKS[1:],
+        *[pytest.param(*block, marks=pytest.mark.long) for block in MORE],
+    ],
+)
 def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, nodes: int) -> None:
     """After any faults each shard is the sum of its deltas, with all acknowledged ones among them, and every replica is
     that sum. No node has waited for an acknowledgement or a fresh value for longer than the faults explain."""

@@ -83,7 +83,7 @@ def test_a_step_sends_twice_the_model_and_once_more_for_a_backup_whatever_the_si
     A backup is not sent the delta that came from itself.
     """
     settings = ExchangeSettings(
-        codec="bfloat16", pull_codec="bfloat16", shards=64, replicas=replicas, weight="sum", tenure_s=0.0
+        codec="bfloat16", pull_codec="bfloat16", shards=32, replicas=replicas, weight="sum", tenure_s=0.0
     )
 
     async def scenario(world: World) -> None:

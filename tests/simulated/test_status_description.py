@@ -66,7 +66,7 @@ def complaints(report: StatusReport) -> list[str]:
     found = checked("Status", report.status())
     for peer in report.peers():
         found += checked("PeerStatus", peer)
-    # A row is added every second or so and looked at ten times a second, so each is among the newest once.
+    # A row is added every second or so and looked at four times a second, so each is among the newest once.
     for step in report.steps(2):
         found += checked("StepRow", step)
     return found
@@ -98,11 +98,11 @@ def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
                 states.setdefault(report.status().state)
                 problems.update(dict.fromkeys(complaints(report)))
 
-        async def watch(seconds: float) -> None:
+        async def watch(seconds: float, every_s: float = 0.25) -> None:
             until = swarm.clock.monotonic() + seconds
             while swarm.clock.monotonic() < until:
                 look()
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(every_s)
 
         try:
             swarm.start("n0")
@@ -118,7 +118,7 @@ def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
             await watch(4.0)
             pages.append(render(reported(swarm, swarm.hosts["n0"]).metrics()))
             swarm.hosts["n2"].living.leave()
-            await watch(2.0)
+            await watch(2.0, 0.05)
         finally:
             await swarm.stop()
 

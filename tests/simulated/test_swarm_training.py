@@ -20,13 +20,14 @@ from training.budget import budget
 from training.shards.applied import DeltaId
 
 SIZE = 256
+SHARDS = 4
 #: Every delta added once with weight 1: the model must equal the initial vector plus the sum of all deltas, exactly.
 EXACT: dict[str, Any] = {
     "exchange.weight": "sum",
     "exchange.outer_lr": 1.0,
     "exchange.outer_momentum": 0.0,
     "exchange.codec": "float32",
-    "exchange.shards": 8,
+    "exchange.shards": SHARDS,
     "training.linger_s": 30.0,
 }
 
@@ -371,7 +372,7 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
 
         def mended() -> bool:
             stores = [host.living.exchange.store for host in swarm.running()]
-            return sum(len(store.owned) for store in stores) == 8 and not any(store.superseded for store in stores)
+            return sum(len(store.owned) for store in stores) == SHARDS and not any(store.superseded for store in stores)
 
         await asyncio.sleep(2.0)
         await swarm.until(mended, within_s=30, what="one owner for each shard")
@@ -388,7 +389,7 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
         value, missing = sum_of_the_applied(swarm)
         np.testing.assert_array_equal(swarm.value(), value)
         refused = sum(host.living.exchange.counters.refused for host in swarm.running())
-        assert refused - 8 <= missing <= refused  # at most the eight shards of one delta
+        assert refused - SHARDS <= missing <= refused  # at most the shards of one delta
         if method == "bsp":
             np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
