@@ -205,7 +205,9 @@ def read_states(
         try:
             states = decode(disk.read(name) or b"", genesis, bounds, parameter_total, outer_momentum)
             for shard, stored in states.items():
-                if shard not in found or stored.rank > found[shard].rank:
+                if not stored.state.is_in_range():
+                    log.warning("stored_state_out_of_range", shard=shard)
+                elif shard not in found or stored.rank > found[shard].rank:
                     found[shard] = stored
         except (BadStates, OSError) as error:
             log.warning("stored_states_unreadable", file=name, reason=str(error))

@@ -23,6 +23,7 @@ from training.exchange.exchange import Exchange
 from training.manifest import Manifest
 from training.manifest_check import ManifestRefused
 from training.progress import Progress
+from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, Vector
 
 #: A restarted founder looks for its swarm among remembered peers this long before it founds the swarm again.
@@ -192,6 +193,9 @@ class Startup:
                 self.trainer_state = await run(checkpoint.trainer_state, disk, found)
             except (ValueError, OSError) as error:
                 self._log.warning("checkpoint_unreadable", step=step, reason=str(error))
+                continue
+            if not await run(has_length, vector, MAX_STATE_LENGTH):
+                self._log.warning("checkpoint_passed_over", step=step, reason="its values are out of range")
                 continue
             self._checkpoint = found
             progress = self._progress

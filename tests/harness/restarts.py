@@ -124,6 +124,7 @@ async def _restart(swarm: Swarm, seed: int, spread_s: float, checkpoint_s: float
     for name in names:
         await swarm.kill(name)
     disks = np.sort(on_disks(swarm), axis=0)
+    killed = len(swarm.records)
     order = chance.sample(names, NODES)
     delays = sorted(chance.uniform(0.0, spread_s) for _ in names)
     began = swarm.clock.monotonic()
@@ -139,7 +140,8 @@ async def _restart(swarm: Swarm, seed: int, spread_s: float, checkpoint_s: float
     since = np.array([len(swarm.hosts[name].trainer.trained) for name in names])
     missing = before + since[None, :] - after
     # A node that starts some steps behind the replica that a shard goes on with has its first deltas refused.
-    refused = sum(sum(record.fields["reasons"].values()) for record in swarm.of("delta_refused") if record.t >= began)
+    after_kill = (one for one in swarm.records[killed:] if one.event == "delta_refused")
+    refused = sum(sum(one.fields["reasons"].values()) for one in after_kill)
     kept = after - since[None, :]
     reports = written_off(swarm)
     if shows:

@@ -13,7 +13,8 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.exchange_swarm import GENESIS, Links, Member, World
 from tests.harness.virtual_loop import VirtualLoop
-from training.exchange.exchange import FENCES_FILE, Exchange
+from training.exchange.exchange import Exchange
+from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.ownership_messages import LoggedDelta

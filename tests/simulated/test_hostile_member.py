@@ -304,3 +304,62 @@ def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
     assert DeltaId(b"h" * 20, 1, 7) in applied
     assert DeltaId(b"l" * 20, 999, 1) in applied
     assert owner_of("a").owned[0].state.applied.rows() == []
+
+
+def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> None:
+    """As a delta and as a repair, once and again: they are refused with a reason, nothing of them stays in a value, and
+    the honest deltas that follow are added."""
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        exchange = victim.living.exchange
+        shard = next(iter(exchange.store.owned))
+        liar = swarm.hosts[LIAR].living
+        largest = np.full(SIZE // SHARDS, 3e38)
+        for number, values in enumerate((largest, -largest, largest * np.resize([1, -1], largest.size))):
+            push = push_of(swarm, shard, step=liar.progress.step + 1000 + number, weight=1.0)
+            answer = decode(await ask(swarm, victim, "push", encode(push), body_of(shard, values)), PushAnswer)
+            assert [(one.status, one.reason) for one in answer.results] == [("refused", "out_of_range")]
+            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation, 5000 + number, 1.0, 1.0)
+            mended = OfferedDeltas(exchange.context.genesis, [logged])
+            answer = await ask(swarm, victim, "mend", encode(mended), body_of(shard, values))
+            assert decode(answer, OfferedDeltasAnswer).added == 0
+        before = min(map(step_of, swarm.running()))
+        await swarm.until(
+            lambda: min(map(step_of, swarm.running())) >= before + 3, within_s=60, what="three steps more"
+        )
+        assert np.abs(swarm.value()).max() < 100.0
+        assert set(exchange.counters.refused_here) == {"out_of_range"}
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(bad: float) -> None:
+    """The newest checkpoints of all nodes have broken values, of a version that took them: they are passed over."""
+
+    async def scenario(swarm: Swarm) -> None:
+        await swarm.until(lambda: min(map(step_of, swarm.running())) >= 12, within_s=100, what="a few checkpoints")
+        for host in swarm.running():
+            store, replica = host.living.exchange.store, host.living.exchange.context.replica
+            states = [*(one.state for one in store.owned.values()), *(one.state for one in store.backed.values())]
+            for state in states:
+                if state is not None:
+                    state.value[:] = bad
+            replica.vector[:] = bad
+        broken = len(swarm.records)
+        await swarm.until(lambda: len(_written_since(swarm, broken)) == 3, within_s=20, what="a checkpoint of each")
+        for name in list(swarm.hosts):
+            await swarm.kill(name)
+        swarm.start_many(3, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+        await swarm.until(lambda: all(host.trainer.trained for host in swarm.running()), within_s=90, what="they train")
+        await asyncio.sleep(5.0)
+
+        assert np.isfinite(swarm.value()).all()
+        assert {one.fields["reason"] for one in swarm.of("checkpoint_passed_over")} == {"its values are out of range"}
+
+    simulate(scenario, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+
+
+def _written_since(swarm: Swarm, record: int) -> set[str]:
+    return {one.node for one in swarm.records[record:] if one.event == "checkpoint_written"}

@@ -9,12 +9,9 @@ import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-import msgspec
-
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
 from overlay.transport import TransportError
-from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.client.codec_control import CodecControl
@@ -26,6 +23,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
+from training.exchange.fence_file import FenceFile
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
 from training.exchange.owner.publishing import Publisher
@@ -57,10 +55,10 @@ from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
 from training.shards.applied import Applied
+from training.shards.delta_range import is_delta_in_range
 from training.shards.state import ShardState
 from training.swarm import Swarm
 
-FENCES_FILE = "fences.msgpack"
 #: Under relaxed barriers a pull ends when nothing has moved for this long; shards that were not received keep their
 #: older values.
 RELAXED_PULL_S = 5.0
@@ -120,7 +118,7 @@ class Exchange:
         self._is_alone = not settings.enabled
         self._log = environment.log
         self._disk = environment.disk
-        self._load_fences()
+        self._fences = FenceFile(context)
         self.deltas = DeltaHandler(context)
         self._final_values = FinalValues(context)
         self.publisher = Publisher(context)
@@ -149,8 +147,8 @@ class Exchange:
         return self._replica.snapshot(lock) if self._is_alone else ReplicaReading(self._replica, pause)
 
     def add_alone(self, delta: Vector) -> bool:
-        """Add a delta to the replica of a node that exchanges nothing; False for one that is not finite, left out."""
-        if not codecs.all_finite(delta):
+        """Add a delta to the replica of a node that exchanges nothing; False for one out of range, left out."""
+        if not is_delta_in_range(delta):
             return False
         self._replica.changing(0, delta.size)
         self._replica.vector += delta
@@ -180,7 +178,7 @@ class Exchange:
         self.context.swarm.on_change(self._on_change)
         self._tasks = [
             asyncio.create_task(self.rebalancer.run(), name="rebalancer"),
-            asyncio.create_task(self._save_fences(), name="fences"),
+            asyncio.create_task(self._fences.run(), name="fences"),
             asyncio.create_task(self.push_client.record.run(), name="push-log"),
         ]
 
@@ -418,38 +416,3 @@ class Exchange:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-
-    # -- fences on disk -----------------------------------------------------------------------------------------
-
-    def _load_fences(self) -> None:
-        raw = self._disk.read(FENCES_FILE)
-        if raw is None:
-            return
-        try:
-            genesis, rows = msgspec.msgpack.decode(raw, type=tuple[bytes, dict[int, tuple[int, bytes]]])
-        except msgspec.DecodeError as error:
-            self._log.warning("fences_unreadable", reason=str(error))
-            return
-        if genesis == self.context.genesis:
-            for shard, (number, node) in rows.items():
-                self.store.ownership.raise_fence(shard, Term(number, node))
-
-    async def _save_fences(self) -> None:
-        """Write the fences when they changed, at most once a second; retried until the disk takes them.
-
-        Fences that a crash loses in between are found again by the survey of a take-over.
-        """
-        failing = False
-        while True:
-            await asyncio.sleep(1.0)
-            if (fences := self.store.ownership.take_unsaved_fences()) is not None:
-                data = msgspec.msgpack.encode((self.context.genesis, fences))
-                try:
-                    await self.context.environment.executor.run(self._disk.write, FENCES_FILE, data)
-                except OSError as error:
-                    self.store.ownership.keep_unsaved_fences()
-                    if not failing:
-                        self._log.error("fences_not_written", reason=str(error))
-                    failing = True
-                else:
-                    failing = False

@@ -55,7 +55,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
 #: Why an owner refuses a delta permanently, and why one is to be sent again.
-RefusalReason = Literal["not_yours", "shape", "malformed", "not_finite", "late", "before_era", "sparse"]
+RefusalReason = Literal["not_yours", "shape", "malformed", "not_finite", "late", "before_era", "sparse", "out_of_range"]
 RetryReason = Literal[
     "owner_unknown", "no_backup_yet", "backup_silent", "moving", "leaving", "window_full", "no_norms_yet"
 ]

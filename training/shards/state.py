@@ -24,6 +24,7 @@ from training import kernels
 from training.encoding.codecs import Vector
 from training.shards import robust
 from training.shards.applied import Applied, DeltaId
+from training.shards.delta_range import MAX_STATE_LENGTH, has_length, is_delta_in_range
 from training.shards.outer_rule import PLAIN, Addition, Rule, add_compiled, add_in_blocks
 from training.shards.robust import Norms
 
@@ -237,6 +238,12 @@ class ShardState:
     def is_copy_of(self, other: ShardState) -> bool:
         """Whether the other state is as it was when it was copied: whatever changes its arrays changes its version."""
         return self.version == other.version
+
+    def is_in_range(self) -> bool:
+        """Whether every value is finite, and so are the sums that it may be part of."""
+        arrays = [self.value, *([] if self.momentum is None else [self.momentum])]
+        pending = (item.delta for item in self.pending_deltas())
+        return all(has_length(one, MAX_STATE_LENGTH) for one in arrays) and all(map(is_delta_in_range, pending))
 
     @property
     def size_bytes(self) -> int:

@@ -25,6 +25,7 @@ from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import DeltaId
+from training.shards.delta_range import is_delta_in_range
 
 Encoded = bytes | bytearray | memoryview
 
@@ -75,12 +76,17 @@ class BackupHandler:
                 if own is None:
                     results.append(ForwardResult(entry.shard, "lacks"))
                     continue
-                delta, encoded, codec = own
+                (delta, encoded, codec), is_in_range = own, True  # it was checked when it was pushed
                 await turn.after(delta.size)
             else:
                 encoded, codec = await read_encoded(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
                 self._counters.bytes_received += len(encoded)
-                delta = await self._decoded(entry.shard, encoded, codec)
+                size = self._store.size(entry.shard)
+                delta, is_in_range = await off_loop(self._executor, size, _decoded_in_range, encoded, codec, size)
+            if not is_in_range:
+                self._log.warning("forward_out_of_range", source=sender.node_id.hex()[:8], shard=entry.shard)
+                results.append(ForwardResult(entry.shard, "unknown"))
+                continue
             item = BufferedDelta(
                 identity,
                 message.weight * entry.scale,
@@ -223,3 +229,8 @@ class BackupHandler:
         if message.buffers is not None:
             self._run.final_buffers = message.buffers
         return Response(encode(TransferResult(same, [])))
+
+
+def _decoded_in_range(encoded: Encoded, codec: CodecName, size: int) -> tuple[Vector, bool]:
+    delta = codecs.decoded(encoded, codec, size)
+    return delta, is_delta_in_range(delta)

@@ -29,6 +29,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.step_wait import StepWait
+from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
 
 
@@ -135,7 +136,7 @@ class PushClient:
     async def _take_back(self, delta: Vector, weight: float) -> dict[int, Vector]:
         """What earlier deltas of this node have not begun to send, per shard, to be added to this one; nothing if this
         one is not finite, because it will be refused."""
-        if not self._outbox.has_waiting or not await self._executor.run(codecs.all_finite, delta):
+        if not self._outbox.has_waiting or not await self._executor.run(is_delta_in_range, delta):
             return {}
         taken = self._outbox.take_back()
         if taken:
@@ -154,7 +155,7 @@ class PushClient:
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
             is_whole = len(self._deltas.unreplicated(shards)) == len(shards)
-            is_finite = is_whole and await off_loop(self._executor, values.size, codecs.all_finite, values)
+            is_finite = is_whole and await off_loop(self._executor, values.size, is_delta_in_range, values)
             own = self._deltas.unreplicated(shards)  # may have changed meanwhile
             plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in corrects)
             results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)

@@ -17,13 +17,14 @@ from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import off_loop
-from training.exchange.messages import Push, PushAnswer, PushResult, encode
+from training.exchange.messages import Push, PushAnswer, PushResult, RefusalReason, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import SIGN_INTERVAL_S, PushIntake, ResultStream
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from training.exchange.owner.validation import DeltaValidator
 from training.exchange.store.records import BufferedDelta
 from training.shards.applied import DeltaId
+from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
 
 
@@ -146,7 +147,8 @@ class DeltaHandler:
         """Add own deltas to `unreplicated` shards; a shard that has to wait is left out of the answer.
 
         A part may be the trainer's memory: it is not kept. Nothing is awaited here, so that checks which are the same
-        for all shards are made only once. `is_finite`: every value is known to be finite.
+        for all shards are made only once. `is_finite`: the values are known to be in range
+        (`training.shards.delta_range`).
         """
         results: dict[int, PushResult] = {}
         identity = DeltaId(push.node, push.incarnation, push.step)
@@ -164,8 +166,9 @@ class DeltaHandler:
                 continue
             if is_late or not is_finite or owned.moving or push.base_step < owned.state.era_step:
                 result = self._check_role(push, identity, shard)
-                if result is None and not is_finite and not codecs.all_finite(part):
-                    result = self._validator.refuse(shard, "not_finite")
+                if result is None and not is_finite and not is_delta_in_range(part):
+                    reason: RefusalReason = "out_of_range" if codecs.all_finite(part) else "not_finite"
+                    result = self._validator.refuse(shard, reason)
                 if result is not None:
                     if result.status != "retry":
                         results[shard] = result

@@ -14,8 +14,10 @@ from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta
 from training.shards import robust
 from training.shards.applied import DeltaId
+from training.shards.delta_range import MAX_LENGTH, is_usual_at_first, longest
 from training.shards.outer_rule import is_plain
 from training.shards.robust import FirstNorms
+from training.shards.state import ShardState
 
 #: The weights that owner and origin compute may differ by the lag of their population estimates, not by more.
 WEIGHT_FACTOR = 2.0
@@ -54,6 +56,8 @@ class DeltaValidator:
             item.norm = robust.norm_of(item.delta)
         if not math.isfinite(item.norm):
             return self.refuse(item.shard, "not_finite")
+        if (wrong := self._out_of_range(identity, item, state)) is not None:
+            return wrong
         reference = state.norms.reference()
         item.unusual = not item.repair and robust.is_unusual(item.norm, reference, len(state.norms))
         if item.repair:
@@ -75,9 +79,31 @@ class DeltaValidator:
             item.scale = robust.clip_factor(item.norm, reference)
         return None
 
+    def _out_of_range(self, identity: DeltaId, item: IncomingDelta, state: ShardState) -> PushResult | None:
+        """Whether the delta would leave the range in which training lives, by what the members have sent so far.
+
+        While too few have sent one, a long delta waits for the others: one member alone must not set the measure.
+        """
+        norm, size = item.norm or 0.0, item.delta.size
+        reference = state.norms.reference()
+        if norm > MAX_LENGTH:
+            return self.refuse(item.shard, "out_of_range")
+        if reference is None or not self._has_measure(state):
+            if is_usual_at_first(size, norm):
+                return None
+            reference = self._first.reference(item.shard, identity.node, norm, self._view.worker_count())
+            if reference is None:
+                return PushResult.retry(item.shard, "no_norms_yet")
+        return None if norm <= longest(size, reference) else self.refuse(item.shard, "out_of_range")
+
+    def _has_measure(self, state: ShardState) -> bool:
+        """Whether so many members have sent a delta of the shard that one alone does not set the median."""
+        return len(state.norms) >= min(robust.FIRST_MEMBERS, round(self._view.worker_count()))
+
     def note_added(self, identity: DeltaId, item: IncomingDelta) -> None:
         """Counters and events of a delta that has just been added."""
-        self._first.forget(item.shard)
+        if self._has_measure(self._store.owned[item.shard].state):
+            self._first.forget(item.shard)
         counters, now = self._counters, self._clock.monotonic()
         counters.clipped += item.scale < 1.0
         if not item.unusual:

@@ -53,7 +53,10 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
         accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
         momentum = joined(head, first, accumulated, store.rule.outer_momentum)
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
-    return restore(head, parameters, value, momentum, pending)
+    state = restore(head, parameters, value, momentum, pending)
+    if not state.is_in_range():
+        raise BadFrame(f"the state of shard {head.shard} has values out of range")
+    return state
 
 
 async def _completed(reader: FrameReader, head: StateHead, base: Vector | None, size: int) -> Vector:

@@ -18,7 +18,8 @@ from tests.harness.exchange_swarm import StartEntropy
 from tests.harness.stores import IDS, contact, term
 from tests.harness.stub_trainer import plain_layout
 from tests.harness.virtual_loop import run
-from training.exchange.exchange import FENCES_FILE, Exchange
+from training.exchange.exchange import Exchange
+from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
 from training.exchange.ownership_messages import DeltaHistoryAnswer
 from training.exchange.store.replica_reading import ReplicaReading
@@ -125,7 +126,7 @@ def test_large_shards_are_founded_and_looked_through_in_a_thread(monkeypatch: py
         delta[5] = np.nan
         report = await exchange.push(1, 0, 1.0, delta)
         assert (report.acknowledged, report.refused) == (SHARDS - 1, {"not_finite": 1})
-        assert names == ["fresh_state", "all_finite"]
+        assert names == ["fresh_state", "is_delta_in_range"]
 
     run(scenario())
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import as_bytes
@@ -90,7 +90,7 @@ def test_a_large_forward_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch)
         for message, body in ((first, body_of(0)), (second, [])):
             answer = await swarm.deliver("forward", OWNER, message, ForwardAnswer, body)
             assert [result.status for result in answer.results] == ["ok"]
-        assert names == ["decoded"] * 2
+        assert names == ["_decoded_in_range", "decoded"]
         state = store.backed[0].state
         assert state is not None
         assert state.value.tolist() == [3.0] * 4
@@ -298,5 +298,25 @@ def test_a_backup_adds_its_own_delta_from_its_own_copy() -> None:
 
         store.backed[0].promised = term(2, "a")  # a learner again: it needs the values for the coming snapshot
         assert await status() == "lacks"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("bad", [3e38, np.inf, np.nan])
+def test_a_forward_out_of_range_is_not_added(bad: float) -> None:
+    """Whatever its owner has accepted: the copy of the backup stays one that training can go on from."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, context = handler_of(store)
+        body = list(frames(0, np.full(4, bad, np.float32), "float32", Part.DELTA))
+        answer = await swarm.deliver("forward", OWNER, forward_of(Forwarded(0, *term(1, "a"), 0)), ForwardAnswer, body)
+
+        assert [result.status for result in answer.results] == ["unknown"]
+        state = store.backed[0].state
+        assert state is not None
+        assert np.isfinite(state.value).all()
+        assert np.abs(state.value).max() < 10.0
+        assert [one.event for one in records_of(context)] == ["forward_out_of_range"]
 
     run(scenario())

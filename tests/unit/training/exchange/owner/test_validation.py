@@ -23,6 +23,7 @@ from training.exchange.owner.validation import (
     WEIGHT_FACTOR,
     DeltaValidator,
 )
+from training.exchange.store.records import BufferedDelta
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
@@ -178,5 +179,87 @@ def test_a_sparse_delta_has_no_place_in_a_trimmed_mean(robust: Any, repair: bool
         item = IncomingDelta(0, delta, encode(delta, "sparse"), "sparse", repair=repair)
 
         assert validator.validate(PUSH, IDENTITY, item) == (PushResult.refused(0, "sparse") if refused else None)
+
+    run(scenario())
+
+
+def pushed(validator: DeltaValidator, store: ShardStore, node: str, step: int, *values: float) -> str:
+    """The answer to a delta; one that may be added is added."""
+    identity = DeltaId(IDS[node], 1, step)
+    item = item_of(*values)
+    result = validator.validate(PUSH, identity, item)
+    if result is not None:
+        return f"{result.status} {result.reason}"
+    store.add(0, BufferedDelta(identity, 1.0, item.delta, False, norm=item.norm or 0.0))
+    validator.note_added(identity, item)
+    return "ok"
+
+
+def test_a_delta_of_the_largest_numbers_is_refused_at_any_time() -> None:
+    """They are finite, and their sum is not: before and after others have sent theirs, and as a repair."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        validator, context = validator_of(store, workers=3.0)
+        largest = [3e38, -3e38, 3e38, 3e38]
+        assert pushed(validator, store, "x", 1, *largest) == "refused out_of_range"
+        for node in "bcd":
+            assert pushed(validator, store, node, 1, *[0.5] * 4) == "ok"
+        assert pushed(validator, store, "x", 2, *largest) == "refused out_of_range"
+        repaired = validator.validate(PUSH, IDENTITY, item_of(*largest, repair=True))
+        assert repaired == PushResult.refused(0, "out_of_range")
+        assert np.abs(store.owned[0].state.value).max() < 10.0
+        assert context.counters.refused_here == {"out_of_range": 3}
+
+    run(scenario())
+
+
+def test_a_delta_a_thousand_times_as_long_as_those_of_the_others_is_refused() -> None:
+    """One of hundreds of times is added: deltas grow when training begins. One that is usual for values is, too."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        validator, _ = validator_of(store, workers=3.0)
+        for node in "bcd":
+            assert pushed(validator, store, node, 1, *[0.01] * 4) == "ok"
+        assert pushed(validator, store, "b", 2, *[5.0] * 4) == "ok"
+        assert pushed(validator, store, "x", 2, *[11.0] * 4) == "refused out_of_range"
+        for node in "bcd":
+            assert pushed(validator, store, node, 3, *[1e-9] * 4) == "ok"
+        assert pushed(validator, store, "x", 4, *[0.09] * 4) == "ok"
+
+    run(scenario())
+
+
+def test_the_first_member_alone_does_not_set_the_measure() -> None:
+    """A first delta of unusual length waits for those of two others, and is refused if it is far above theirs. If all
+    are that long, as the buffers of a model may be, they are added."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        validator, _ = validator_of(store, workers=3.0)
+        assert pushed(validator, store, "x", 1, *[1e8] * 4) == "retry no_norms_yet"
+        assert pushed(validator, store, "x", 2, *[1e8] * 4) == "retry no_norms_yet"
+        for node in "bcd":
+            assert pushed(validator, store, node, 1, *[1.0] * 4) == "ok"
+        assert pushed(validator, store, "x", 1, *[1e8] * 4) == "refused out_of_range"
+
+        store = owner_of("a")
+        validator, _ = validator_of(store, workers=3.0)
+        answers = [pushed(validator, store, node, 1, *[1e5] * 4) for node in "bcdbcd"]
+        assert answers == ["retry no_norms_yet"] * 2 + ["ok"] * 4
+
+    run(scenario())
+
+
+def test_a_node_alone_may_send_what_it_trains() -> None:
+    """Nobody else's deltas can be waited for; only what would overflow is refused."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        validator, _ = validator_of(store, workers=1.0)
+        assert pushed(validator, store, "b", 1, *[1e5] * 4) == "ok"
+        assert pushed(validator, store, "b", 2, *[1e7] * 4) == "ok"
+        assert pushed(validator, store, "b", 3, *[1e16] * 4) == "refused out_of_range"
 
     run(scenario())

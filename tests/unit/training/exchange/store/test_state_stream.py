@@ -160,3 +160,17 @@ def test_a_malformed_head_is_refused_when_it_is_decoded(change: dict[str, object
 
     with pytest.raises(msgspec.DecodeError):
         decode(encode(head), StateHead)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("part", ["value", "momentum", "pending"])
+def test_a_state_with_values_out_of_range_is_refused(part: str, bad: float) -> None:
+    """Whoever sends it: a catch-up, a hand-over or a take-over continues from values that train, or not at all."""
+    rule = Rule(outer_lr=1.0, outer_momentum=0.9)
+    store = store_of("a", rule)
+    state = rich_state(store, 0, rule)
+    assert state.momentum is not None
+    arrays = {"value": state.value, "momentum": state.momentum, "pending": state.pending[5][0].delta}
+    arrays[part][1] = bad
+    with np.errstate(over="ignore", invalid="ignore"), pytest.raises(BadFrame, match="out of range"):
+        transferred({0: state}, store_of("b", rule))
